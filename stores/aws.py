@@ -1,37 +1,29 @@
 """AWS's credentials: those of a record, or else those of this machine, found by botocore in one order.
 
-Every program of AWS has a chain of its own, and no two are alike. So what speaks to AWS from Python is handed
-what is found here, and renewed before it ends. Where credentials are asked for (STS, the container's or the
-instance's service) is up to the environment: no record and no catalog names it.
+Every library of AWS has a chain of its own, and no two are alike. So what speaks to AWS from Python is handed
+what is found here, and again when that was renewed. Where credentials are asked for (STS, the service of the
+container or of the instance) is up to the environment: no record and no catalog names it.
 """
 
 from __future__ import annotations
 
+import math
 import os
-import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from botocore.config import Config
-from botocore.credentials import (
-    AssumeRoleCredentialFetcher,
-    Credentials,
-    DeferredRefreshableCredentials,
-    ReadOnlyCredentials,
-    RefreshableCredentials,
-)
-from botocore.exceptions import BotoCoreError, ClientError
-from botocore.session import Session
+if TYPE_CHECKING:  # it takes a while, and nobody with keys of a record needs it
+    from botocore.credentials import Credentials
+    from botocore.session import Session
 
-if TYPE_CHECKING:
-    from botocore.credentials import CredentialResolver
+S3_SCHEMES = frozenset(("s3", "s3a", "s3n"))
 
-_CLIENT = Config(connect_timeout=5, read_timeout=10, retries={"total_max_attempts": 3, "mode": "standard"})
-"""Of what gives credentials."""
 _KEPT_SECONDS = 60.0
 """For which what nothing renews is not looked for again: by then, its file may have others."""
+_MISSED_SECONDS = 5.0
+"""For which none are looked for after none were found, which takes a second or more."""
 _REMEDY = (
     "Give the record keys (`client.access-key-id`, `client.secret-access-key`) or this machine an identity: "
     "AWS_ACCESS_KEY_ID, a web identity, a profile, or the role of its container or instance. "
@@ -47,13 +39,19 @@ class CredentialsError(OSError):
         self.detail, self.remedy = detail, remedy
 
 
+class Keys(NamedTuple):
+    """As botocore names them. token: of a session."""
+
+    access_key: str
+    secret_key: str
+    token: str | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Identity:
     """Who asks: keys of a record or else this machine, perhaps as a profile, perhaps in a role."""
 
-    key_id: str | None = None
-    secret: str | None = field(default=None, repr=False)
-    token: str | None = field(default=None, repr=False)
+    own_keys: Keys | None = field(default=None, repr=False)
     profile: str | None = None
     role: str | None = None
     role_session: str | None = None
@@ -71,11 +69,10 @@ class Identity:
         def first(*names: str) -> str | None:
             return next((properties[name] for name in names if properties.get(name)), None)
 
-        keyed = next((one for one in (service, "client") if properties.get(f"{one}.access-key-id")), "client")
+        keyed = service if properties.get(f"{service}.access-key-id") else "client"
+        key_id, secret = (first(f"{keyed}.{name}") for name in ("access-key-id", "secret-access-key"))
         return Identity(
-            first(f"{keyed}.access-key-id"),
-            first(f"{keyed}.secret-access-key"),
-            first(f"{keyed}.session-token"),
+            Keys(key_id, secret, first(f"{keyed}.session-token")) if key_id and secret else None,
             first(f"{service}.profile-name", "client.profile-name"),
             first(f"{service}.role-arn", "client.role-arn", "client.assume-role.arn"),
             first(
@@ -85,68 +82,85 @@ class Identity:
             first(f"{service}.region", "client.region"),
         )
 
-    def keys(self) -> ReadOnlyCredentials:
-        """What is good now: `access_key`, `secret_key`, of a session `token`. Raises CredentialsError."""
-        if self.role is None and self.key_id and self.secret:
-            return ReadOnlyCredentials(self.key_id, self.secret, self.token)
+    def keys(self) -> Keys:
+        """What is good now, and for some minutes. Raises CredentialsError."""
+        if self.own_keys is not None:
+            if self.role is not None:
+                raise CredentialsError(
+                    "The record has keys and a role.",
+                    "Take one of them out: a role is assumed by the identity of this machine.",
+                )
+            return self.own_keys
+        from botocore.exceptions import BotoCoreError, ClientError
+
         try:
             found = _found(self)
-            keys: ReadOnlyCredentials | None = found and found.get_frozen_credentials()
+            frozen = found and found.get_frozen_credentials()
         except (BotoCoreError, ClientError) as error:
-            raise CredentialsError(f"AWS's credentials could not be had: {_words(error)}.") from None
-        if keys is None:
+            words = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(".")[:400]
+            raise CredentialsError(f"AWS's credentials could not be had: {words}.") from None
+        if not frozen:
             raise CredentialsError("There are no credentials of AWS here.")
-        return keys
+        return Keys(*frozen[:3])
 
     def region_of_machine(self) -> str | None:
         """The one that the record names, or else this machine does."""
         return self.region or os.environ.get("AWS_REGION") or _session(self).get_config_variable("region")
 
+    def session(self) -> Session:
+        """Of botocore, whose clients ask as this one. Raises CredentialsError."""
+        session = _session(self)
+        if self.own_keys is None:
+            self.keys()
+            session._credentials = _found(self)
+        else:
+            session.set_credentials(*self.keys())
+        return session
 
-_lock = threading.Lock()
-_kept: dict[tuple[Identity, tuple[tuple[str, str], ...]], tuple[float, Credentials]] = {}
+
+_kept: dict[tuple[Identity, tuple[tuple[str, str], ...]], tuple[float, Credentials | None]] = {}
 
 
 def _found(identity: Identity) -> Credentials | None:
-    """Of all that ask as the same, one is renewed for all."""
+    """Whoever asks as the same shares what is renewed."""
+    from botocore.credentials import RefreshableCredentials
+
     environment = tuple(sorted((k, v) for k, v in os.environ.items() if k.startswith("AWS_") or k == "HOME"))
-    with _lock:
-        at, found = _kept.get((identity, environment), (0.0, None))
-        if not isinstance(found, RefreshableCredentials) and time.monotonic() > at + _KEPT_SECONDS:
-            found = None
-        if found is None and (found := _look_for(identity)) is not None:
-            _kept[identity, environment] = (time.monotonic(), found)
-        return found
+    until, found = _kept.get((identity, environment), (0.0, None))
+    if time.monotonic() >= until:
+        found = _look_for(identity)
+        kept_seconds = _KEPT_SECONDS if found else _MISSED_SECONDS
+        is_renewed = isinstance(found, RefreshableCredentials)
+        _kept[identity, environment] = (math.inf if is_renewed else time.monotonic() + kept_seconds, found)
+    return found
 
 
 def _look_for(identity: Identity) -> Credentials | None:
+    from botocore.credentials import AssumeRoleCredentialFetcher, DeferredRefreshableCredentials
+
     session = _session(identity)
-    if identity.key_id and identity.secret:
-        source = Credentials(identity.key_id, identity.secret, identity.token)
-    else:
-        source = session.get_credentials()
+    source = session.get_credentials()
     if identity.role is None or source is None:
         return source
     extra = {"RoleSessionName": identity.role_session, "ExternalId": identity.external_id}
-    fetcher = AssumeRoleCredentialFetcher(
-        session.create_client, source, identity.role, {name: value for name, value in extra.items() if value}
-    )
+    given = {name: value for name, value in extra.items() if value}
+    fetcher = AssumeRoleCredentialFetcher(session.create_client, source, identity.role, given)
     return DeferredRefreshableCredentials(fetcher.fetch_credentials, "assume-role")
 
 
 def _session(identity: Identity) -> Session:
+    from botocore.config import Config
+    from botocore.session import Session
+
     session = Session(profile=identity.profile)
-    session.set_default_client_config(_CLIENT)
+    # Of what gives credentials; who asks for more sets bounds of its own.
+    retries = {"total_max_attempts": 3, "mode": "standard"}
+    session.set_default_client_config(Config(connect_timeout=5, read_timeout=10, retries=retries))
     if region := identity.region or os.environ.get("AWS_REGION"):
         session.set_config_variable("region", region)
-    chain: CredentialResolver = session.get_component("credential_provider")
     # Before the profile, as Java has it.
-    methods = {provider.METHOD: provider for provider in chain.providers}
-    if (web_identity := methods.get("assume-role-with-web-identity")) is not None:
-        chain.remove(web_identity.METHOD)
-        chain.insert_before("assume-role", web_identity)
+    chain = session.get_component("credential_provider")
+    for provider in [one for one in chain.providers if one.METHOD == "assume-role-with-web-identity"]:
+        chain.remove(provider.METHOD)
+        chain.insert_before("assume-role", provider)
     return session
-
-
-def _words(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split()).rstrip(".")[:400]

@@ -1,14 +1,16 @@
 """PyIceberg's FileIO on Arrow's file systems, for what catalogs say of S3, Google's and Azure's stores.
 
-PyIceberg opens S3 and local disks as they are wanted here. To Google's store it takes no token whose end is
-not known, and to Azure's it needs a later Arrow than pypaimon allows. Properties may be spelled as PyIceberg
-or as Iceberg's Java has them, secrets resolved.
+PyIceberg opens local disks as they are wanted here, and S3 once it is told by whose keys: Arrow finds none of
+a profile's role, goes on without any, and renews none that it was given. To Google's store it takes no token
+whose end is not known, and to Azure's it needs a later Arrow than pypaimon allows. Properties may be spelled
+as PyIceberg or as Iceberg's Java has them, secrets resolved.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -16,10 +18,17 @@ from pyarrow import fs as pafs
 from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.typedef import EMPTY_DICT
 
+from stores.aws import S3_SCHEMES, Identity, Keys
 from stores.azure import AZURE_SCHEMES, AzureAccount, AzureHandler, azure_container
 from trust.locations import parse_location
 from trust.properties import without_code
 
+_S3_KEYS = ("s3.access-key-id", "s3.secret-access-key", "s3.session-token")
+_S3_IDENTITY = (
+    *_S3_KEYS,
+    *(name.replace("s3.", "client.") for name in _S3_KEYS),
+    *(f"{prefix}.{name}" for prefix in ("s3", "client") for name in ("role-", "profile-name")),
+)
 GOOGLE_SCHEMES = frozenset(("gs", "gcs"))
 
 _GOOGLE_RETRIES = timedelta(minutes=1)  # Arrow goes on for a quarter of an hour
@@ -34,6 +43,8 @@ class LocationFileIO(PyArrowFileIO):
 
     def __init__(self, properties: Mapping[str, Any] = EMPTY_DICT) -> None:
         super().__init__(without_code(properties))
+        self._opened = lru_cache(maxsize=16)(self._open)
+        self.fs_by_scheme = self._file_system
 
     @staticmethod
     def parse_location(
@@ -50,12 +61,27 @@ class LocationFileIO(PyArrowFileIO):
             root = ""
         return place.scheme, place.authority, root + place.path
 
-    def _initialize_fs(self, scheme: str, netloc: str | None = None) -> pafs.FileSystem:
+    def s3_keys(self) -> Keys | None:
+        """By which S3 is asked now; None for without any. Raises CredentialsError."""
+        if str(self.properties.get("s3.anonymous", "")).lower() == "true":
+            return None
+        return Identity.of(self.properties, "s3").keys()
+
+    def _file_system(self, scheme: str, netloc: str | None = None) -> pafs.FileSystem:
+        """Files that are open go on with the keys that they were opened with."""
+        return self._opened(scheme, netloc, self.s3_keys() if scheme in S3_SCHEMES else None)
+
+    def _open(self, scheme: str, netloc: str | None, keys: Keys | None) -> pafs.FileSystem:
         if scheme in GOOGLE_SCHEMES:
             return _google_file_system(self.properties)
         if scheme in AZURE_SCHEMES:
             return pafs.PyFileSystem(AzureHandler(AzureAccount.of(netloc or "", self.properties)))
-        return super()._initialize_fs(scheme, netloc)
+        if keys is None:
+            return self._initialize_fs(scheme, netloc)
+        others = {key: value for key, value in self.properties.items() if not key.startswith(_S3_IDENTITY)}
+        named = zip(_S3_KEYS, keys, strict=True)
+        given = others | {name: value for name, value in named if value}
+        return PyArrowFileIO(given)._initialize_fs(scheme, netloc)
 
 
 def _google_file_system(properties: Mapping[str, str]) -> pafs.FileSystem:

@@ -12,8 +12,6 @@ from hashlib import sha256
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlsplit, urlunsplit
 
-from botocore.auth import SigV4Auth
-from botocore.awsrequest import AWSRequest
 from requests import PreparedRequest, RequestException, Response, Session
 from requests.adapters import HTTPAdapter
 
@@ -96,6 +94,9 @@ class _SigningAdapter(HTTPAdapter):
 
     def _sign(self, request: PreparedRequest) -> str:
         """The token of the session, or nothing. Raises CannotSignError."""
+        from botocore.auth import SigV4Auth
+        from botocore.awsrequest import AWSRequest
+
         region = self._region or self._identity.region_of_machine()
         if not region:
             raise CannotSignError(
@@ -119,7 +120,7 @@ class _SigningAdapter(HTTPAdapter):
         signed = AWSRequest(request.method, request.url, dict(headers), body)
         SigV4Auth(keys, self._service, region).add_auth(signed)
         headers.update(dict(signed.headers.items()))
-        return str(keys.token or "")
+        return keys.token or ""
 
 
 def _plainly_encoded(url: str) -> str:

@@ -99,6 +99,7 @@ def test_only_a_file_that_is_closed_is_there() -> None:
 def test_no_property_of_files_names_what_is_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "strategy_trap.py").write_text("class Strategy: ...")
     monkeypatch.syspath_prepend(str(tmp_path))
-    trap = {"s3.region": "eu-1", "s3.retry-strategy-impl": "strategy_trap.Strategy"}
+    keys = {"s3.access-key-id": "k", "s3.secret-access-key": "k"}
+    trap = {"s3.region": "eu-1", "s3.retry-strategy-impl": "strategy_trap.Strategy", **keys}
     LocationFileIO(trap).fs_by_scheme("s3", "bucket")
     assert "strategy_trap" not in sys.modules

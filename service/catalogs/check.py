@@ -41,6 +41,7 @@ from service.errors import IcestreamError
 from service.quantities import counted
 from service.records.catalogs import Catalog, CatalogType
 from service.settings import Settings
+from stores.aws import CredentialsError
 from stores.file_io import GOOGLE_SCHEMES
 from stores.places import of_index
 from stores.signatures import CannotSignError, refusal_of
@@ -281,6 +282,10 @@ class CatalogProbe:
             is_known = is_there or scheme in GOOGLE_SCHEMES
             if not is_known and filesystem.get_file_info(bucket).type is FileType.NotFound:
                 raise FileNotFoundError(f"there is no {bucket}")
+        except CredentialsError as error:
+            raise StepFailed(
+                f"The index warehouse {place} cannot be used: {error.detail}", error.remedy
+            ) from None
         except OSError as error:
             said = " ".join(str(error).split())[:400]
             cause = _explain_code(error, said)
@@ -415,7 +420,7 @@ def explain(catalog: Catalog, error: Exception) -> StepFailed:
         return StepFailed(redact(str(limit), catalog), limit.remedy)
     if isinstance(error, sqlite.DatabaseMissingError):
         return StepFailed(f"{said[0].upper()}{said[1:]}.", DATABASE_REMEDY)
-    if isinstance(error, CannotSignError):
+    if isinstance(error, CannotSignError | CredentialsError):
         return StepFailed(redact(error.detail, catalog), error.remedy)
     if isinstance(error, RESTError) and (refusal := refusal_of(said)) is not None:
         return StepFailed(f"{refusal[0]}: {said}", refusal[1])

@@ -43,6 +43,7 @@ from service.db.database import bound_waiting
 from service.errors import UnreachableError
 from service.records.catalogs import CatalogType
 from service.settings import Settings
+from stores.aws import Identity
 from stores.signatures import sign_requests
 from trust.bounded_http import BoundedConnection, BoundedSecureConnection
 from trust.bounds import (
@@ -320,7 +321,6 @@ def _open_hive(settings: Settings, name: str, given: dict[str, Any]) -> PyIceber
 
 
 def _open_glue(settings: Settings, name: str, given: dict[str, Any]) -> PyIcebergCatalog:
-    import botocore.session
     from botocore.config import Config
     from pyiceberg.catalog.glue import GLUE_MAX_RETRIES, GlueCatalog
 
@@ -348,7 +348,7 @@ def _open_glue(settings: Settings, name: str, given: dict[str, Any]) -> PyIceber
                 page = ask(NextToken=token)
                 yield from page[key]
 
-    session = botocore.session.get_session()
+    session = Identity.of(given, "glue").session()
     limits = Config(
         connect_timeout=_CONNECT_SECONDS,
         read_timeout=settings.catalog_timeout_seconds,

@@ -34,6 +34,7 @@ from service.errors import IcestreamError, InvalidError, UnreachableError
 from service.quantities import counted
 from service.records.catalogs import Catalog, CatalogType
 from service.settings import Settings
+from stores.aws import CredentialsError
 from stores.places import of_tables
 from stores.signatures import CannotSignError, refusal_of
 from trust.bounds import (
@@ -339,7 +340,7 @@ def unreachable(catalog: Catalog, error: Exception) -> UnreachableError:
         if isinstance(limit, OutOfTimeError):
             return UnreachableError("catalog-too-slow", told, limit.remedy)
         return UnreachableError("catalog-limit-exceeded", told, limit.remedy)
-    if isinstance(error, CannotSignError):
+    if isinstance(error, CannotSignError | CredentialsError):
         told = redact(f"Catalog {catalog.name!r} ({catalog.type}): {error.detail}", catalog)
         return UnreachableError("catalog-unreachable", told, error.remedy)
     is_gone = isinstance(error, sqlite.DatabaseMissingError)

@@ -24,6 +24,7 @@ from pyarrow import fs as pafs
 from pyiceberg.io import InputFile, OutputFile
 from pyiceberg.io.pyarrow import PyArrowFile
 
+from stores.aws import S3_SCHEMES
 from stores.azure import AZURE_SCHEMES, AzureAccount, azure_container, without_signature
 from stores.file_io import GOOGLE_SCHEMES, LocationFileIO, is_google_public
 from trust.locations import Places
@@ -206,15 +207,18 @@ class Storage:
         key = path.removeprefix(netloc).lstrip("/")
         if scheme == "file":
             return LocalStore(), re.sub("/+", "/", key)
-        if scheme in ("s3", "s3a", "s3n"):
+        if scheme in S3_SCHEMES:
             given = self._given(
                 endpoint=("s3.endpoint",),
-                access_key_id=("s3.access-key-id", "client.access-key-id"),
-                secret_access_key=("s3.secret-access-key", "client.secret-access-key"),
-                session_token=("s3.session-token", "client.session-token"),
                 region=("s3.region", "client.region"),
                 virtual_hosted_style_request=("s3.force-virtual-addressing",),
             )
+            keys = self.io.s3_keys()
+            if keys is None:
+                given["skip_signature"] = True
+            else:
+                named = ("access_key_id", "secret_access_key", "session_token")
+                given |= {name: value for name, value in zip(named, keys, strict=True) if value}
             client = _CREATE_CLIENT | {"allow_http": str(given.get("endpoint")).startswith("http:")}
             return S3Store(netloc, client_options=client, retry_config=_CREATE_RETRIES, **given), key
         if scheme in GOOGLE_SCHEMES:

@@ -1,0 +1,176 @@
+"""Who asks AWS is the same whatever library asks: an identity of the machine, or a role of a record."""
+
+import os
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from botocore.credentials import RefreshableCredentials
+
+from service.catalogs.clients import open_catalog
+from service.records.catalogs import CatalogType
+from service.settings import Settings
+from stores.aws import CredentialsError
+from tests.aws import KINDS, ROLE, SHOWN, Aws, aws, environment
+from worker.io.storage import Storage
+
+
+@pytest.fixture
+def server() -> Iterator[Aws]:
+    with aws() as server:
+        server.files["lake/a"] = b"content"
+        yield server
+
+
+def become(*kinds: str, server: Aws, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine has these identities."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    for kind in ("none", *kinds):
+        for name, value in environment(kind, server, directory).items():
+            monkeypatch.setenv(name, value)
+
+
+def record(server: Aws, **further: str) -> dict[str, str]:
+    return {"s3.endpoint": server.url, "s3.region": "eu-central-1", **further}
+
+
+def by_arrow(server: Aws, further: dict[str, str]) -> None:
+    """As service and worker read and write."""
+    assert Storage(record(server) | further).read("s3://lake/a") == b"content"
+
+
+def by_obstore(server: Aws, further: dict[str, str]) -> None:
+    """As an index is committed."""
+    assert Storage(record(server) | further).create("s3://lake/b", b"new")
+
+
+def by_glue(server: Aws, further: dict[str, str]) -> None:
+    settings = Settings(_env_file=None, allowed_hosts=("127.0.0.0/8",))
+    given = {"glue.endpoint": server.url, "glue.region": "eu-central-1", "glue.max-retries": "1"}
+    catalog: Any = open_catalog(settings, CatalogType.GLUE, "c", given | further)
+    server.used.append(catalog.glue._get_credentials().access_key)
+
+
+READERS = (by_arrow, by_obstore, by_glue)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_identity_of_a_machine_is_found_whatever_asks(
+    kind: str, server: Aws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    become(kind, server=server, directory=tmp_path, monkeypatch=monkeypatch)
+    for ask in READERS:
+        server.used.clear()
+        ask(server, {})
+        assert server.used[-1].startswith(SHOWN[kind]), (ask.__name__, server.used)
+    assert server.refused == []
+    # One of them asked for all.
+    assert len(server.given) <= 1
+
+
+@pytest.mark.parametrize("first", [kind for kind in KINDS if kind != "profile with a role"])
+def test_identities_are_tried_in_one_order(
+    first: str, server: Aws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for profile in ("profile", "profile with a role"):
+        order = [kind for kind in KINDS if not kind.startswith("profile") or kind == profile]
+        if first in order:
+            kinds = order[order.index(first) :]
+            become(*kinds, server=server, directory=tmp_path, monkeypatch=monkeypatch)
+            by_arrow(server, {})
+            assert server.used[-1].startswith(SHOWN[first])
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if SHOWN[kind].endswith("-")])
+def test_what_ends_is_renewed(
+    kind: str, server: Aws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    become(kind, server=server, directory=tmp_path, monkeypatch=monkeypatch)
+    server.lifetime = timedelta(minutes=5)
+    storage = Storage(record(server))
+    for round_ in range(3):
+        assert storage.read("s3://lake/a") == b"content"
+        assert storage.create(f"s3://lake/{round_}", b"new")
+        server.over()
+        # Of an instance's, botocore takes that for longer.
+        monkeypatch.setattr(RefreshableCredentials, "_seconds_remaining", lambda _: 300)
+    assert server.refused == []
+    assert len(set(server.used)) >= 3
+
+
+def test_keys_in_a_file_that_was_written_anew_are_used(
+    server: Aws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    become("profile", server=server, directory=tmp_path, monkeypatch=monkeypatch)
+    monkeypatch.setattr("stores.aws._KEPT_SECONDS", 0.0)
+    storage = Storage(record(server))
+    storage.read("s3://lake/a")
+    file = tmp_path / "credentials"
+    file.write_text(file.read_text().replace("= profile", "= another"))
+    storage.read("s3://lake/a")
+    assert (server.used[0], server.used[-1]) == ("profile", "another")
+
+
+ROLES = {
+    "PyIceberg's": ({"client.role-arn": f"{ROLE}/of-record"}, "role-of-record-"),
+    "of S3 alone": (
+        {"client.role-arn": f"{ROLE}/of-catalog", "s3.role-arn": f"{ROLE}/of-store"},
+        "role-of-store-",
+    ),
+    "Java's": (
+        {"client.assume-role.arn": f"{ROLE}/guarded", "client.assume-role.external-id": "external"},
+        "role-guarded-",
+    ),
+}
+
+
+@pytest.mark.parametrize("how", ROLES)
+def test_the_identity_of_the_machine_assumes_the_role_of_a_record(
+    how: str, server: Aws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    become("web identity", server=server, directory=tmp_path, monkeypatch=monkeypatch)
+    given, shown = ROLES[how]
+    for ask in (by_arrow, by_obstore):
+        ask(server, given)
+        assert server.used[-1].startswith(shown)
+        assert server.asked_by[server.used[-1]].startswith("web-irsa-")
+    assert len(server.asked_by) == 1
+    by_glue(server, given)
+    assert server.used[-1].startswith("role-")
+
+
+def test_nothing_is_asked_for_without_an_identity_unless_a_record_says_so(
+    server: Aws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    become("none", server=server, directory=tmp_path, monkeypatch=monkeypatch)
+    for ask in (by_arrow, by_obstore, by_glue):
+        with pytest.raises(CredentialsError, match="no credentials of AWS here") as caught:
+            ask(server, {})
+        assert "AWS_ACCESS_KEY_ID, a web identity, a profile" in caught.value.remedy
+    assert server.used == []
+    by_arrow(server, {"s3.anonymous": "true"})
+    by_obstore(server, {"s3.anonymous": "true"})
+    assert set(server.used) == {""}
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"client.role-arn": f"{ROLE}/guarded"}, "could not be had: ClientError: .*AccessDenied.*AssumeRole"),
+        ({"client.profile-name": "nobody"}, r"could not be had: ProfileNotFound: .*nobody"),
+        (
+            {"client.role-arn": f"{ROLE}/x", "s3.access-key-id": "a", "s3.secret-access-key": "b"},
+            "has keys and a role. Take one of them out",
+        ),
+    ],
+)
+def test_what_gives_no_credentials_is_told(
+    given: dict[str, str], words: str, server: Aws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    become("environment", server=server, directory=tmp_path, monkeypatch=monkeypatch)
+    with pytest.raises(CredentialsError, match=words):
+        by_arrow(server, given)
+    assert server.used == []
