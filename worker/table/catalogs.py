@@ -14,6 +14,7 @@ from py4j.java_gateway import JavaClass, JavaObject, JVMView
 from py4j.protocol import DEFAULT_JVM_ID, Py4JError, Py4JJavaError
 from pyspark.errors.exceptions.captured import CapturedException
 
+from stores.aws import Identity
 from stores.azure import AZURE_SCHEMES, azure_host, check_endpoint
 from stores.file_io import GOOGLE_SCHEMES
 from stores.places import of_tables
@@ -55,6 +56,7 @@ _STORES = {
     "gcs": ("com.google.", "cloud.storage.Storage", GOOGLE_SCHEMES),
     "azure": ("com.azure.", "storage.file.datalake.DataLakeFileClient", AZURE_SCHEMES),
 }
+_DELEGATION = "header.X-Iceberg-Access-Delegation"
 _CREDENTIALS = ("access-key-id", "secret-access-key", "session-token")
 _NO_FILES, _MISSING_FILE = (
     "org.apache.iceberg.inmemory.InMemoryFileIO",
@@ -259,6 +261,7 @@ def java_properties(catalog_type: str, properties: Mapping[str, str]) -> dict[st
         by_host = properties.get("s3.force-virtual-addressing", "false").lower() == "true"
         java.setdefault("s3.path-style-access", "false" if by_host else "true")
     _name_azure_account(java)
+    java |= _assumed_role(catalog_type, properties)
     if catalog_type in ("sql", "hive"):
         # Chooses the file system by the scheme of each location; the default there is Hadoop's for all.
         java.setdefault("io-impl", "org.apache.iceberg.io.ResolvingFileIO")
@@ -271,6 +274,29 @@ def java_properties(catalog_type: str, properties: Mapping[str, str]) -> dict[st
                 java[f"glue.{key}"] = value
     java["catalog-impl"] = _IMPLEMENTATIONS[catalog_type]
     return java
+
+
+def _assumed_role(catalog_type: str, properties: Mapping[str, str]) -> dict[str, str]:
+    """Java takes a role for all that it asks of AWS; of a REST catalog it asks for what is vended instead."""
+    if catalog_type == "rest" and "vended-credentials" in properties.get(_DELEGATION, ""):
+        return {}
+    identity = Identity.of(properties, "s3")
+    if identity.role is None:
+        return {}
+    if catalog_type == "glue" and identity.role != Identity.of(properties, "glue").role:
+        raise CatalogUnreachableError(
+            "The record has a role for S3 alone, which Java would take for Glue too.",
+            "Give the role as client.role-arn, for both.",
+        )
+    if not (region := identity.region_of_machine()):
+        raise CatalogUnreachableError(
+            "Nothing says in which region of AWS the record's role is to be assumed.",
+            "Set client.region in the record, or AWS_REGION in the worker's environment.",
+        )
+    named = {"arn": identity.role, "region": region}
+    named |= {"external-id": identity.external_id or "", "session-name": identity.role_session or ""}
+    role = {f"client.assume-role.{name}": value for name, value in named.items() if value}
+    return {"client.factory": "org.apache.iceberg.aws.AssumeRoleAwsClientFactory", **role}
 
 
 def _name_azure_account(java: dict[str, str]) -> None:
