@@ -67,6 +67,7 @@ from service.lookups.servers import LookupServers
 from service.lookups.shares import Shares
 from service.metrics import render_metrics
 from service.notifications import endpoints as notifications_endpoints
+from service.overview import endpoints as overview_endpoints
 from service.policies import endpoints as policies_endpoints
 from service.policies.service import ensure_built_in
 from service.records.keys import Role
@@ -353,6 +354,7 @@ def _every_route() -> APIRouter:
         rows_endpoints,
         erasures_endpoints,
         health_endpoints,
+        overview_endpoints,
         notifications_endpoints,
         workers_endpoints,
         webhooks_endpoints,

@@ -33,6 +33,7 @@ DECISIONS: dict[str, set[str]] = {
         "GET /api/v1/jobs/{job_id}/events",
         "GET /api/v1/patterns",
         "GET /api/v1/patterns/{pattern_id}",
+        "GET /api/v1/overview",
         "GET /api/v1/policies",
         "GET /api/v1/policies/{policy_id}",
         "GET /api/v1/policy-attachments",

@@ -24,6 +24,8 @@ from service.errors import InvalidError
 from service.http.json_values import unusable_values
 from service.http.messages import Message, UtcTime, to_utc
 
+EVERYTHING = 10_000
+"""More than is shown of anything that is not paged through."""
 Row = TypeVar("Row")
 Item = TypeVar("Item")
 

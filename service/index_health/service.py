@@ -19,7 +19,7 @@ from service.policies.models import EffectivePolicy
 from service.policies.service import effective_policy
 from service.quantities import aged, counted
 from service.records.catalogs import Catalog
-from service.records.health import HealthSample, HealthStatus, Resolution, TableHealth
+from service.records.health import HealthSample, HealthStatus, Resolution, TableHealth, age_seconds
 from service.records.jobs import Job, JobKind, JobStatus
 from service.records.reports import KeySetReport, StoppedAt, UnconvertibleDelete
 from service.records.tables import EnrolledTable
@@ -100,7 +100,7 @@ def judge(
         return HealthStatus.BLOCKED, reason, stopped.get("remedy") or "Go by the reason."
     if (hindrance := _hindrance(health, last_jobs)) is not None:
         return HealthStatus.BLOCKED, *_failure(health, hindrance)
-    lag = lag_seconds(health, now)
+    lag = health.lag_seconds(now)
     lags_at = _lags_at(health, policy, last_jobs, enrolled_at)
     if lags_at is not None and now > lags_at:
         late = (
@@ -112,7 +112,7 @@ def judge(
     stales_at = _stales_at(health, policy, last_jobs, enrolled_at)
     if stales_at is not None and now > stales_at:
         late = (
-            f"The oldest of {staged} is {staged_age_seconds(health, now):.0f} s old; the policy publishes at "
+            f"The oldest of {staged} is {health.staged_age_seconds(now):.0f} s old; the policy publishes at "
             f"{policy.publish.age_seconds:.0f} s."
         )
         return HealthStatus.LAGGING, *_why_late(health, JobKind.PUBLISH, late, paused)
@@ -216,20 +216,6 @@ def _wear(key_sets: Sequence[KeySetReport], policy: EffectivePolicy) -> str | No
     return None
 
 
-def lag_seconds(health: TableHealth, now: datetime) -> float:
-    """Age of the oldest live equality delete file; 0 when there is none."""
-    return _age_seconds(health.oldest_equality_delete_at, now)
-
-
-def staged_age_seconds(health: TableHealth, now: datetime) -> float:
-    """Age of the oldest snapshot that is staged and not published; 0 when there is none."""
-    return _age_seconds(health.oldest_staged_at, now)
-
-
-def _age_seconds(oldest: datetime | None, now: datetime) -> float:
-    return max((now - oldest).total_seconds(), 0.0) if oldest is not None else 0.0
-
-
 def _view_key_sets(health: TableHealth, now: datetime) -> list[KeySetView]:
     """As last reported, but for what polls have seen since: what is pending, and data files that came."""
     uncovered = [one["files_total"] - one["files_covered"] for one in health.key_sets]
@@ -241,7 +227,7 @@ def _view_key_sets(health: TableHealth, now: datetime) -> list[KeySetView]:
         oldest_at = datetime.fromisoformat(own["oldest_at"]) if own else None
         polled = {
             "pending_equality_delete_files": own["files"] if own else 0,
-            "lag_seconds": _age_seconds(oldest_at, now),
+            "lag_seconds": age_seconds(oldest_at, now),
         }
         if health.measured_at is not None:
             total = health.data_files
@@ -338,7 +324,7 @@ def get_health(session: Session, table: EnrolledTable, policy: EffectivePolicy |
         status_reason=reason,
         what_to_do=remedy,
         coverage=totals.coverage,
-        lag_seconds=lag_seconds(health, now),
+        lag_seconds=health.lag_seconds(now),
         pending_equality_deletes=health.pending_equality_deletes,
         pending_equality_delete_files=health.pending_equality_delete_files,
         entries=totals.entries,
@@ -347,7 +333,7 @@ def get_health(session: Session, table: EnrolledTable, policy: EffectivePolicy |
         dead_ratio=totals.dead_ratio,
         staged_snapshots=health.staged_snapshots,
         staged_rows=health.staged_rows,
-        staged_age_seconds=staged_age_seconds(health, now),
+        staged_age_seconds=health.staged_age_seconds(now),
         stopped_at=StoppedAt.model_validate(health.stopped_at) if health.stopped_at else None,
         unconvertible=[UnconvertibleDelete.model_validate(item) for item in health.unconvertible],
         key_sets=key_sets,
@@ -389,14 +375,14 @@ def summarize(session: Session, now: datetime) -> Summary:
         tables=Counter(HealthStatus(health.status) if health else HealthStatus.UNKNOWN for health in found),
         pending_equality_delete_files=sum(health.pending_equality_delete_files for health in measured),
         pending_equality_deletes=sum(health.pending_equality_deletes for health in measured),
-        oldest_age_seconds=max((lag_seconds(health, now) for health in measured), default=0.0),
+        oldest_age_seconds=max((health.lag_seconds(now) for health in measured), default=0.0),
         oldest_awaited_seconds=max(
-            (lag_seconds(one, now) for one in measured if not _is_left_alone(one, JobKind.CONVERT)),
+            (one.lag_seconds(now) for one in measured if not _is_left_alone(one, JobKind.CONVERT)),
             default=0.0,
         ),
         staged_rows=sum(health.staged_rows for health in measured),
         oldest_staged_seconds=max(
-            (staged_age_seconds(one, now) for one in measured if not _is_left_alone(one, JobKind.PUBLISH)),
+            (one.staged_age_seconds(now) for one in measured if not _is_left_alone(one, JobKind.PUBLISH)),
             default=0.0,
         ),
     )

@@ -105,6 +105,14 @@ class TableHealth(SQLModel, table=True):
     decisions: dict[str, Any] = Field(default_factory=dict, sa_type=Json)
     """The scheduler's latest decision per job kind: what, why, since when."""
 
+    def lag_seconds(self, now: datetime) -> float:
+        """Age of the oldest live equality delete file; 0 when there is none."""
+        return age_seconds(self.oldest_equality_delete_at, now)
+
+    def staged_age_seconds(self, now: datetime) -> float:
+        """Age of the oldest snapshot that is staged and not published; 0 when there is none."""
+        return age_seconds(self.oldest_staged_at, now)
+
 
 class HealthSample(SQLModel, table=True):
     __tablename__ = "health_samples"
@@ -140,3 +148,7 @@ def health_of(session: Session, table_id: str) -> TableHealth:
         session.add(row)
         session.flush()
     return row
+
+
+def age_seconds(oldest: datetime | None, now: datetime) -> float:
+    return max((now - oldest).total_seconds(), 0.0) if oldest is not None else 0.0

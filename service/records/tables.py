@@ -4,6 +4,7 @@ Parts of an identifier may hold dots, so dotted names are for people and filters
 """
 
 from datetime import datetime
+from typing import Any
 
 from sqlalchemy import BigInteger, Index, case, func, inspect, select, text
 from sqlalchemy.orm import column_property
@@ -51,19 +52,20 @@ class EnrolledTable(SQLModel, table=True):
     deleted_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
 
 
-# Read only where it is asked for: by lists that are sorted by it.
-inspect(EnrolledTable).add_property(
-    "gravity",
-    column_property(
-        func.coalesce(
-            select(case({status: rank for rank, status in enumerate(GRAVITY)}, value=TableHealth.status))
-            .where(col(TableHealth.table_id) == EnrolledTable.id)
-            .scalar_subquery(),
-            GRAVITY.index(HealthStatus.UNKNOWN),
-        ),
-        deferred=True,
+def _of_health(value: Any, otherwise: Any) -> Any:
+    """A column of the table's health. Read only where it is asked for: by lists that are sorted by it."""
+    found = select(value).where(col(TableHealth.table_id) == EnrolledTable.id).scalar_subquery()
+    return column_property(found if otherwise is None else func.coalesce(found, otherwise), deferred=True)
+
+
+for _name, _column in {
+    "gravity": _of_health(
+        case({status: rank for rank, status in enumerate(GRAVITY)}, value=TableHealth.status),
+        GRAVITY.index(HealthStatus.UNKNOWN),
     ),
-)
+    "pending_equality_deletes": _of_health(TableHealth.pending_equality_deletes, 0),
+}.items():
+    inspect(EnrolledTable).add_property(_name, _column)
 
 
 class AddressCounter(SQLModel, table=True):

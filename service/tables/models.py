@@ -128,6 +128,14 @@ class TableView(Message):
     """One word says how the table was doing at its last poll."""
     status_reason: str
     """Why the status is what it is; what to do about it says the table's health."""
+    pending_equality_deletes: int
+    """The live equality delete files have so many rows, as of the last poll."""
+    pending_equality_delete_files: int
+    """So many equality delete files are live."""
+    lag_seconds: float
+    """Age of the oldest live equality delete file; 0 when there is none."""
+    measured_at: datetime | None
+    """When it was polled last; null before the first time."""
     version: int
     """Counts its changes; also its ETag."""
     created_at: datetime

@@ -56,6 +56,7 @@ SORTING = Sorting(
         "created_at": EnrolledTable.created_at,
         "updated_at": EnrolledTable.updated_at,
         "status": inspect(EnrolledTable).all_orm_descriptors["gravity"],
+        "pending_equality_deletes": inspect(EnrolledTable).all_orm_descriptors["pending_equality_deletes"],
     },
     key=EnrolledTable.id,
     default="name",
@@ -452,6 +453,8 @@ def views(session: Session, settings: Settings, rows: Sequence[EnrolledTable]) -
     )
     known = session.exec(select(TableHealth).where(col(TableHealth.table_id).in_(ids)))
     health = {one.table_id: one for one in known}
+    never = TableHealth(table_id="")
+    now = utc_now()
     return [
         TableView(
             **row.model_dump(exclude={"deleted_at", "publish_from"}),
@@ -459,10 +462,15 @@ def views(session: Session, settings: Settings, rows: Sequence[EnrolledTable]) -
             catalog=catalogs[row.catalog_id].name,
             policy=attached.get(row.id),
             index_warehouse=index_warehouse(settings, catalogs[row.catalog_id]),
-            status=HealthStatus(health[row.id].status) if row.id in health else HealthStatus.UNKNOWN,
-            status_reason=health[row.id].status_reason if row.id in health else "",
+            status=HealthStatus(measured.status),
+            status_reason=measured.status_reason,
+            pending_equality_deletes=measured.pending_equality_deletes,
+            pending_equality_delete_files=measured.pending_equality_delete_files,
+            lag_seconds=measured.lag_seconds(now),
+            measured_at=measured.measured_at,
         )
         for row in rows
+        for measured in [health.get(row.id, never)]
     ]
 
 

@@ -14,13 +14,13 @@ from service.catalogs.threads import waits_for_catalog
 from service.db.database import CurrentDatabase, ReadSession
 from service.discovery import patterns
 from service.errors import IcestreamError, InvalidError, NotFoundError
-from service.http.paging import PageRequest, Search
+from service.http.paging import EVERYTHING, PageRequest, Search
 from service.policies import service as policies
 from service.records.catalogs import CatalogType
 from service.settings import CurrentSettings
 from service.tables import service as tables
 from service.ui.forms import Form, Typed, see
-from service.ui.pages import EVERYTHING, PageRoute, render
+from service.ui.pages import PageRoute, render
 
 router = APIRouter(prefix="/catalogs", route_class=PageRoute)
 

@@ -17,12 +17,12 @@ from service.db.database import CurrentDatabase, ReadSession
 from service.discovery import candidates, patterns
 from service.discovery.models import StandingPatternPatch, StandingPatternRequest
 from service.errors import ForbiddenError, IcestreamError, InvalidError, NotFoundError, PreconditionError
-from service.http.paging import PageRequest
+from service.http.paging import EVERYTHING, PageRequest
 from service.settings import CurrentSettings
 from service.tables import service as tables
 from service.tables.models import PatternRequest, PatternResult, TableRequest, TableView
 from service.ui.forms import Form, Typed, see
-from service.ui.pages import EVERYTHING, PageRoute, address_of, render
+from service.ui.pages import PageRoute, address_of, render
 from service.ui.policies import policy_names
 
 router = APIRouter(route_class=PageRoute)

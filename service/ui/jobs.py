@@ -9,7 +9,7 @@ from sqlmodel import Session
 from service.auth.access import Operator, Viewer
 from service.catalogs import service as catalogs
 from service.db.database import CurrentDatabase, ReadSession, utc_now
-from service.http.paging import Page, PageRequest
+from service.http.paging import EVERYTHING, Page, PageRequest
 from service.jobs import events
 from service.jobs import service as jobs
 from service.jobs.models import BulkRequest, EventView
@@ -17,7 +17,7 @@ from service.records.jobs import JobKind, JobStatus
 from service.records.tables import get_table
 from service.ui.forms import Typed
 from service.ui.job_story import differences_of, duplicates_of, figures_of, key_set_table, stages_of
-from service.ui.pages import EVERYTHING, PageRoute, TypedTime, render
+from service.ui.pages import PageRoute, TypedTime, render
 
 router = APIRouter(route_class=PageRoute)
 EVENTS_SHOWN = 1000

@@ -30,8 +30,6 @@ from service.ui import formats
 
 _PASSING = frozenset({500, 502, 503})
 """What may go well another time with the same form, besides a lost race."""
-EVERYTHING = 10_000
-"""More than a page shows of anything that it does not page through."""
 STATIC = {file.name: file.read_bytes() for file in (files("service.ui") / "static").iterdir()}
 MEDIA_TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _DIGEST = hashlib.sha256(b"".join(STATIC[name] for name in sorted(STATIC))).hexdigest()[:12]

@@ -10,7 +10,7 @@ from service.auth.models import Principal
 from service.catalogs import service as catalogs
 from service.db.database import CurrentDatabase, ReadSession
 from service.errors import IcestreamError, NotFoundError, PreconditionError
-from service.http.paging import PageRequest, Search
+from service.http.paging import EVERYTHING, PageRequest, Search
 from service.policies import service as policies
 from service.policies.models import (
     AttachmentRequest,
@@ -25,7 +25,7 @@ from service.records.tables import get_table
 from service.settings import CurrentSettings
 from service.ui.formats import POLICY_SECTIONS, POLICY_SETTINGS, setting
 from service.ui.forms import Form, Typed, see
-from service.ui.pages import EVERYTHING, PageRoute, render
+from service.ui.pages import PageRoute, render
 from service.ui.policy_form import read_setting, sections, write_setting
 
 router = APIRouter(prefix="/policies", route_class=PageRoute)

@@ -15,7 +15,7 @@ from service.catalogs.endpoints import OpenCatalogs
 from service.catalogs.threads import waits_for_catalog
 from service.db.database import CurrentDatabase, ReadSession, utc_now
 from service.errors import IcestreamError, NotFoundError
-from service.http.paging import PageRequest, Search, page_request
+from service.http.paging import EVERYTHING, PageRequest, Search, page_request
 from service.index_health import service as index_health
 from service.index_health.models import HealthSampleView
 from service.jobs import events
@@ -34,7 +34,7 @@ from service.ui.formats import count, duration, percent, policy_sections, short_
 from service.ui.forms import Form as Fields
 from service.ui.forms import Typed, see
 from service.ui.lookups import key_form
-from service.ui.pages import EVERYTHING, PageRoute, TypedTime, render
+from service.ui.pages import PageRoute, TypedTime, render
 from service.ui.plot import Plot, plot, round_up_duration
 from service.ui.policies import policy_names
 from service.webhooks.outbox import UNTOLD

@@ -1,0 +1,1 @@
+"""The whole installation at once."""

@@ -1,0 +1,209 @@
+"""The whole installation at once: is all well, and what needs a person?"""
+
+from collections import Counter
+from collections.abc import Iterator
+from datetime import timedelta
+from itertools import groupby
+from urllib.parse import urlencode
+
+from sqlmodel import Session
+
+from service.auth.models import Principal
+from service.db.database import utc_now
+from service.discovery import patterns
+from service.http.paging import EVERYTHING, PageRequest
+from service.index_health import service as index_health
+from service.jobs import service as jobs
+from service.overview.models import Concern, Overview
+from service.quantities import counted
+from service.records.health import HealthStatus
+from service.records.jobs import JobStatus
+from service.records.keys import Role
+from service.records.tables import get_table
+from service.settings import Settings
+from service.tables import service as tables
+from service.webhooks import service as webhooks
+from service.workers import service as workers
+from service.workers.models import WorkerView
+
+_UNFIT_FOR = timedelta(hours=1)
+"""A worker that cannot run jobs ends at once: whether one is still missed can't be known for longer."""
+_TROUBLED = (HealthStatus.BLOCKED, HealthStatus.LAGGING, HealthStatus.DEGRADED)
+_SHOWN = 10
+"""Concerns of a kind; lists have the others."""
+
+
+def count_active(session: Session) -> Counter[JobStatus]:
+    """How many jobs run, and how many wait."""
+    numbers = Counter[JobStatus]()
+    for (status, _), number in jobs.count_jobs(session, (JobStatus.RUNNING, JobStatus.QUEUED)).items():
+        numbers[status] += number
+    return numbers
+
+
+def get_overview(
+    session: Session, settings: Settings, reader: Principal, trouble_of_lookups: str | None
+) -> Overview:
+    """trouble_of_lookups: as of `concerns`."""
+    now = utc_now()
+    summary = index_health.summarize(session, now)
+    active = count_active(session)
+    alive = workers.count_alive(session, settings, now)
+    found = concerns(session, settings, reader, trouble_of_lookups)
+    if not alive:
+        waiting = counted(active[JobStatus.QUEUED], "job")
+        found.insert(
+            0,
+            Concern(
+                title="No worker is alive",
+                detail=f"{waiting} can't run." if active[JobStatus.QUEUED] else "",
+                remedy="Start one with `icestream worker`.",
+                path="/workers",
+                severity="error" if active[JobStatus.QUEUED] else "warning",
+            ),
+        )
+    system = jobs.system_view(session)
+    if system.paused:
+        found.insert(
+            0,
+            Concern(
+                title="The system is paused",
+                detail="No job of any table starts until it is resumed; running ones end as usual.",
+                remedy="Resume it on the first page, or with `icestream jobs resume-system`.",
+                path="/",
+            ),
+        )
+    return Overview(
+        version=system.version,
+        paused=system.paused,
+        tables={status: summary.tables[status] for status in HealthStatus},
+        pending_equality_deletes=summary.pending_equality_deletes,
+        pending_equality_delete_files=summary.pending_equality_delete_files,
+        lag_seconds=summary.oldest_age_seconds,
+        staged_rows=summary.staged_rows,
+        running_jobs=active[JobStatus.RUNNING],
+        queued_jobs=active[JobStatus.QUEUED],
+        alive_workers=alive,
+        concerns=sorted(found, key=lambda concern: concern.severity),
+    )
+
+
+def concerns(
+    session: Session, settings: Settings, reader: Principal, trouble_of_lookups: str | None
+) -> list[Concern]:
+    """What a person should look at, as far as this one may, the gravest first.
+
+    trouble_of_lookups: why lookup servers can't be asked, if there are some.
+    """
+    return list(_concerns(session, settings, reader, trouble_of_lookups))
+
+
+def _concerns(
+    session: Session, settings: Settings, reader: Principal, trouble_of_lookups: str | None
+) -> Iterator[Concern]:
+    if trouble_of_lookups is not None:
+        yield Concern(
+            title="Nobody can be told where the rows of keys are",
+            detail=trouble_of_lookups,
+            remedy="Look at the lookup servers, their logs, and ICESTREAM_LOOKUP_URL and "
+            "ICESTREAM_LOOKUP_TOKEN.",
+            path="/",
+        )
+    yield from _failed_polls(session)
+    for status in _TROUBLED:
+        found = tables.list_tables(session, settings, PageRequest(limit=_SHOWN), status=status)
+        for table in found.items:
+            health = index_health.get_health(session, get_table(session, table.id))
+            yield Concern(
+                title=f"{table.name} is {health.status.value}",
+                detail=health.status_reason,
+                remedy=health.what_to_do,
+                path=f"/tables/{table.id}",
+                severity="error" if status is HealthStatus.BLOCKED else "warning",
+            )
+        if found.next_cursor is not None:
+            yield Concern(
+                title=f"More tables are {status.value}",
+                detail="",
+                remedy=None,
+                path=f"/tables?status={status.value}",
+            )
+    for pattern in patterns.list_patterns(session, PageRequest(limit=EVERYTHING)).items:
+        if pattern.error is not None:
+            yield Concern(
+                title=f"Pattern {pattern.pattern} cannot be compared with catalog {pattern.catalog}",
+                detail=str(pattern.error.get("detail", "")),
+                remedy=pattern.error.get("remedy"),
+                path=f"/patterns/{pattern.id}",
+            )
+        elif pattern.failures:
+            yield Concern(
+                title=f"Pattern {pattern.pattern} matches {counted(len(pattern.failures), 'table')} "
+                "that cannot be enrolled",
+                detail=pattern.failures[0].detail,
+                remedy=pattern.failures[0].remedy,
+                path=f"/patterns/{pattern.id}",
+            )
+    yield from _unfit_workers(session, settings)
+    # Only admins can see or mend webhooks.
+    if reader.role.allows(Role.ADMIN):
+        for webhook in webhooks.list_webhooks(session, PageRequest(limit=EVERYTHING), enabled=False).items:
+            if webhook.disabled_because is not None:
+                yield Concern(
+                    title=f"Webhook {webhook.name} was switched off",
+                    detail=webhook.disabled_because,
+                    remedy="Correct its address, or switch it on again: what waits is sent then.",
+                    path=f"/webhooks/{webhook.id}",
+                )
+
+
+def _unfit_workers(session: Session, settings: Settings) -> Iterator[Concern]:
+    """Workers that could not start lately, unless they were started again since and can."""
+    latest: dict[str, WorkerView] = {}
+    for worker in workers.list_workers(session, settings, PageRequest(limit=EVERYTHING)).items:
+        latest.setdefault(worker.name, worker)
+    for worker in latest.values():
+        if worker.problem is not None and worker.last_seen_at > utc_now() - _UNFIT_FOR:
+            yield Concern(
+                title=f"Worker {worker.name} cannot run jobs",
+                detail=worker.problem,
+                remedy="Correct that, and start the worker again.",
+                path=f"/workers?{urlencode({'search': worker.name})}",
+            )
+
+
+def _failed_polls(session: Session) -> Iterator[Concern]:
+    """A catalog that fails is one concern, however many tables it has."""
+    failed = index_health.failed_polls(session)
+    own = [poll for poll in failed if not poll.is_of_catalog]
+    of_catalogs = (poll for poll in failed if poll.is_of_catalog)
+    for catalog_id, polls in groupby(of_catalogs, lambda poll: poll.catalog_id):
+        first, *others = polls
+        yield Concern(
+            title=f"Catalog {first.catalog} fails, and {counted(1 + len(others), 'table')} with it",
+            detail=first.error["detail"],
+            remedy=first.error["remedy"],
+            path=f"/catalogs/{catalog_id}",
+            severity="error",
+        )
+    for poll in own[:_SHOWN]:
+        yield Concern(
+            title=f"{poll.table} is {HealthStatus.UNKNOWN.value}",
+            detail=poll.error["detail"],
+            remedy=poll.error["remedy"],
+            path=f"/tables/{poll.table_id}",
+            severity="error",
+        )
+    if len(own) > _SHOWN:
+        yield Concern(
+            title="More tables are unknown",
+            detail="",
+            remedy=None,
+            path=f"/tables?status={HealthStatus.UNKNOWN.value}",
+        )
+
+
+def _more(status: HealthStatus) -> Concern:
+    """About the tables that no place is left for."""
+    path = f"/tables?status={status.value}"
+    return Concern(title=f"More tables are {status.value}", detail="", remedy=None, path=path)
