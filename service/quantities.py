@@ -19,6 +19,14 @@ def aged(seconds: float) -> str:
     return counted(int(seconds), "second")
 
 
+def brief(seconds: float) -> str:
+    """`45s`, `12m`, `3h`, `4d`: as `aged`, for columns."""
+    for unit, length in (("d", 86_400), ("h", 3_600), ("m", 60)):
+        if seconds >= length:
+            return f"{seconds // length:,.0f}{unit}"
+    return f"{seconds:.0f}s" if seconds >= 10 or seconds == int(seconds) else f"{seconds:.1f}s"
+
+
 def sized(value_bytes: float) -> str:
     """`999 B`, `1.5 MB`: decimal units, as object stores bill them."""
     power = min(int(math.log10(value_bytes) // 3), len(_BYTE_UNITS) - 1) if value_bytes >= 1 else 0

@@ -81,7 +81,10 @@ with the key in `ICESTREAM_API_KEY`.
   zsh and fish.
 - A table is its id, `shop.orders`, or `lake.shop.orders` with its catalog. A webhook or a key is its id or
   its name.
-- `-o json` prints answers as the API gives them; otherwise they are tables for people.
+- `-o` says how an answer is printed. `table` is for people: a line for each item, as wide as the terminal,
+  and why it is as it is; of one item, a tree. `wide` has more columns, and cuts nothing off. `json` and
+  `yaml` are for programs: the answer as the API gives it. In a pipe nothing is cut off either way.
+- What tables, catalogs and workers have named is shown without characters that steer a terminal.
 - A change names the version that it has just read, as If-Match wants.
 - The exit code is 0 if the service did what was asked, 1 if it did not, and 2 if the command was wrong.
   `jobs wait` ends with 1 unless the job succeeded, and its last line says what the job did not do.

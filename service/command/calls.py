@@ -19,14 +19,20 @@ from rich.console import Console
 
 from icestream.connection import Connection, is_id, json_of
 from icestream.errors import IcestreamError, ProblemError, SetupError, refusal
+from service.command.columns import progress, reason_of
 from service.command.operations import NAMED, Json, Operation, Output
-from service.command.printing import print_answer, reason_of
+from service.command.printing import harmless, print_answer
 
 _WAITS_SECONDS = 1.0
 _ENDED = ("succeeded", "failed", "cancelled")
 
 # What the service says may have brackets, which are no markup.
 _err = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
+
+
+def _say(words: str, style: str = "") -> None:
+    """On standard error, with nothing that steers the terminal."""
+    _err.print(harmless(words), style=style)
 
 
 def call(operation: Operation, given: Mapping[str, Any], output: Output) -> None:
@@ -37,10 +43,10 @@ def call(operation: Operation, given: Mapping[str, Any], output: Output) -> None
             client.follow(path, query)
         elif operation.page_items is not None:
             answer = client.read_list(path, query, given.get("limit"), operation.page_items)
-            print_answer(answer, output)
+            print_answer(answer, output, operation.id)
         else:
             version = client.version(path) if operation.takes_version else None
-            print_answer(client.send(operation.method, path, query, body, version), output)
+            print_answer(client.send(operation.method, path, query, body, version), output, operation.id)
 
 
 def wait(job_id: str, output: Output) -> None:
@@ -51,19 +57,14 @@ def wait(job_id: str, output: Output) -> None:
             job = client.send("GET", f"/api/v1/jobs/{job_id}")
             if job["status"] in _ENDED:
                 break
-            progress = job.get("progress") or {}
-            words = " ".join(
-                str(word) for word in (job["status"], job["waiting_for"], progress.get("stage")) if word
-            )
-            if progress.get("total"):
-                words += f" {progress['done']}/{progress['total']} {progress.get('unit') or ''}"
+            words = " ".join(filter(None, (job["status"], job["waiting_for"], progress(job))))
             if words != told:
-                _err.print(words)
+                _say(words)
                 told = words
             time.sleep(_WAITS_SECONDS)
     print_answer(job, output)
     if reason := reason_of(job):
-        _err.print(reason)
+        _say(reason)
     if job["status"] != "succeeded":
         raise typer.Exit(1)
 
@@ -152,7 +153,8 @@ class Client:
                     _end(refusal(answer))
                 for line in answer.iter_lines():
                     if line.startswith("data:"):
-                        sys.stdout.write(line.removeprefix("data:").strip() + "\n")
+                        # As JSON that has no character but those of ASCII.
+                        sys.stdout.write(json.dumps(json.loads(line.removeprefix("data:"))) + "\n")
                         sys.stdout.flush()
         except KeyboardInterrupt:
             return
@@ -200,16 +202,16 @@ def _parsed(name: str, text: str | list[str]) -> Any:
 
 def _end(error: IcestreamError) -> NoReturn:
     if isinstance(error, ProblemError) and error.title:
-        _err.print(f"{error.title} ({error.status})", style="bold red")
+        _say(f"{error.title} ({error.status})", style="bold red")
         mistakes = _mistakes(error.fields)
         if not mistakes or any(message not in error.detail for message in mistakes.values()):
-            _err.print(error.detail)
+            _say(error.detail)
         for field, message in mistakes.items():
             if message not in error.remedy:
-                _err.print(f"  {field}: {message}")
+                _say(f"  {field}: {message}")
     else:
-        _err.print(error.detail, style="bold red")
-    _err.print(error.remedy)
+        _say(error.detail, style="bold red")
+    _say(error.remedy)
     raise typer.Exit(1)
 
 

@@ -35,7 +35,7 @@ def look_up(table: str, keys: Sequence[str], file: Path | None, options: Json, o
             return answer, answer
 
         answer = reduce(_joined, pinned(parts_of(asked), ask, options))
-    if output is Output.JSON:
+    if output in (Output.JSON, Output.YAML):
         print_answer(answer, output)
     else:
         print_answer({"items": list(_rows(answer["results"]))}, output)

@@ -43,7 +43,9 @@ class Output(StrEnum):
     """How an answer is printed."""
 
     TABLE = "table"
+    WIDE = "wide"
     JSON = "json"
+    YAML = "yaml"
 
 
 @dataclass(frozen=True)

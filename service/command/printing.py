@@ -1,106 +1,171 @@
-"""Answers of the API on a terminal: as tables for people, as JSON for programs."""
+"""Answers of the API on a terminal: tables and trees for people, JSON and YAML for programs.
+
+Nothing that a table, a catalog or a worker has named steers the terminal: of all words, only characters that
+can be printed are.
+"""
 
 import json
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
+import yaml
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+from rich.tree import Tree
 
+from service.command.columns import columns, reason_heading, reason_of, shown
 from service.command.operations import Json, Output
 
-_FIRST = (
-    "at",
-    "name",
-    "catalog",
-    "table",
-    "kind",
-    "type",
-    "level",
-    "status",
-    "role",
-    "state",
-    "outcome",
-)
-"""What comes first in a row; then the other plain fields as they stand, as long as there is room."""
-_COLUMNS = 9
-_COLUMNS_WITH_REASON = 6
-_REASONS = ("problem", "error", "caveat", "waiting_for", "status_reason")
-"""Where a row says why it is as it is: in words, or as a problem with its detail and remedy."""
-_WIDEST = 10_000
-_out = Console(highlight=False, soft_wrap=True)
+_REASON_CELLS = 24
+"""So much of the reason is left before columns go."""
+_KEPT = 2
+"""Columns that are there however narrow the terminal is."""
+_LEAST_CELLS = 8
+_NAMES_SHARE = 0.35
+"""So much of the width is left to the first column, which has names, before others go."""
+_GAP = 2
+_WIDEST = 100_000
+_STYLES = {
+    **dict.fromkeys(("healthy", "succeeded", "delivered", "active"), "green"),
+    **dict.fromkeys(("lagging", "degraded", "pending", "warning"), "yellow"),
+    **dict.fromkeys(("blocked", "unknown", "failed", "dead", "denied", "error"), "red"),
+    "running": "cyan",
+}
+_COLOURED = ("status", "state", "outcome", "level")
 
 
-def print_answer(answer: Any, output: Output) -> None:
-    """Prints an answer; of a list, `items` are its rows."""
+def harmless(text: str, *, lines: bool = True) -> str:
+    """Without characters that steer a terminal or turn its text round. lines: whether it may have several."""
+    kept = "\n" if lines else ""
+    return "".join(one if one.isprintable() or one in kept else "\N{REPLACEMENT CHARACTER}" for one in text)
+
+
+def print_answer(answer: Any, output: Output, operation_id: str = "") -> None:
+    """Prints an answer; of a list, `items` are its rows, and the operation tells its columns."""
     if output is Output.JSON:
         sys.stdout.write(json.dumps(answer, indent=2) + "\n")
+    elif output is Output.YAML:
+        sys.stdout.write(yaml.safe_dump(answer, sort_keys=False, width=_WIDEST))
     elif isinstance(answer, dict) and isinstance(answer.get("items"), list):
-        _print_rows(answer["items"])
+        print_rows(answer["items"], operation_id, wide=output is Output.WIDE)
         if answer.get("next_cursor"):
             Console(stderr=True).print("There are more: --limit tells how many are shown.", style="dim")
     elif isinstance(answer, dict):
-        _print_fields(answer)
+        _print_tree(answer)
     elif answer is not None:
-        sys.stdout.write(str(answer).rstrip("\n") + "\n")
+        sys.stdout.write(harmless(str(answer)).rstrip("\n") + "\n")
 
 
-def _print_rows(rows: Sequence[Json]) -> None:
+def print_rows(rows: Sequence[Json], operation_id: str = "", *, wide: bool = False) -> None:
     if not rows:
         Console(stderr=True).print("None.", style="dim")
         return
-    reasons = [reason_of(row) for row in rows]
-    plain = [name for name in rows[0] if _is_plain(name, rows)]
-    columns = [name for name in _FIRST if name in plain]
-    most = _COLUMNS_WITH_REASON if any(reasons) else _COLUMNS
-    columns += [name for name in plain if name not in columns][: max(0, most - len(columns))]
-    if "id" in rows[0]:
-        columns.insert(len(columns) if "name" in plain else 0, "id")
-    headings = [column.replace("_", " ") for column in columns] + ["reason"] * any(reasons)
-    table = Table(*headings, box=None, pad_edge=False)
-    for row, reason in zip(rows, reasons, strict=True):
-        cells = [_cell(row.get(column)) for column in columns]
-        table.add_row(*cells, *([_cell(reason)] if any(reasons) else ()))
-    # A terminal folds what is too wide; in a pipe, lines and words stay whole.
-    whole = Console(width=_WIDEST).measure(table).maximum
-    Console(highlight=False, width=None if _out.is_terminal else whole, soft_wrap=True).print(table)
+    console = Console(highlight=False)
+    # In a pipe, lines and words stay whole.
+    is_whole = wide or not console.is_terminal
+    table = rows_table(rows, operation_id, wide=wide, width=None if is_whole else console.width)
+    if is_whole:
+        console = Console(highlight=False, width=_WIDEST, soft_wrap=True)
+        console = Console(highlight=False, width=console.measure(table).maximum, soft_wrap=True)
+    console.print(table)
 
 
-def reason_of(row: Json) -> str | None:
-    """Why something is as it is and what to do, as far as an item of a list tells."""
-    for name in _REASONS:
-        told = row.get(name)
-        if isinstance(told, dict):
-            title = f"{told['title']}: " if told.get("title") else ""
-            told = title + " ".join(str(told[part]) for part in ("detail", "remedy") if told.get(part))
-        if told and isinstance(told, str):
-            return " ".join(told.split())
-    return None
+def rows_table(
+    rows: Sequence[Json], operation_id: str, *, wide: bool = False, width: int | None = None
+) -> Table:
+    """A line for each row, none of which is longer than `width`, if it is given: then the least important
+    columns go, at last the end of the reason, and of the first column, which has the name."""
+    told = {
+        column: [_plain(column.show(row)) for row in rows]
+        for column in columns(operation_id, rows, wide=wide)
+    }
+    reasons = [_plain(reason_of(row)) for row in rows]
+    widths = {column: max(map(cell_len, [column.heading, *cells])) for column, cells in told.items()}
+    reason_width = max(map(cell_len, reasons))
+    if width is not None:
+        reason_width = _fit(widths, reason_width, width)
+    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0))
+    for column, its_width in widths.items():
+        side: Literal["left", "right"] = "right" if column.is_number else "left"
+        table.add_column(column.heading, justify=side, width=its_width, no_wrap=True, overflow="ellipsis")
+    if reason_width:
+        table.add_column(reason_heading(rows), width=reason_width, no_wrap=True, overflow="ellipsis")
+    for index, reason in enumerate(reasons):
+        cells = [_cell(column.heading, told[column][index]) for column in widths]
+        table.add_row(*cells, *([Text(reason)] if reason_width else ()))
+    return table
 
 
-def _is_plain(name: str, rows: Sequence[Json]) -> bool:
-    """Whether it gets a column: no lists, no ids of what is named, nothing the reason says."""
-    if name in ("id", "table_uuid", *_REASONS) or name.removesuffix("_id") in rows[0].keys() - {name}:
-        return False
-    return not any(isinstance(row.get(name), dict | list) for row in rows)
+def _fit(widths: dict[Any, int], reason_width: int, width: int) -> int:
+    """Makes columns narrower, or leaves them out, until all fit; the width that is left for the reason."""
+
+    def room() -> int:
+        return width - sum(widths.values()) - _GAP * (len(widths) - (0 if reason_width else 1))
+
+    first = next(iter(widths))
+    least = min(reason_width, _REASON_CELLS)
+    # Names give way first, and again when nothing else is left.
+    widths[first] = min(widths[first], max(widths[first] + room() - least, int(width * _NAMES_SHARE)))
+    while len(widths) > _KEPT and room() < least:
+        widths.popitem()
+    least = min(reason_width, _LEAST_CELLS)
+    widths[first] = max(widths[first] + min(room() - least, 0), _LEAST_CELLS)
+    return min(reason_width, max(room(), least))
 
 
-def _print_fields(fields: Json) -> None:
-    table = Table.grid("", "", padding=(0, 2))
-    for name, value in fields.items():
-        table.add_row(Text(name.replace("_", " "), style="dim"), _cell(value))
-    _out.print(table)
+def _plain(value: str | None) -> str:
+    return harmless(value or "", lines=False)
 
 
-def _cell(value: Any) -> Text:
-    if value is None:
+def _cell(heading: str, word: str) -> Text:
+    if not word:
         return Text("-", style="dim")
-    if isinstance(value, bool):
-        return Text("yes" if value else "no")
-    if isinstance(value, dict | list):
-        return Text(json.dumps(value, indent=2) if value else "-")
-    # What a catalog or a writer of a table has named must not steer the terminal.
-    shown = (one if one.isprintable() or one == "\n" else "\N{REPLACEMENT CHARACTER}" for one in str(value))
-    return Text("".join(shown))
+    return Text(word, style=_STYLES.get(word, "") if heading in _COLOURED else "")
+
+
+def _print_tree(answer: Json) -> None:
+    console = Console(highlight=False)
+    tree = Tree("", hide_root=True, guide_style="dim")
+    _grow(tree, answer)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=_WIDEST, soft_wrap=True)
+    console.print(tree)
+
+
+def _grow(tree: Tree, fields: Mapping[str, Any]) -> None:
+    """What is nested becomes branches; the names of what is not are as wide as each other."""
+    flat = [str(name) for name, value in fields.items() if not _branches(value)]
+    width = max((cell_len(_plain(name)) for name in flat), default=0)
+    for name, value in fields.items():
+        label = _plain(str(name)).replace("_", " ")
+        if branches := _branches(value):
+            branch = tree.add(Text(label, style="bold"))
+            for under, one in branches:
+                if isinstance(one, Mapping) and one:
+                    _grow(branch.add(Text(under, style="dim")) if under else branch, one)
+                else:
+                    branch.add(_leaf(under, one, 0))
+        else:
+            tree.add(_leaf(label, value, width, str(name)))
+
+
+def _branches(value: Any) -> list[tuple[str, Any]]:
+    """The parts of what has several, with what each is called; of a list, by its name or number."""
+    if isinstance(value, Mapping):
+        return [("", value)] if value else []
+    if isinstance(value, list) and any(isinstance(one, Mapping | list) for one in value):
+        return [(_called(one, number), one) for number, one in enumerate(value, 1)]
+    return []
+
+
+def _called(one: Any, number: int) -> str:
+    name = one.get("name") if isinstance(one, Mapping) else None
+    return _plain(f"{number} {name}" if isinstance(name, str) else str(number))
+
+
+def _leaf(label: str, value: Any, width: int, name: str = "") -> Text:
+    padded = label + " " * (width - cell_len(label))
+    return Text.assemble((padded, "dim"), "  ", harmless(shown(name, value) or "-"))

@@ -67,7 +67,8 @@ def test_a_table_is_enrolled_changed_and_removed_by_its_name(call: Call, service
     table = enroll(call)
     listed = call("tables", "list", "--search", "db.t")
     assert listed.exit_code == 0
-    assert table["id"] in listed.stdout
+    assert "local.db.t" in listed.stdout
+    assert table["id"] in call("tables", "list", "-o", "wide").stdout
     keys = call("tables", "update", "local/db.t", "--key-sets", '[["id"]]', "-o", "json")
     assert answer(keys)["key_sets"] == [["id"]]
     wrong = call("tables", "update", "local/db.t", "--key-sets", '[["no"]]')

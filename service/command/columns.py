@@ -1,0 +1,175 @@
+"""What lists show of each item, on a terminal: the columns that people look for, by the call that lists.
+
+A list that is not named here shows its plain fields.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from service.command.operations import Json
+from service.quantities import brief, sized
+
+_LISTS = {
+    "find_candidates": "name equality_deletes equality_delete_files oldest table_id | bytes format_version",
+    "list_api_keys": "name role state used age | expires_at created_by prefix scopes id",
+    "list_attachments": "level table catalog namespace policy | updated_at",
+    "list_audit_entries": "at principal action target outcome | role request_id id",
+    "list_catalogs": "name type paused age | max_running_jobs index_warehouse id",
+    "list_deliveries": "id kind status age attempts | status_code next_attempt_at message_id",
+    "list_history": "at status pending lag coverage | files entries sorted_runs dead_ratio unconvertible",
+    "list_job_events": "at level kind | attempt job_id",
+    "list_jobs": "table kind status progress age took id | branch dry_run trigger requested_by priority",
+    "list_patterns": "pattern catalog enrolled matched age id | paused policy branch evaluated_at",
+    "list_policies": "name built_in age | updated_at id",
+    "list_table_events": "at level kind | attempt job_id",
+    "list_tables": "table status pending lag age | files policy branch paused measured_at format_version id",
+    "list_webhooks": "name enabled pending dead delivered age | url id",
+    "list_workers": "name alive seen age version | hostname pid job_id id",
+}
+"""Before the bar those of `table`, after it those that `wide` has as well. On a narrow terminal, the last of
+the first ones go first."""
+_FIRST = ("at", "name", "catalog", "table", "kind", "type", "level", "status", "state")
+"""Of a list that is not named above."""
+_MOST = 8
+_REASONS = ("problem", "error", "disabled_because", "caveat", "waiting_for", "status_reason")
+_WORDS = ("message", "description")
+"""Where an item says why it is as it is, in words, or as a problem with its detail and remedy; and what it
+says otherwise."""
+
+
+@dataclass(frozen=True)
+class Column:
+    heading: str
+    show: Callable[[Json], str | None]
+    is_number: bool = False
+
+
+def columns(operation_id: str, rows: Sequence[Json], *, wide: bool) -> list[Column]:
+    """The columns of a list, the most important first, without the reason."""
+    if operation_id in _LISTS:
+        narrow, _, more = _LISTS[operation_id].partition(" | ")
+        names = f"{narrow} {more}".split() if wide else narrow.split()
+    else:
+        plain = [name for name in rows[0] if _is_plain(name, rows)]
+        names = [name for name in _FIRST if name in plain]
+        names += [name for name in plain if name not in names]
+        names = names if wide else names[:_MOST]
+    # What no item has (a branch that is main, progress of jobs that have ended) is no column.
+    return [one for name in names for one in [_column(name)] if wide or any(map(one.show, rows))]
+
+
+def reason_of(row: Json) -> str | None:
+    """Why something is as it is and what to do, or else its own words, as far as an item of a list tells."""
+    for name in _REASONS + _WORDS:
+        told = row.get(name)
+        if isinstance(told, Mapping):
+            title = f"{told['title']}: " if told.get("title") else ""
+            told = title + " ".join(str(told[part]) for part in ("detail", "remedy") if told.get(part))
+        if told and isinstance(told, str):
+            return " ".join(told.split())
+    return None
+
+
+def reason_heading(rows: Sequence[Json]) -> str:
+    """Of the column with `reason_of` each."""
+    return next((name for name in _WORDS if name in rows[0]), "reason")
+
+
+def table_name(row: Json) -> str | None:
+    """As commands take it: with its catalog before it."""
+    name = row.get("table") or row.get("name")
+    return f"{row['catalog']}.{name}" if name and row.get("catalog") else name
+
+
+def shown(name: str, value: Any) -> str | None:
+    """A figure, time or word with the unit that its name ends in; None for none."""
+    if value is None or value in ({}, []):
+        return None
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int | float):
+        if name == "seconds" or name.endswith("_seconds"):
+            return brief(value)
+        if name.startswith("bytes") or name.endswith("_bytes"):
+            return sized(value)
+        if name.endswith(("coverage", "_ratio")):
+            return f"{value:.0%}"
+        # Ids and numbers of versions have no thousands.
+        is_counted = not name.endswith(("_id", "id", "version", "pid", "attempt", "status_code"))
+        return f"{value:,}" if is_counted and isinstance(value, int) else str(value)
+    if name.endswith("at") and (at := _moment(value)) is not None:
+        return f"{at:%Y-%m-%d %H:%M:%S} UTC"
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _column(name: str) -> Column:
+    heading, show, is_number = _OWN.get(
+        name, (name.replace("_", " "), lambda row: shown(name, row.get(name)), False)
+    )
+    return Column(heading, show, is_number)
+
+
+def _since(name: str) -> Callable[[Json], str | None]:
+    def show(row: Json) -> str | None:
+        at = _moment(row.get(name))
+        return None if at is None else brief(max((datetime.now(UTC) - at).total_seconds(), 0))
+
+    return show
+
+
+def _took(row: Json) -> str | None:
+    began, ended = _moment(row.get("started_at")), _moment(row.get("ended_at"))
+    return None if began is None else brief(max(((ended or datetime.now(UTC)) - began).total_seconds(), 0))
+
+
+def _lag(row: Json) -> str | None:
+    return brief(row["lag_seconds"]) if row.get("lag_seconds") else None
+
+
+def progress(row: Json) -> str | None:
+    """How far the stage of a job has come."""
+    told = row.get("progress") or {}
+    if not isinstance(told, Mapping) or not told.get("stage"):
+        return None
+    done = f" {told.get('done', 0):,}/{told['total']:,}" if told.get("total") else ""
+    return f"{told['stage']}{done}"
+
+
+def _count(*names: str) -> Callable[[Json], str | None]:
+    """The first of these figures that an item has."""
+    return lambda row: next((shown("", row[name]) for name in names if row.get(name) is not None), None)
+
+
+_OWN: dict[str, tuple[str, Callable[[Json], str | None], bool]] = {
+    "age": ("age", lambda row: _since("created_at")(row) or _since("registered_at")(row), True),
+    "bytes": ("bytes", lambda row: shown("bytes", row.get("equality_delete_bytes")), True),
+    "delivered": ("delivered", _since("last_delivered_at"), True),
+    "equality_delete_files": ("files", _count("equality_delete_files"), True),
+    "equality_deletes": ("deletes", _count("equality_deletes"), True),
+    "files": ("files", _count("pending_equality_delete_files"), True),
+    "lag": ("lag", _lag, True),
+    "oldest": ("oldest", _since("oldest_at"), True),
+    "pending": ("pending", _count("pending_equality_deletes", "pending"), True),
+    "progress": ("progress", progress, False),
+    "seen": ("seen", _since("last_seen_at"), True),
+    "table": ("table", table_name, False),
+    "took": ("took", _took, True),
+    "used": ("used", _since("last_used_at"), True),
+}
+"""Columns that are no field as it stands: heading, value, and whether it is a figure."""
+
+
+def _is_plain(name: str, rows: Sequence[Json]) -> bool:
+    """Whether it gets a column: no lists, no ids of what is named, nothing the reason says."""
+    if name in _REASONS + _WORDS or name.removesuffix("_id") in rows[0].keys() - {name}:
+        return False
+    return not any(isinstance(row.get(name), Mapping | list) for row in rows)
+
+
+def _moment(value: Any) -> datetime | None:
+    try:
+        return datetime.fromisoformat(value).astimezone(UTC)
+    except (TypeError, ValueError):
+        return None

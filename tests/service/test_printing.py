@@ -1,0 +1,169 @@
+"""What commands print: lists in the width that there is, trees, JSON and YAML, and nothing that steers."""
+
+import json
+from typing import Any
+
+import pytest
+import yaml
+from rich.cells import cell_len
+from rich.console import Console
+
+from service.command.columns import columns
+from service.command.operations import Output, load_document, operations
+from service.command.printing import harmless, print_answer, rows_table
+from service.quantities import brief
+
+STEERING = "a\x1b[31mb\x9bc\u202ed\r"
+"""Colours, an escape of C1, text from right to left, and a carriage return."""
+OF_OWN = {"age", "bytes", "deletes", "delivered", "files", "lag", "oldest", "pending", "progress", "seen"}
+OF_OWN |= {"table", "took", "used"}
+"""Headings of columns that are made of several fields, or of times."""
+REASON = "2 equality delete files cannot be converted: the key column price is of type double."
+
+
+def table(name: str = "shop.orders", **fields: Any) -> dict[str, Any]:
+    return {
+        "catalog": "lake",
+        "name": name,
+        "status": "blocked",
+        "pending_equality_deletes": 123_456,
+        "lag_seconds": 4_000.0,
+        "created_at": "2020-01-01T00:00:00Z",
+        "status_reason": REASON,
+        "policy": None,
+        "id": "0c5f2f0e-6b0e-4a55-9f5f-0a8e4b1f7c11",
+        **fields,
+    }
+
+
+def lines(rows: list[dict[str, Any]], width: int | None, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    Console(width=width or 500).print(rows_table(rows, "list_tables", width=width))
+    return [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+
+
+@pytest.mark.parametrize("width", [20, 40, 60, 80, 100, 160])
+@pytest.mark.parametrize("name", ["shop.orders", "shop." + "orders_of_all_the_world_" * 4, "店" * 60])
+def test_a_list_has_a_line_for_each_row_that_fits(
+    width: int, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = lines([table(name), table("b", status_reason="")], width, capsys)
+    assert len(shown) == 3
+    assert max(map(cell_len, shown)) <= width
+
+
+def test_columns_go_before_the_reason_does_and_the_least_important_first(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    headings = {width: lines([table()], width, capsys)[0].split() for width in (60, 70, 80, 200)}
+    assert headings[200] == ["table", "status", "pending", "lag", "age", "reason"]
+    assert headings[80] == ["table", "status", "pending", "lag", "age", "reason"]
+    assert headings[70] == ["table", "status", "pending", "lag", "reason"]
+    assert headings[60] == ["table", "status", "pending", "reason"]
+    whole, narrow = lines([table()], 200, capsys)[1], lines([table()], 80, capsys)[1]
+    assert whole.split()[:5] == ["lake.shop.orders", "blocked", "123,456", "1h", narrow.split()[4]]
+    assert whole.endswith(REASON)
+    assert narrow.endswith("…")
+
+
+def test_in_a_pipe_and_where_all_is_asked_for_nothing_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    row = table("n" * 300, policy="nightly")
+    print_answer({"items": [row]}, Output.TABLE, "list_tables")
+    narrow = capsys.readouterr().out
+    print_answer({"items": [row]}, Output.WIDE, "list_tables")
+    wide = capsys.readouterr().out
+    for shown in (narrow, wide):
+        assert row["name"] in shown
+        assert REASON in shown
+        assert len(shown.splitlines()) == 2
+    assert row["id"] in wide
+    assert "nightly" in wide
+    assert row["id"] not in narrow
+
+
+def test_what_is_nested_is_a_tree(capsys: pytest.CaptureFixture[str]) -> None:
+    job = {
+        "kind": "convert",
+        "attempts": [{"status": "failed", "stages": [{"name": "plan", "seconds": 2.5}]}],
+        "result": {"bytes_read": 1_500_000, "rows_deleted": 12_345},
+        "progress": None,
+    }
+    print_answer(job, Output.TABLE)
+    assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == [
+        "kind      convert",
+        "attempts",
+        "└── 1",
+        "    ├── status  failed",
+        "    └── stages",
+        "        └── 1 plan",
+        "            ├── name     plan",
+        "            └── seconds  2.5s",
+        "result",
+        "├── bytes read    1.5 MB",
+        "└── rows deleted  12,345",
+        "progress  -",
+    ]
+
+
+@pytest.mark.parametrize("output", list(Output))
+def test_nothing_that_others_have_named_steers_the_terminal(
+    output: Output, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nested = {STEERING: STEERING, "list": [STEERING, {STEERING: {"x": STEERING}}]}
+    for answer in (
+        {"items": [table(STEERING, status_reason=STEERING, policy=STEERING)]},
+        {"items": [{STEERING: STEERING, "b": "2"}]},
+        nested,
+        {**nested, "items": "no list"},
+        STEERING,
+    ):
+        print_answer(answer, output, "list_tables" if "items" in answer else "")
+    said = capsys.readouterr().out
+    assert "b" in said
+    assert all(one.isprintable() or one == "\n" for one in said)
+
+
+def test_a_row_stays_one_line_whatever_its_names_have(capsys: pytest.CaptureFixture[str]) -> None:
+    assert len(lines([table("a\nlake.b  healthy")], 100, capsys)) == 2
+    assert harmless("a\nb") == "a\nb"
+
+
+def test_yaml_and_json_say_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = {"items": [table("Ω: yes")], "next_cursor": None, "n": 1, "no": "no", "at": "2020-01-01"}
+    print_answer(answer, Output.YAML)
+    as_yaml = yaml.safe_load(capsys.readouterr().out)
+    print_answer(answer, Output.JSON)
+    assert as_yaml == json.loads(capsys.readouterr().out) == answer
+
+
+def test_each_column_of_a_list_is_a_field_of_its_items() -> None:
+    document = load_document()
+    lists = [one for one in operations(document) if one.page_items is not None]
+    assert len(lists) > 10
+    for operation in lists:
+        content = document["paths"][operation.path]["get"]["responses"]["200"]["content"]["application/json"]
+        (item,) = content["example"]["items"]
+        shown = {one.heading for one in columns(operation.id, [item], wide=True)}
+        own = {
+            "age",
+            "bytes",
+            "deletes",
+            "delivered",
+            "files",
+            "lag",
+            "oldest",
+            "pending",
+            "progress",
+            "seen",
+        }
+        assert shown <= {name.replace("_", " ") for name in item} | own | {"table", "took", "used"}, (
+            operation.id
+        )
+        assert len(columns(operation.id, [item], wide=False)) >= 2, operation.id
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0, "0s"), (0.25, "0.2s"), (45.6, "46s"), (60, "1m"), (7_199, "1h"), (86_400 * 3 + 5, "3d")],
+)
+def test_times_are_brief_in_columns(seconds: float, words: str) -> None:
+    assert brief(seconds) == words
