@@ -351,7 +351,7 @@ PROBLEMS: dict[str, ProblemType] = {
         (401,),
         "This login link no longer works",
         "A login link is good for one login within ten minutes.",
-        "Run `icestream login` on the machine of the service for a new one, or sign in with an API key.",
+        "Run `icestream login-link` on the machine of the service for a new one, or sign in with an API key.",
     ),
     "lookup-failed": ProblemType(
         (409,),

@@ -92,7 +92,7 @@ def serve(host: Host = None, port: Port = None) -> None:
 
 
 @app.command()
-def login(
+def login_link(
     data_dir: DataDir = None,
     url: Annotated[
         str | None,
@@ -100,7 +100,7 @@ def login(
     ] = None,
 ) -> None:
     """Print a link that signs a browser in once, within ten minutes; on the machine of the service."""
-    from service.command.login import make_link
+    from service.command.login_link import make_link
 
     settings = _settings(data_dir=data_dir)
     with _one_sentence():

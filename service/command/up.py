@@ -82,7 +82,7 @@ def run(settings: Settings, *, browser: bool, demo: Demo | None = None) -> int:
     """
     check_worker_can_run()
     with _only_one(settings.data_dir) as lock, _listening(settings) as listener:
-        # `icestream login` reads it there.
+        # `icestream login-link` reads it there.
         lock.write(f"\n{address_of(settings.host, listener.getsockname()[1])}\n")
         lock.flush()
         _make_directories(settings.data_dir)
@@ -159,7 +159,7 @@ class _Up:
         link = create_login_link(self._database, self._url)
         data_dir = self._settings.data_dir
         place = "" if data_dir == Settings.default_data_dir() else f" --data-dir {shlex.quote(str(data_dir))}"
-        login = f"icestream login{place}"
+        login = f"icestream login-link{place}"
         typer.echo(
             f"\n  Icestream is at {self._url}\n  Log in once, within ten minutes, with {link}\n"
             f"  `{login}` prints another link.\n"

@@ -104,13 +104,13 @@ def test_service_refuses_a_database_that_is_not_migrated(
 def test_a_login_link_is_made_only_where_the_service_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    nowhere = refusal("login", "--data-dir", str(tmp_path / "data"))
-    assert "run `icestream login` there" in nowhere
+    nowhere = refusal("login-link", "--data-dir", str(tmp_path / "data"))
+    assert "run `icestream login-link` there" in nowhere
     assert not (tmp_path / "data").exists()
     prepare(Settings(data_dir=tmp_path / "data"))
     monkeypatch.setenv("ICESTREAM_PORT", "1")
     assert "No service answers at http://127.0.0.1:1" in refusal(
-        "login", "--data-dir", str(tmp_path / "data")
+        "login-link", "--data-dir", str(tmp_path / "data")
     )
 
 
@@ -292,7 +292,7 @@ def test_up_serves_at_once_and_leaves_no_process_behind(tmp_path: Path) -> None:
         assert "Traceback" not in up.log.read_text()
         assert "spark" not in up.log.read_text().lower(), "what Spark says goes to the worker's log"
         assert "Spark" in (up.data_dir / "logs" / "worker.log").read_text()
-        assert "No service answers" in refusal("login", "--data-dir", str(up.data_dir))
+        assert "No service answers" in refusal("login-link", "--data-dir", str(up.data_dir))
 
 
 @pytest.mark.thorough
@@ -328,14 +328,14 @@ def test_login_link_works_once(up: Up) -> None:
 @pytest.mark.integration
 def test_a_new_login_link_of_a_running_up_works_once_and_is_recorded(up: Up) -> None:
     before = up.audit("login_link.create"), up.audit("login_link.use")
-    made = CliRunner().invoke(app, ["login", "--data-dir", str(up.data_dir)])
+    made = CliRunner().invoke(app, ["login-link", "--data-dir", str(up.data_dir)])
     assert made.exit_code == 0, made.output
     link = made.stdout.strip()
     assert link.startswith(f"{up.url}/login?token=")
-    assert f"icestream login --data-dir {up.data_dir}" in up.log.read_text()
+    assert f"icestream login-link --data-dir {up.data_dir}" in up.log.read_text()
     assert httpx.get(link, timeout=PATIENCE_SECONDS).cookies
     assert not httpx.get(link, timeout=PATIENCE_SECONDS).cookies
-    assert "icestream login" in httpx.get(link, timeout=PATIENCE_SECONDS).text
+    assert "icestream login-link" in httpx.get(link, timeout=PATIENCE_SECONDS).text
     created, used = up.audit("login_link.create"), up.audit("login_link.use")
     assert [len(created), len(used)] == [len(entries) + 1 for entries in before]
     assert (used[0]["principal"], used[0]["outcome"]) == ("local user", "allowed")

@@ -23,7 +23,17 @@ from worker.lookup_server.app import create_app as create_lookup_server
 
 pytestmark = pytest.mark.parametrize("database_kind", ["sqlite"])
 Run = Callable[..., Result]
-PROGRAMS = ("up", "demo", "serve", "migrate", "worker", "lookup", "login", "openapi", "--install-completion")
+PROGRAMS = (
+    "up",
+    "demo",
+    "serve",
+    "migrate",
+    "worker",
+    "lookup",
+    "login-link",
+    "openapi",
+    "--install-completion",
+)
 """What is no call of the API; tests/service/test_cli.py starts them."""
 TOKEN = "token-of-these-lookup-servers-0123"
 ENDLESS = ("jobs follow-events",)

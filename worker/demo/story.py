@@ -331,7 +331,7 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rows", type=int, default=3_000_000)
     parser.add_argument("--once", action="store_true", help="end after the report")
-    parser.add_argument("--login", default="icestream login", help="what prints a link to the page")
+    parser.add_argument("--login", default="icestream login-link", help="what prints a link to the page")
     options = parser.parse_args()
     console = Console()
     icestream = Icestream(os.environ["ICESTREAM_URL"], os.environ["ICESTREAM_API_KEY"])

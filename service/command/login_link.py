@@ -1,4 +1,4 @@
-"""`icestream login`: a new login link for the service that runs on this machine.
+"""`icestream login-link`: a new login link for the service that runs on this machine.
 
 Whoever can write to the control database may do anything, so that is the proof: the hash of the link's secret
 is written there, and nothing is asked over the network but whether the service runs.
@@ -27,8 +27,8 @@ def make_link(settings: Settings, url: str | None) -> str:
     if files and not Path(files[0]).exists():
         raise StartError(
             f"No service keeps its database at {files[0]}: name its directory with --data-dir or its "
-            "ICESTREAM_DATABASE_URL. If it runs on another machine, run `icestream login` there, or sign in "
-            "with an API key."
+            "ICESTREAM_DATABASE_URL. If it runs on another machine, run `icestream login-link` there, or "
+            "sign in with an API key."
         )
     here = _address_of_up(settings.data_dir) or address_of(settings.host, settings.port)
     _check_that_it_runs(here)
