@@ -33,6 +33,14 @@ def patient_database() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def nobody_has_logged_in(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Whatever address and key whoever runs the tests has kept for the command line."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def compiled_once() -> Iterator[None]:
     """Nearly every test has a database, and so an engine, which would compile each statement anew."""
     compiled: dict[type[Dialect], LRUCache[Any, Any]] = defaultdict(lambda: LRUCache(2000))

@@ -74,8 +74,11 @@ _COMMANDS = """\
     icestream worker           # a worker, on any Spark master
     icestream tables list --status blocked
 
-All that the API does is a command. It talks to the service at `ICESTREAM_URL` (`http://127.0.0.1:8000`)
-with the key in `ICESTREAM_API_KEY`.
+All that the API does is a command. Where the service is and who calls, `icestream login URL` asks once: it
+reads the key from the terminal or from standard input, sees whether the service knows it, and keeps both in
+`~/.config/icestream/login.json`, which nobody else may read; `icestream logout` removes that. `--url` goes
+before `ICESTREAM_URL`, and that before the file; without any, it is `http://127.0.0.1:8000`. The key in
+`ICESTREAM_API_KEY` goes before the one in the file, which is told to no other address than its own.
 
 - `--help` after any of them tells its options. `icestream --install-completion` completes them in bash,
   zsh and fish.

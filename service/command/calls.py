@@ -4,11 +4,13 @@ Whatever goes wrong ends the program with words and with 1.
 """
 
 import json
+import os
 import re
 import sys
 import time
 from collections.abc import Mapping
 from enum import Enum
+from getpass import getpass
 from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import quote
@@ -19,6 +21,7 @@ from rich.console import Console
 
 from icestream.connection import Connection, is_id, json_of
 from icestream.errors import IcestreamError, ProblemError, SetupError, refusal
+from service.command import saved_login
 from service.command.columns import progress, reason_of
 from service.command.operations import NAMED, Json, Operation, Output
 from service.command.printing import harmless, print_answer
@@ -69,13 +72,49 @@ def wait(job_id: str, output: Output) -> None:
         raise typer.Exit(1)
 
 
+def log_in(url: str | None) -> None:
+    """Keeps an address and a key, once the service there knows the key. url: None for the usual one."""
+    try:
+        if url is None:
+            url = saved_login.service_url()
+        url = url.rstrip("/")
+        if sys.stdin.isatty():
+            key = getpass(f"API key for {harmless(url, lines=False)}: ").strip()
+        else:
+            key = sys.stdin.readline().strip()
+        if not key:
+            raise SetupError("No key was given.", "Type it, or write it to standard input.")
+        with Connection(url, key) as connection:
+            me = json_of(connection.request("GET", "/api/v1/me"))
+        path = saved_login.save(saved_login.Login(url, key))
+    except IcestreamError as error:
+        _end(error)
+    _say(f"Logged in to {url} as {me['name']} ({me['role']}). {path} keeps that, for you alone.")
+    for variable in ("ICESTREAM_URL", "ICESTREAM_API_KEY"):
+        if os.environ.get(variable):
+            _say(f"{variable} is set, and goes before it.")
+
+
+def log_out() -> None:
+    try:
+        forgotten = saved_login.forget()
+    except IcestreamError as error:
+        _end(error)
+    _say(
+        "Logged out. `icestream auth revoke-api-key` ends the key itself."
+        if forgotten
+        else "Nobody is logged in."
+    )
+
+
 class Client:
     """Talks to the service."""
 
     def __init__(self, wait_seconds: float = 0) -> None:
         """wait_seconds: as of `Connection`."""
         try:
-            self._connection = Connection(wait_seconds=wait_seconds)
+            login = saved_login.find()
+            self._connection = Connection(login.url, login.api_key, wait_seconds=wait_seconds)
         except IcestreamError as error:
             _end(error)
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from service.command import api_commands
+from service import __version__
+from service.command import api_commands, saved_login
 
 if TYPE_CHECKING:
     from service.command.up import Demo
@@ -36,6 +37,52 @@ DownTo = Annotated[
     str | None, typer.Option(help="An older migration to go back to; what it does not know is lost.")
 ]
 Browser = Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")]
+
+
+def _tell_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"icestream {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def choose(
+    url: Annotated[
+        str | None,
+        typer.Option(
+            help="Address of the service; without it, ICESTREAM_URL, and then the one that `login` has kept.",
+            show_default="http://127.0.0.1:8000",
+        ),
+    ] = None,
+    _version: Annotated[
+        bool,
+        typer.Option("--version", is_eager=True, callback=_tell_version, help="Show the version, and end."),
+    ] = False,
+) -> None:
+    saved_login.ask_at(url)
+
+
+@app.command()
+def login(
+    url: Annotated[
+        str | None, typer.Argument(help="Address of the service.", show_default="that of --url")
+    ] = None,
+) -> None:
+    """Keep the address of a service and a key for it, so that commands need neither.
+
+    The key is asked for, or read from standard input where that is no terminal.
+    """
+    from service.command.calls import log_in
+
+    log_in(url)
+
+
+@app.command()
+def logout() -> None:
+    """Forget the address and the key that `login` has kept on this machine. The key stays good."""
+    from service.command.calls import log_out
+
+    log_out()
 
 
 @app.command()

@@ -253,5 +253,5 @@ def test_who_cannot_ask_is_told_what_is_missing(call: Call, monkeypatch: pytest.
     assert "ICESTREAM_URL says where it is" in call("tables", "list").stderr
     monkeypatch.delenv("ICESTREAM_API_KEY")
     told = call("tables", "list").stderr
-    assert "ICESTREAM_API_KEY is not set." in told
+    assert "ICESTREAM_API_KEY is not set" in told
     assert "ICESTREAM_BOOTSTRAP_KEY" in told
