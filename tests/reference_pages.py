@@ -81,14 +81,16 @@ before `ICESTREAM_URL`, and that before the file; without any, it is `http://127
 `ICESTREAM_API_KEY` goes before the one in the file, which is told to no other address than its own.
 
 - `--help` after any of them tells its options. `icestream --install-completion` completes them in bash,
-  zsh and fish.
-- A table is its id, `shop.orders`, or `lake.shop.orders` with its catalog. A webhook or a key is its id or
-  its name.
+  zsh and fish, with the names of tables, catalogs, policies, webhooks and keys that the service knows.
+- A table is its name with its catalog, `lake.shop.orders`, or `shop.orders` where that is clear, or its id.
+  A job is its id, or the name of its table: the newest job. A webhook or a key is its id or its name.
+- What deletes asks before it does, on a terminal; elsewhere it does nothing without `--yes`.
+- An empty word (`--policy ""`) is none where there may be none.
 - `-o` says how an answer is printed. `table` is for people: a line for each item, as wide as the terminal,
   and why it is as it is; of one item, a tree. `wide` has more columns, and cuts nothing off. `json` and
   `yaml` are for programs: the answer as the API gives it. In a pipe nothing is cut off either way.
 - What tables, catalogs and workers have named is shown without characters that steer a terminal.
-- A change names the version that it has just read, as If-Match wants.
+- A change is refused if somebody else changed the same thing a moment before.
 - The exit code is 0 if the service did what was asked, 1 if it did not, and 2 if the command was wrong.
   `jobs wait` ends with 1 unless the job succeeded, and its last line says what the job did not do.
 
@@ -167,7 +169,11 @@ def _commands_of(group: Any, above: str = "") -> Iterator[tuple[str, str]]:
         if hasattr(command, "commands"):
             yield from _commands_of(command, f"{name} ")
         else:
-            arguments = [one.name.upper() for one in command.params if one.param_type_name == "argument"]
+            arguments = [
+                (one.metavar or one.name.upper())
+                for one in command.params
+                if one.param_type_name == "argument"
+            ]
             first, *_ = re.split(r"\n\n", command.help)
             yield f"`{' '.join([above + name, *arguments])}`", first
 

@@ -11,7 +11,22 @@ from typing import Annotated, Any
 
 import typer
 
-from service.command.operations import Operation, Output, load_document, operations
+from service.command.completion import names_of
+from service.command.operations import Field, Operation, Output, load_document, operations
+
+_OUTPUT = Annotated[Output, typer.Option("--output", "-o", help="How it is printed.")]
+_YES = Annotated[bool, typer.Option("--yes", "-y", help="Do it without a question.", show_default=False)]
+_TABLE_TO_ENROL = Annotated[
+    str | None,
+    typer.Argument(metavar="TABLE", help="Its name with the catalog before it.", show_default=False),
+]
+_JOB = typer.Argument(
+    metavar="JOB",
+    help="Id of a job, or name of a table: its newest job.",
+    show_default=False,
+    autocompletion=names_of("/tables"),
+)
+_TABLE = typer.Argument(help="Name or id of a table.", show_default=False, autocompletion=names_of("/tables"))
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -33,29 +48,39 @@ def _command(operation: Operation) -> Callable[..., None]:
     def call(**given: Any) -> None:
         from service.command import calls as client
 
-        client.call(operation, given, given.pop("output"))
+        client.call(operation, given, given.pop("output"), is_sure=given.pop("yes", False))
 
     parameters = [
-        inspect.Parameter(
+        _parameter(
             field.python_name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=inspect.Parameter.empty if field.is_required else None,
-            annotation=field.annotation(),
+            field.annotation(),
+            inspect.Parameter.empty if field.is_required and not _is_in_name(operation, field) else None,
         )
-        for field in sorted(operation.fields, key=lambda field: not field.is_required)
+        for field in operation.fields
     ]
-    shown = Annotated[Output, typer.Option("--output", "-o", help="How the answer is printed.")]
-    parameters.append(
-        inspect.Parameter("output", inspect.Parameter.KEYWORD_ONLY, default=Output.TABLE, annotation=shown)
-    )
+    if operation.id == "enroll_table":
+        parameters.append(_parameter("table", _TABLE_TO_ENROL, None))
+    if operation.takes_away:
+        parameters.append(_parameter("yes", _YES, False))
+    parameters.append(_parameter("output", _OUTPUT, Output.TABLE))
+    parameters.sort(key=lambda one: one.default is not inspect.Parameter.empty)
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return call
 
 
+def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _is_in_name(operation: Operation, field: Field) -> bool:
+    """Whether the name of a table that is to be enrolled says it."""
+    return operation.id == "enroll_table" and field.name in ("catalog", "identifier")
+
+
 def wait(
-    job_id: Annotated[str, typer.Argument(help="Id of a job.", show_default=False)],
-    output: Annotated[Output, typer.Option("--output", "-o", help="How the job is printed.")] = Output.TABLE,
+    job_id: Annotated[str, _JOB],
+    output: _OUTPUT = Output.TABLE,
 ) -> None:
     """Wait until a job has ended, and show it. Ends with 1 unless it succeeded."""
     from service.command import calls as client
@@ -64,7 +89,7 @@ def wait(
 
 
 def look_up(
-    table: Annotated[str, typer.Argument(help="Name or id of a table.", show_default=False)],
+    table: Annotated[str, _TABLE],
     key: Annotated[
         list[str] | None,
         typer.Option(help="column=value, with commas between columns, or a JSON object; for each key."),
@@ -90,7 +115,7 @@ def look_up(
     max_staleness_seconds: Annotated[
         float, typer.Option(help="How old the look at the catalog may be.", min=0, max=3_600)
     ] = 1,
-    output: Annotated[Output, typer.Option("--output", "-o", help="How rows are printed.")] = Output.TABLE,
+    output: _OUTPUT = Output.TABLE,
 ) -> None:
     """Tell where the rows of keys are, whether they are live, and what they hold."""
     from service.command import lookup

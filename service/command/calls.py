@@ -20,7 +20,7 @@ import typer
 from rich.console import Console
 
 from icestream.connection import Connection, is_id, json_of
-from icestream.errors import IcestreamError, ProblemError, SetupError, refusal
+from icestream.errors import IcestreamError, ProblemError, SetupError, UnknownNameError, refusal
 from service.command import saved_login
 from service.command.columns import progress, reason_of
 from service.command.operations import NAMED, Json, Operation, Output
@@ -38,10 +38,17 @@ def _say(words: str, style: str = "") -> None:
     _err.print(harmless(words), style=style)
 
 
-def call(operation: Operation, given: Mapping[str, Any], output: Output) -> None:
-    """Makes a call and prints the answer. given: values of its fields, by their Python names."""
+def call(operation: Operation, given: Json, output: Output, *, is_sure: bool) -> None:
+    """Makes a call and prints the answer. given: values of its fields, by their Python names.
+
+    is_sure: that nobody is to be asked whether that is what they want.
+    """
     with Client() as client:
+        if operation.id == "enroll_table":
+            given = client.split_name(given)
         path, query, body = client.fill(operation, given)
+        if operation.takes_away and not is_sure and not given.get("dry_run"):
+            _make_sure(operation, given)
         if operation.is_stream:
             client.follow(path, query)
         elif operation.page_items is not None:
@@ -52,10 +59,24 @@ def call(operation: Operation, given: Mapping[str, Any], output: Output) -> None
             print_answer(client.send(operation.method, path, query, body, version), output, operation.id)
 
 
+def _make_sure(operation: Operation, given: Mapping[str, Any]) -> None:
+    """Ends the program unless somebody is there and says yes."""
+    named = " ".join(str(given[field.python_name]) for field in operation.fields if field.place == "path")
+    command = f"{operation.group} {operation.name} {named}".strip()
+    if not sys.stdin.isatty():
+        _say(f"Nobody can be asked whether {command} is meant: say so with --yes. Nothing was done.")
+        raise typer.Exit(2)
+    _say(operation.description.partition("\n\n")[0])
+    if not typer.confirm(harmless(f"{command}: is that what you want?", lines=False), err=True):
+        _say("Nothing was done.")
+        raise typer.Exit(1)
+
+
 def wait(job_id: str, output: Output) -> None:
     """Tells the progress of a job until it has ended, and prints it."""
     told = None
     with Client() as client:
+        job_id = client.find("job_id", job_id)
         while True:
             job = client.send("GET", f"/api/v1/jobs/{job_id}")
             if job["status"] in _ENDED:
@@ -131,10 +152,12 @@ class Client:
             value = given.get(field.python_name)
             if value is None:
                 continue
-            if field.is_json:
+            if field.is_nullable and value in ("", [""]):
+                value = None
+            elif field.is_json:
                 value = _parsed(field.name, value)
-            elif field.name in NAMED:
-                value = self._find(field.name, value)
+            elif field.name in NAMED or field.name == "job_id":
+                value = self.find(field.name, value)
             elif field.is_dotted:
                 value = _parts(field.name, value)
             else:
@@ -152,13 +175,38 @@ class Client:
         except IcestreamError as error:
             _end(error)
 
-    def _find(self, parameter: str, given: Any) -> str:
-        if parameter not in NAMED or is_id(given):
+    def find(self, parameter: str, given: Any) -> str:
+        """The id of what is named; of a table whose job is meant, that of its newest one."""
+        if is_id(given):
             return str(given)
         try:
-            return str(self._connection.find(*NAMED[parameter], given)["id"])
+            if parameter != "job_id":
+                return str(self._connection.find(*NAMED[parameter], given)["id"])
+            query = {"table_id": self._connection.table_id(given)}
+            newest = self._connection.read_list("/api/v1/jobs", query, 1)["items"]
         except IcestreamError as error:
             _end(error)
+        if not newest:
+            _end(UnknownNameError(f"{given} has no job.", "`icestream jobs request` queues one."))
+        return str(newest[0]["id"])
+
+    def split_name(self, given: Json) -> Json:
+        """The catalog and the identifier of a table that is to be enrolled, from its name."""
+        named = given.get("table")
+        if named is None:
+            if not given.get("catalog") or not given.get("identifier"):
+                raise typer.BadParameter("Name the table, as lake.shop.orders, with its catalog first.")
+            return given
+        catalogs = [one["name"] for one in self.read_list("/api/v1/catalogs", {}, None, 500)["items"]]
+        # A catalog's name may have dots itself.
+        before = [name for name in catalogs if named.startswith(f"{name}.")]
+        if not before:
+            known = ", ".join(catalogs) or "none yet"
+            _end(
+                UnknownNameError(f"No catalog's name begins {named}; there are: {known}.", "Write it first.")
+            )
+        catalog = max(before, key=len)
+        return {**given, "catalog": catalog, "identifier": [named.removeprefix(f"{catalog}.")]}
 
     def read_list(self, path: str, query: Json, limit: int | None, page_items: int) -> Json:
         """Items of as many pages as it takes to have `limit` of them; all, without one."""

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from service.command.operations import Json
 from service.quantities import brief, sized
 
+Json = dict[str, Any]
 _LISTS = {
     "find_candidates": "name equality_deletes equality_delete_files oldest table_id | bytes format_version",
     "list_api_keys": "name role state used age | expires_at created_by prefix scopes id",

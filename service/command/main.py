@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from service import __version__
-from service.command import api_commands, saved_login
+from service.command import api_commands
 
 if TYPE_CHECKING:
     from service.command.up import Demo
@@ -59,7 +59,10 @@ def choose(
         typer.Option("--version", is_eager=True, callback=_tell_version, help="Show the version, and end."),
     ] = False,
 ) -> None:
-    saved_login.ask_at(url)
+    if url is not None:
+        from service.command.saved_login import ask_at
+
+        ask_at(url)
 
 
 @app.command()
@@ -183,7 +186,7 @@ def migrate(down_to: DownTo = None) -> None:
 
 @app.command()
 def openapi() -> None:
-    """Print the OpenAPI document of the HTTP API."""
+    """Print the OpenAPI document, which describes the API to programs."""
     from service.command.openapi import render
 
     typer.echo(render(), nl=False)

@@ -13,6 +13,9 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from service.command import words
+from service.command.completion import names_of
+
 Json = dict[str, Any]
 
 _DOCUMENT = Path(__file__).with_name("openapi.json")
@@ -32,10 +35,26 @@ NAMED = {
 """Where things are looked for whose name is given and not their id: the list, and its field of names.
 
 Catalogs and policies are not: the service takes their names for ids."""
+_COMPLETED = {
+    **dict.fromkeys(("catalog", "catalog_id"), "/catalogs"),
+    **dict.fromkeys(("policy", "policy_id"), "/policies"),
+    **dict.fromkeys(("table_id", "job_id", "tables"), "/tables"),
+    **{name: path for name, (path, _) in NAMED.items()},
+}
+"""Where names are listed that a shell can complete."""
+_HIDDEN = frozenset({"cursor"})
+"""Lists are read to the end, or to --limit."""
+_TAKE_AWAY = frozenset({"create_erasure", "delete_rows"})
+"""With all that deletes: whoever asks for these is asked back."""
 DOTTED = frozenset({"identifier", "namespace"})
 """Lists of parts that people write as one word, with dots."""
 
 
+_OR_ITS_NAME = {
+    "job_id": " The name of a table will do, too: its newest job.",
+    "key_id": " Its name will do, too.",
+    "webhook_id": " Its name will do, too.",
+}
 _DOTTED_WORDS = " Here with dots, as in shop.orders; if a part has dots itself, once for each part."
 
 
@@ -57,10 +76,17 @@ class Field:
     schema: Json
     description: str
     is_required: bool
+    is_nullable: bool = False
 
     @property
     def python_name(self) -> str:
         return re.sub(r"\W", "_", self.name)
+
+    @property
+    def shown_name(self) -> str:
+        """As people write it: what is named by itself is no id of it."""
+        is_of_names = self.place == "path" or self.name in NAMED or self.name == "job_id"
+        return self.python_name.removesuffix("_id") if is_of_names else self.python_name
 
     @property
     def is_dotted(self) -> bool:
@@ -76,19 +102,23 @@ class Field:
 
     def annotation(self) -> Any:
         """What Typer makes an argument or option of."""
-        words = self.description
-        if self.name in NAMED:
-            words += " Its name will do, too" + (
-                ": shop.orders, or lake.shop.orders with its catalog." if self.name == "table_id" else "."
-            )
+        words = self.description + _OR_ITS_NAME.get(self.name, "")
         many = self.schema.get("type") == "array" and not self.is_json
         kind = str if self.is_json else self._kind(self.schema["items"] if many else self.schema)
         kind = list[kind] if many else kind  # type: ignore[valid-type]
+        complete = names_of(_COMPLETED[self.name]) if self.name in _COMPLETED else None
         if self.place == "path":
-            return Annotated[kind, typer.Argument(metavar=self.name.upper(), help=words, show_default=False)]
-        words += " JSON, or @FILE with it." if self.is_json else ""
+            name = self.shown_name.upper()
+            argument = typer.Argument(metavar=name, help=words, show_default=False, autocompletion=complete)
+            return Annotated[kind, argument]
+        if self.is_json:
+            words += " JSON, or @FILE with it."
+        elif self.is_nullable:
+            words = re.sub(r"\b[Nn]ull\b", '""', words)
         words += _DOTTED_WORDS if self.is_dotted else ""
-        option = typer.Option(help=words, show_default=False)
+        name = f"--{self.shown_name.replace('_', '-')}"
+        name = f"{name}/--no-{name.removeprefix('--')}" if kind is bool else name
+        option = typer.Option(name, help=words, show_default=False, autocompletion=complete)
         return Annotated[kind if self.is_required else kind | None, option]
 
     def _kind(self, schema: Json) -> Any:
@@ -114,6 +144,11 @@ class Operation:
     is_stream: bool
 
     @property
+    def takes_away(self) -> bool:
+        """Whether somebody should think twice."""
+        return self.method == "DELETE" or self.id in _TAKE_AWAY
+
+    @property
     def name(self) -> str:
         """What it does, without the noun of its group: `list` for list_tables in `tables`."""
         nouns = {self.group, self.group.removesuffix("s"), self.group.removesuffix("ies") + "y"}
@@ -135,25 +170,15 @@ def operations(document: Json) -> Iterator[Operation]:
 def _operation(document: Json, path: str, method: str, call: Json) -> Operation:
     parameters = call.get("parameters", [])
     fields = [
-        Field(
-            parameter["name"],
-            parameter["in"],
-            _plain(document, parameter["schema"]),
-            parameter.get("description", ""),
-            parameter.get("required", False),
-        )
+        _field(document, call, parameter["in"], parameter["name"], parameter, parameter["schema"])
         for parameter in parameters
-        if parameter["in"] != "header"
+        if parameter["in"] != "header" and parameter["name"] not in _HIDDEN
     ]
     if body := call.get("requestBody"):
         schema = _plain(document, body["content"]["application/json"]["schema"])
         fields += [
-            Field(
-                name,
-                "body",
-                _plain(document, field),
-                field.get("description", ""),
-                name in schema.get("required", ()),
+            _field(
+                document, call, "body", name, {**field, "required": name in schema.get("required", ())}, field
             )
             for name, field in schema["properties"].items()
         ]
@@ -168,11 +193,24 @@ def _operation(document: Json, path: str, method: str, call: Json) -> Operation:
         group=call["tags"][0],
         method=method.upper(),
         path=path,
-        description=str(call.get("description", "")),
+        description=words.OPERATIONS.get(call["operationId"]) or str(call.get("description", "")),
         fields=tuple(fields),
         takes_version=any(parameter["name"].lower() == "if-match" for parameter in parameters),
         page_items=_page_items(fields) if "next_cursor" in shown.get("properties", {}) else None,
         is_stream="text/event-stream" in content,
+    )
+
+
+def _field(document: Json, call: Json, place: Any, name: str, told: Json, schema: Json) -> Field:
+    """told: its description, and whether it is required."""
+    described = str(told.get("description", ""))
+    return Field(
+        name,
+        place,
+        _plain(document, schema),
+        words.FIELDS.get(f"{call['operationId']}.{name}", words.FIELDS.get(name, described)),
+        told.get("required", False),
+        any(one.get("type") == "null" for one in schema.get("anyOf", ())),
     )
 
 

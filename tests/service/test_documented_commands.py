@@ -30,7 +30,7 @@ PROGRAMS = (
     "migrate",
     "worker",
     "lookup",
-    "login-link",
+    "login",
     "openapi",
     "--install-completion",
 )
@@ -84,8 +84,8 @@ def lake(service: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> d
     erasure = service.admin.post("/erasures", json=asked).json()["id"]
     # A webhook's name does for its id.
     return {
-        "TABLE_ID": table["id"],
-        "JOB_ID": job["id"],
+        "TABLE": table["id"],
+        "JOB": job["id"],
         "WEBHOOK_ID": "on-call",
         "ERASURE_ID": erasure,
     }
@@ -101,7 +101,8 @@ def test_each_call_that_a_document_shows_does_what_it_says(lake: dict[str, str])
     # What others need is made first, and a table is deleted after everything else.
     for command in sorted(shown, key=lambda one: ("delete " in one) - ("enroll" in one or "create" in one)):
         words = [lake.get(word, word) for word in shlex.split(command, comments=True)]
-        result = run(*words)
+        asks = command.partition(" ")[2].startswith("delete") or command.startswith("erasures create")
+        result = run(*words, *(["--yes"] if asks else []))
         # The job that was waited for was cancelled.
         expected = 1 if command.startswith("jobs wait") else 0
         assert result.exit_code == expected, f"{command}: {result.output}"

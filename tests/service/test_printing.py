@@ -1,14 +1,19 @@
-"""What commands print: lists in the width that there is, trees, JSON and YAML, and nothing that steers."""
+"""What commands say: lists as wide as there is room, trees, JSON and YAML, help, and nothing that steers."""
 
 import json
+import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import typer
 import yaml
 from rich.cells import cell_len
 from rich.console import Console
 
 from service.command.columns import columns
+from service.command.completion import names_of
+from service.command.main import app
 from service.command.operations import Output, load_document, operations
 from service.command.printing import harmless, print_answer, rows_table
 from service.quantities import brief
@@ -167,3 +172,30 @@ def test_each_column_of_a_list_is_a_field_of_its_items() -> None:
 )
 def test_times_are_brief_in_columns(seconds: float, words: str) -> None:
     assert brief(seconds) == words
+
+
+def test_help_speaks_of_what_people_do_and_not_of_http() -> None:
+    of_http = re.compile(
+        r"\b(HTTP|POST|GET|PUT|PATCH|DELETE|ETag|If-Match|merge patch|endpoints?|status code|[45]\d\d|route"
+        r"|next_cursor|query|body|server-sent|idempoten\w+|X-Request-ID|null(?!(?s:.*) JSON))\b"
+        r"|/docs|/check|the request|This request"
+    )
+
+    def told(group: Any, above: str = "") -> Iterator[tuple[str, str]]:
+        for name, command in group.commands.items():
+            yield above + name, command.help
+            if hasattr(command, "commands"):
+                yield from told(command, f"{above}{name} ")
+            else:
+                yield from ((f"{above}{name} {one.name}", getattr(one, "help", "")) for one in command.params)
+
+    words = list(told(typer.main.get_command(app)))
+    assert len(words) > 300
+    assert [(where, text) for where, text in words if of_http.search(text or "")] == []
+
+
+def test_a_service_that_does_not_answer_completes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ICESTREAM_URL", "http://127.0.0.1:1")
+    assert names_of("/tables")("lake") == []
+    monkeypatch.delenv("ICESTREAM_API_KEY", raising=False)
+    assert names_of("/tables")("lake") == []

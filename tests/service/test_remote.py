@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -58,7 +59,7 @@ def test_every_call_but_those_of_programs_is_a_command(call: Call) -> None:
         shown = call(one.group, one.name, "--help")
         assert shown.exit_code == 0, shown.output
         for field in one.fields:
-            name = field.python_name
+            name = field.shown_name
             assert (name.upper() if field.place == "path" else f"--{name.replace('_', '-')}") in shown.output
             assert all(one in shown.output for one in re.findall(r"\[[a-z]+\]", field.description))
 
@@ -80,17 +81,18 @@ def test_a_table_is_enrolled_changed_and_removed_by_its_name(call: Call, service
     ended = call("jobs", "wait", job["id"])
     assert ended.exit_code == 1
     assert "cancelled" in ended.stdout
-    assert call("tables", "delete", "db.t").exit_code == 0
+    assert call("tables", "delete", "db.t", "--yes").exit_code == 0
     assert "No table is named [b]x." in call("tables", "get", "[b]x").stderr, "brackets are no markup"
     gone = call("tables", "get", "db.t")
     assert gone.exit_code == 1
     assert "No table is named db.t." in gone.stderr
 
 
-@pytest.mark.parametrize("name", [("db.t",), ("db", "t"), ('["db", "t"]',)])
+@pytest.mark.parametrize("name", [(), ("db.t",), ("db", "t"), ('["db", "t"]',)])
 def test_a_table_is_enrolled_by_its_name_with_dots_or_in_parts(call: Call, name: tuple[str, ...]) -> None:
     given = [word for part in name for word in ("--identifier", part)]
-    table = answer(call("tables", "enroll", "--catalog", "local", *given, "-o", "json"))
+    named = ("--catalog", "local", *given) if name else ("local.db.t",)
+    table = answer(call("tables", "enroll", *named, "-o", "json"))
     assert table["identifier"] == ["db", "t"]
     found = answer(call("discovery", "find-candidates", "local", "--all-tables", "-o", "json"))
     assert [one["identifier"] for one in found["items"]] == [["db", "t"]]
@@ -108,11 +110,11 @@ def test_every_call_takes_a_tables_name_wherever_it_takes_its_id(call: Call, nam
         place = next(field.place for field in one.fields if field.name == "table_id")
         if any(field.place == "path" and field.name != "table_id" for field in one.fields):
             continue  # of a webhook, which there is none of
-        told = call(one.group, one.name, *(["--table-id"] if place == "query" else []), name)
+        told = call(one.group, one.name, *(["--table"] if place == "query" else []), name)
         assert "is named" not in told.stderr, told.output
         assert "(404)" not in told.stderr or one.group == "health", told.output
     standard = ("--level", "table", "--policy", "standard")
-    assert call("policies", "attach", "--table-id", name, *standard).exit_code == 0
+    assert call("policies", "attach", "--table", name, *standard).exit_code == 0
 
 
 def test_a_name_that_several_tables_have_is_told_with_their_ids(
@@ -132,6 +134,81 @@ def test_a_name_that_several_tables_have_is_told_with_their_ids(
     assert "2 tables are named db.t." in words
     assert f"{one['id']} is db.t of catalog local on branch main" in words
     assert answer(call("tables", "get", "second.db.t", "-o", "json"))["catalog"] == "second"
+
+
+def test_the_catalog_of_a_name_is_the_longest_that_there_is(
+    call: Call, service: Running, iceberg: IcebergCatalog
+) -> None:
+    other = {"name": "local.db", "type": "sql", "properties": iceberg.properties}
+    assert service.admin.post("/catalogs", json=other).status_code == 201
+    wrong = call("tables", "enroll", "local.db.x.t")
+    assert "local.db" in wrong.stderr
+    nowhere = call("tables", "enroll", "elsewhere.db.t")
+    assert nowhere.exit_code == 1
+    assert "No catalog's name begins elsewhere.db.t; there are: local, local.db." in nowhere.stderr
+    assert call("tables", "enroll").exit_code == 2
+
+
+def test_a_job_goes_by_its_table_if_it_is_the_newest(call: Call) -> None:
+    enroll(call)
+    assert "db.t has no job." in call("jobs", "get", "db.t").stderr
+    for kind in ("index", "convert"):
+        newest = answer(call("jobs", "request", "local.db.t", "--kind", kind, "-o", "json"))
+    assert answer(call("jobs", "get", "local.db.t", "-o", "json"))["id"] == newest["id"]
+    assert call("jobs", "cancel", "local.db.t").exit_code == 0
+    waited = call("jobs", "wait", "local.db.t", "-o", "json")
+    assert (waited.exit_code, json.loads(waited.stdout)["id"]) == (1, newest["id"])
+
+
+def test_nothing_that_is_there_goes_without_a_yes(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    enroll(call)
+    taking = [one for one in operations(load_document()) if one.takes_away]
+    assert len(taking) >= 8
+    assert all("--yes" in call(one.group, one.name, "--help").output for one in taking)
+    unasked = call("tables", "delete", "local.db.t")
+    assert unasked.exit_code == 2
+    assert "say so with --yes" in " ".join(unasked.stderr.split())
+    no_such = call("tables", "delete", "local.db.x")
+    assert (no_such.exit_code, "is named local.db.x" in no_such.stderr) == (1, True)
+    keys = ("--keys", '[{"id": 1}]', "--key-columns", "id")
+    assert call("rows", "delete", "local.db.t", *keys).exit_code == 2
+    assert call("rows", "delete", "local.db.t", *keys, "--dry-run").exit_code == 0
+    # On a terminal, whoever is there is asked.
+    for typed, is_there in (("n\n", True), ("\n", True), ("y\n", False)):
+        terminal = StringIO(typed)
+        monkeypatch.setattr(terminal, "isatty", lambda: True)
+        monkeypatch.setattr(sys, "stdin", terminal)
+        with pytest.raises(SystemExit) as ended:
+            app(["tables", "delete", "local.db.t"])
+        assert ended.value.code == int(is_there)
+        assert (call("tables", "get", "local.db.t").exit_code == 0) == is_there
+
+
+def test_an_empty_word_is_none_where_there_may_be_none(call: Call) -> None:
+    enroll(call)
+    assert answer(call("tables", "update", "db.t", "--policy", "manual", "-o", "json"))["policy"] == "manual"
+    assert answer(call("tables", "update", "db.t", "--policy", "", "-o", "json"))["policy"] is None
+
+
+def test_shells_complete_names_that_the_service_knows(
+    call: Call, service: Running, iceberg: IcebergCatalog
+) -> None:
+    for name in ("db.$(reboot)", "db.`x`", "db.a b"):
+        iceberg.create(name)
+        service.enroll(name)
+    enroll(call)
+
+    def offered(typed: str) -> list[str]:
+        shell = {"COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" "))}
+        asked = {"_ICESTREAM_COMPLETE": "complete_bash", **shell}
+        return CliRunner().invoke(app, [], prog_name="icestream", env=asked).output.split()
+
+    assert offered("icestream tables get lo") == ["local.db.t"]
+    assert offered("icestream tables get local.db.") == ["local.db.t"]
+    assert offered("icestream jobs wait local.") == ["local.db.t"]
+    assert offered("icestream tables get db.") == ["db.t"]
+    assert offered("icestream tables list --catalog l") == ["local"]
+    assert offered("icestream policies get st") == ["standard"]
 
 
 def test_a_job_is_waited_for(call: Call, service: Running, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,7 +276,7 @@ def test_lists_go_on_to_the_limit_that_is_asked_for(call: Call, monkeypatch: pyt
     assert found["next_cursor"]
     assert "There are more" in call("auth", "list-api-keys", "--limit", "2").stderr
     assert len(answer(call("auth", "list-api-keys", "--search", "key", "-o", "json"))["items"]) == 3
-    several = call("auth", "revoke-api-key", "key1")
+    several = call("auth", "revoke-api-key", "key1", "--yes")
     assert several.exit_code == 0, several.output
     assert "No API key is named key." in call("auth", "revoke-api-key", "key").stderr
 

@@ -24,6 +24,7 @@ def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.delenv("ICESTREAM_URL", raising=False)
     monkeypatch.delenv("ICESTREAM_API_KEY", raising=False)
+    monkeypatch.setattr(saved_login, "_asked", [])
 
 
 def run(*arguments: str, typed: str = "") -> Result:
