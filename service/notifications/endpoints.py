@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, BackgroundTasks, Depends, Request
+from fastapi import APIRouter, Depends
 
 from service.auth.access import Access
 from service.auth.models import Principal
@@ -10,6 +10,7 @@ from service.catalogs.service import get_catalog
 from service.db.database import WriteSession
 from service.http.messages import CatalogId, TableId
 from service.http.routing import ApiRoute
+from service.http.waking import WAKES
 from service.notifications import service
 from service.notifications.events import places_of
 from service.notifications.models import CatalogNotification, Notified, StoreEvent
@@ -20,21 +21,13 @@ router = APIRouter(tags=["notifications"], route_class=ApiRoute)
 Notifier = Annotated[Principal, Depends(Access(Role.OPERATOR))]
 
 
-async def _wake(request: Request, tasks: BackgroundTasks) -> None:
-    # After the answer, so after the commit. Where another replica polls, it looks with its next tick.
-    tasks.add_task(request.app.state.background.wake)
-
-
-_wakes = [Depends(_wake)]
-
-
-@router.post("/tables/{table_id}/notifications", status_code=202, dependencies=_wakes)
+@router.post("/tables/{table_id}/notifications", status_code=202, dependencies=WAKES)
 def notify_of_table(session: WriteSession, _caller: Notifier, table_id: TableId) -> Notified:
     """Tell that a table has a new commit: it is looked at now, and not when it is polled next."""
     return service.notify_of_table(session, get_table(session, table_id))
 
 
-@router.post("/catalogs/{catalog_id}/notifications", status_code=202, dependencies=_wakes)
+@router.post("/catalogs/{catalog_id}/notifications", status_code=202, dependencies=WAKES)
 def notify_of_tables(
     session: WriteSession, _caller: Notifier, catalog_id: CatalogId, body: CatalogNotification
 ) -> Notified:
@@ -42,7 +35,7 @@ def notify_of_tables(
     return service.notify_of_tables(session, get_catalog(session, catalog_id), body)
 
 
-@router.post("/catalogs/{catalog_id}/store-events", status_code=202, dependencies=_wakes)
+@router.post("/catalogs/{catalog_id}/store-events", status_code=202, dependencies=WAKES)
 def notify_by_event(
     session: WriteSession, _caller: Notifier, catalog_id: CatalogId, body: StoreEvent
 ) -> Notified:

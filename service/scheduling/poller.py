@@ -7,6 +7,7 @@ transaction. Only the replica that holds the scheduling lease polls (service.sch
 import hashlib
 import heapq
 import logging
+import math
 import random
 import threading
 import time
@@ -71,6 +72,9 @@ class Polled:
     """Where the table's metadata lay."""
     decide_at: datetime | None = None
     """When time can."""
+    look_within: float = math.inf
+    """Seconds until it has to be asked for its head at the latest: as long as its policy lets staged
+    snapshots wait."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +117,7 @@ class _Tracked:
     """While its metadata location stays, no look at it can find anything else until `decide_at`; after this,
     it is read again anyway. 0 if that has moved, or is not known."""
     decide_at: datetime | None = None
+    look_within: float = math.inf
     metadata_location: str | None = None
     is_busy: bool = False
 
@@ -314,13 +319,20 @@ class Poller:
                 turn = min(table.next_at, table.fresh_until or table.next_at)
                 due.append((not has_news, turn, table_id))
         # A few for each thread: whatever becomes urgent meanwhile goes before the rest.
-        room = max(self._settings.polls_per_catalog * _QUEUED_POLLS - lane.busy, 0)
+        room = self._room(lane)
         for _, _, table_id in heapq.nsmallest(room, due):
-            lane.tables[table_id].is_busy = True
-            lane.busy += 1
-            lane.threads.submit(self._poll_and_plan, lane, table_id, lane.tables[table_id])
+            self._start_poll(lane, table_id)
         lane.settled = deque(table_id for _, table_id in sorted(settled))
         self._start_sweeps(catalog_id, lane, moment)
+
+    def _room(self, lane: _Lane) -> int:
+        return max(self._settings.polls_per_catalog * _QUEUED_POLLS - lane.busy, 0)
+
+    def _start_poll(self, lane: _Lane, table_id: str) -> None:
+        table = lane.tables[table_id]
+        table.is_busy = True
+        lane.busy += 1
+        lane.threads.submit(self._poll_and_plan, lane, table_id, table)
 
     def _start_sweeps(self, catalog_id: str, lane: _Lane, moment: datetime) -> None:
         while lane.settled and lane.sweeps < self._settings.polls_per_catalog:
@@ -335,7 +347,7 @@ class Poller:
                 lane.threads.submit(self._sweep, catalog_id, lane, chosen)
 
     def _sweep(self, catalog_id: str, lane: _Lane, tables: dict[str, _Tracked]) -> None:
-        """Compare the metadata locations of tables in which nothing goes on; what moved is polled next."""
+        """Compare the metadata locations of tables in which nothing goes on; what moved is polled at once."""
         locations: MetadataLocations = {}
         try:
             with self._database.read() as session:
@@ -374,6 +386,9 @@ class Poller:
                 if table_id not in same:
                     table.fresh_until = table.next_at = 0.0
                     table.tells = False
+                    has_moved = table.identifier in locations and lane.tables.get(table_id) is table
+                    if has_moved and self._room(lane) and not self._is_stopping:
+                        self._start_poll(lane, table_id)
             if not self._is_stopping:
                 self._start_sweeps(catalog_id, lane, utc_now())
 
@@ -393,7 +408,8 @@ class Poller:
             if was_notified:
                 table.tells = found.metadata_location not in (None, table.metadata_location)
             table.is_busy, table.polled, table.metadata_location = False, news, found.metadata_location
-            table.next_at, table.decide_at = now + self._interval(table), found.decide_at
+            table.look_within, table.decide_at = found.look_within, found.decide_at
+            table.next_at = now + self._interval(table)
             table.fresh_until = 0.0
             if found.metadata_location is not None:
                 # Looked at anyway now and then, whatever else there may be that decisions depend on.
@@ -406,7 +422,9 @@ class Poller:
                 lane.next_at = now + min(doubled, _LONGEST_BACKOFF_SECONDS)
 
     def _interval(self, table: _Tracked) -> float:
-        seconds = self._settings.poll_interval_seconds * (_PATIENCE_IF_TOLD if table.tells else 1)
+        seconds = min(self._settings.poll_interval_seconds, table.look_within)
+        if table.tells:
+            seconds = max(seconds, self._settings.scheduler_interval_seconds) * _PATIENCE_IF_TOLD
         return seconds * random.uniform(0.9, 1.1)  # noqa: S311 - no secret
 
     def _budget(self) -> Budget:
@@ -515,10 +533,12 @@ class Poller:
         decide_at = schedule(session, table, health, now, policy)
         record_sample(session, table, health, policy, now)
         lags_at = begins_to_lag_at(session, table, health, policy, now)
+        is_published = table.publish_from is not None and policy.publish.enabled
         return Polled(
             is_reachable=True,
             metadata_location=loaded.metadata_location,
             decide_at=min(filter(None, (decide_at, lags_at)), default=None),
+            look_within=policy.publish.age_seconds if is_published else math.inf,
         )
 
     def _follow(

@@ -9,6 +9,7 @@ from service.db.database import CurrentDatabase, ReadSession, WriteSession, utc_
 from service.http.messages import AttemptNumber, JobId, WorkerId
 from service.http.paging import Page, PageRequest, Search
 from service.http.routing import ApiRoute
+from service.http.waking import WAKES
 from service.jobs import attempts
 from service.jobs.contract import (
     AddressRange,
@@ -95,7 +96,7 @@ def reserve_addresses(
     return attempts.reserve_addresses(session, caller, job_id, attempt, body)
 
 
-@router.post("/jobs/{job_id}/attempts/{attempt}/finish")
+@router.post("/jobs/{job_id}/attempts/{attempt}/finish", dependencies=WAKES)
 def finish_attempt(
     session: WriteSession, caller: WorkerCaller, job_id: JobId, attempt: AttemptNumber, body: FinishRequest
 ) -> JobView:

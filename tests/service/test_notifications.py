@@ -87,6 +87,12 @@ def test_a_service_that_waits_is_woken(settings: Settings, iceberg: IcebergCatal
         iceberg.delete_keys("db.t", [1])
         notify(service, path)
         wait_until(lambda: pending(service, table) == 1)
+        iceberg.delete_keys("db.t", [2])
+        service.admin.post(f"/tables/{table['id']}/jobs", json={"kind": "verify"})
+        assignment = service.claim(service.start_worker())
+        assert assignment is not None
+        service.finish(assignment)  # what follows a job does not wait either
+        wait_until(lambda: pending(service, table) == 2)
 
 
 def wait_until(is_met: Callable[[], bool]) -> None:

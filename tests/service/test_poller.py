@@ -25,7 +25,7 @@ from service.records.catalogs import Catalog
 from service.records.health import HealthSample, TableHealth
 from service.scheduling.poller import Poller
 from service.settings import Settings
-from tests.patience import PATIENCE_SECONDS
+from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.rest_catalog import running_rest_catalog
 from tests.service.conftest import ADMIN_KEY, ON_BOTH, Running, alike_on_both, running
 from tests.service.iceberg_tables import IcebergCatalog
@@ -59,9 +59,14 @@ def service(settings: Settings) -> Iterator[Running]:
 
 
 @contextmanager
-def polling(service: Running) -> Iterator[tuple[Poller, WatchedCatalogs]]:
-    catalogs = WatchedCatalogs(service.settings)
-    poller = Poller(service.database, service.settings, catalogs)
+def polling(
+    service: Running, poll_interval_seconds: float | None = None
+) -> Iterator[tuple[Poller, WatchedCatalogs]]:
+    settings = service.settings
+    if poll_interval_seconds is not None:
+        settings = settings.model_copy(update={"poll_interval_seconds": poll_interval_seconds})
+    catalogs = WatchedCatalogs(settings)
+    poller = Poller(service.database, settings, catalogs)
     yield poller, catalogs
     catalogs.go_on.set()
     poller.stop()
@@ -107,6 +112,13 @@ def let_polls_pass(service: Running, poller: Poller, table: dict[str, Any], coun
     for _ in range(count):
         before = health(service, table)["measured_at"]
         tick_until(poller, lambda last=before: health(service, table)["measured_at"] not in (None, last))  # type: ignore[misc]
+
+
+def let_ticks_pass(poller: Poller) -> None:
+    """With all that they start."""
+    for _ in range(3):
+        poller.poll_due()
+        wait_until(lambda: not any(one.busy or one.sweeps for one in poller._lanes.values()), "polls to end")
 
 
 def settled(service: Running, iceberg: IcebergCatalog) -> dict[str, Any]:
@@ -294,6 +306,32 @@ def test_metadata_locations_are_compared_also_while_tables_wait_to_be_read_anywa
         assert catalogs.loads["local.db.quiet"] == read
         monkeypatch.setattr("service.scheduling.poller._QUEUED_POLLS", 1)
         tick_until(poller, lambda: catalogs.loads["local.db.quiet"] > read)
+
+
+def test_what_is_staged_is_seen_as_soon_as_its_policy_wants_it_published(
+    service: Running, iceberg: IcebergCatalog
+) -> None:
+    """Also where tables are polled seldom; the poll that sees the head moved needs no further tick."""
+    service.register(iceberg)
+    iceberg.append("db.t", [1])
+    manage = iceberg.catalog.load_table("db.t").manage_snapshots()
+    manage.create_branch(iceberg.head("db.t"), "ingest").commit()
+    for name, seconds in (("fresh", 0), ("patient", 3600)):
+        settings = {"publish": {"age_seconds": seconds}}
+        assert service.admin.post("/policies", json={"name": name, "settings": settings}).status_code == 201
+    table = service.enroll(publish={"from": "ingest"}, policy="patient")
+    with polling(service, poll_interval_seconds=3600.0) as (poller, _):
+        tick_until(poller, lambda: health(service, table)["measured_at"] is not None)
+        iceberg.delete_keys("db.t", [1], branch="ingest")
+        let_ticks_pass(poller)
+        assert health(service, table)["staged_snapshots"] == 0
+        path = f"/tables/{table['id']}"
+        service.admin.patch(path, json={"policy": "fresh"}, headers={"If-Match": "*"})
+        tick_until(poller, lambda: health(service, table)["staged_snapshots"] == 1)
+        let_ticks_pass(poller)
+        iceberg.delete_keys("db.t", [2], branch="ingest")
+        poller.poll_due()
+        wait_until(lambda: health(service, table)["staged_snapshots"] == 2, "what is staged to be seen")
 
 
 @ON_BOTH
