@@ -48,8 +48,8 @@ class PinnedTable:
         return self.snapshot.snapshot_id if self.snapshot is not None else None
 
 
-def pin_table(job: Job) -> PinnedTable:
-    """Loads the table and reads every live file of the head of the branch."""
+def pin_table(job: Job, *, reads_files: bool = True) -> PinnedTable:
+    """Loads the table and reads every live file of the head of the branch, unless these are not needed."""
     assignment = job.assignment
     java_table = catalogs.load_table(
         job.runner.spark.sparkContext._jvm,
@@ -63,7 +63,7 @@ def pin_table(job: Job) -> PinnedTable:
     )
     storage = Storage(catalogs.file_io_properties(java_table) | assignment.location_limits)
     try:
-        return _pin(java_table, storage, assignment.table.branch)
+        return _pin(java_table, storage, assignment.table.branch, reads_files=reads_files)
     except FileNotFoundError as error:
         raise MissingMetadataError(str(error)) from error
     except ValidationError as error:
@@ -85,7 +85,7 @@ def index_storage(assignment: Assignment, tables: Storage) -> Storage:
     return index_storage_of(catalog_properties(assignment), assignment.index.warehouse, assignment, tables)
 
 
-def _pin(java_table: JavaObject, storage: Storage, branch: str) -> PinnedTable:
+def _pin(java_table: JavaObject, storage: Storage, branch: str, *, reads_files: bool) -> PinnedTable:
     io = storage.io
     metadata = FromInputFile.table_metadata(
         io.new_input(java_table.operations().current().metadataFileLocation())
@@ -98,6 +98,5 @@ def _pin(java_table: JavaObject, storage: Storage, branch: str) -> PinnedTable:
         raise BranchNotFoundError(f"it has no branch {branch}; it has {known}")
     snapshot = metadata.snapshot_by_id(reference.snapshot_id)
     assert snapshot is not None
-    return PinnedTable(
-        java_table, metadata, snapshot, read_snapshot_files(metadata, snapshot, io), storage, branch
-    )
+    files = read_snapshot_files(metadata, snapshot, io) if reads_files else NO_FILES
+    return PinnedTable(java_table, metadata, snapshot, files, storage, branch)

@@ -112,13 +112,15 @@ class _Publication:
             )
         before = table.snapshot_id if committed is None else committed.parent_snapshot_id
         cleared = [] if dry_run else remove_orphan_files(job)
+        has_commit = committed is None
         if committed is not None and part is not None:
             pieces = part.staged.files.data_files.path_pieces()
             added = {path for piece in pieces for path in piece.to_pylist()}
-            table = index_new_files(job, table, self._warehouse, lambda files: files.with_paths(added))
+            looked_at = index_new_files(job, table, self._warehouse, lambda files: files.with_paths(added))
+            has_commit, table = looked_at is not table, looked_at
         # Where nothing had to be committed, the head that was looked at has it all.
         done = part.publication(table) if part is not None and part.is_empty else None
-        files_cleared = 0 if dry_run else self._clear(done)
+        files_cleared = 0 if dry_run else self._clear(table if has_commit else None, done)
         last = part.staged.snapshots[-1].snapshot_id if part is not None and part.staged.snapshots else None
         if committed is not None:
             last = int(committed.summary[SNAPSHOT_ID])
@@ -138,28 +140,33 @@ class _Publication:
         seen = table if part is None else _with_keys_of(table, part)
         return outcome(job, seen, self._warehouse, result, table.files, [], table.snapshot_id, cleared)
 
-    def _clear(self, done: Publication | None) -> int:
-        """Takes what is published off the staging branch: how many files. A trouble undoes nothing."""
+    def _clear(self, table: PinnedTable | None, done: Publication | None) -> int:
+        """Takes what is published off the staging branch: how many files. A trouble undoes nothing.
+
+        table: as it was looked at after the commit; None if it was not.
+        """
         job = self._job
         try:
-            cleared = self._cleared(done)
+            cleared = self._cleared(table, done)
         except (JobCancelledError, JobError, StagingError, OSError) as error:
             why = str(error) or "the job was to end"
             job.decide(f"What is published is still on the staging branch: {why}. The next job takes it off.")
             return 0
         return int(cleared.summary[FILES_CLEARED]) if cleared is not None else 0
 
-    def _cleared(self, done: Publication | None) -> CommittedSnapshot | None:
+    def _cleared(self, table: PinnedTable | None, done: Publication | None) -> CommittedSnapshot | None:
         job, source = self._job, self._job.assignment.job.publish.source
         for left in reversed(range(CLEARING_ATTEMPTS)):
-            with job.stage("plan"):
-                table = pin_table(job)
+            if table is None:
+                with job.stage("plan"):
+                    table = pin_table(job, reads_files=False)
             published = done or Publication.last(table.metadata, source, table.branch)
             try:
                 return clear(job, table, published) if published is not None else None
             except CommitConflictError:
                 if not left:
                     raise
+                table = None
         return None
 
 

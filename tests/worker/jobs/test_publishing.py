@@ -19,6 +19,7 @@ from tests.staging import BRANCH, Lake, in_order, row
 from tests.thorough import V2_FIRST, V3_FIRST
 from worker.process.errors import JobError
 from worker.table import row_delta
+from worker.table.catalogs import load_table
 from worker.table.commit import find_commits
 from worker.table.manifests import Manifest, read_manifest_list
 
@@ -248,6 +249,7 @@ def test_what_happens_on_the_target_meanwhile_is_as_if_it_had_come_before(
 def test_each_staged_snapshot_is_read_once_however_often_others_come_first(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And the table is looked at once for each commit that was tried, and once after the last."""
     table = lake.create(row(1, 1))
     for value in range(3):
         lake.upsert(row(2, value))
@@ -257,11 +259,18 @@ def test_each_staged_snapshot_is_read_once_however_often_others_come_first(
         read.append(path)
         return read_manifest_list(io, path)
 
+    def loaded(*arguments: Any) -> Any:
+        looks.append(arguments)
+        return load_table(*arguments)
+
+    looks: list[Any] = []
     monkeypatch.setattr("worker.publication.staged.read_manifest_list", counted)
+    monkeypatch.setattr("worker.attempt.pinned_table.catalogs.load_table", loaded)
     Meanwhile(lake.jobs, lambda number: table.append([row(10 + number, number)]), times=3)
 
     assert lake.publish()["staged_snapshots"] == 3
     assert len(read) == len(set(read)) == 3
+    assert len(looks) == 5
     assert lake.rows() == in_order(row(1, 1), row(2, 2), *[row(10 + n, n) for n in (1, 2, 3)])
 
 
