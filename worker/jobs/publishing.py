@@ -21,7 +21,7 @@ from worker.jobs.orphan_files import remove_orphan_files
 from worker.jobs.own_commits import OwnCommit
 from worker.process.errors import JobCancelledError, JobError
 from worker.process.plurals import counted
-from worker.publication.clearing import FILES_CLEARED, clear
+from worker.publication.clearing import FILES_CLEARED, clear, postponed
 from worker.publication.plan import SUMMARY, Part, Plan
 from worker.publication.staged import ReadBefore
 from worker.table.commit import LOOKS, CommittedSnapshot, check_clock
@@ -120,7 +120,9 @@ class _Publication:
             has_commit, table = looked_at is not table, looked_at
         # Where nothing had to be committed, the head that was looked at has it all.
         done = part.publication(table) if part is not None and part.is_empty else None
-        files_cleared = 0 if dry_run else self._clear(table if has_commit else None, done)
+        files_cleared = 0
+        if not dry_run:
+            files_cleared = self._clear(table if has_commit else None, done, may_wait=stop is None)
         last = part.staged.snapshots[-1].snapshot_id if part is not None and part.staged.snapshots else None
         if committed is not None:
             last = int(committed.summary[SNAPSHOT_ID])
@@ -140,29 +142,37 @@ class _Publication:
         seen = table if part is None else _with_keys_of(table, part)
         return outcome(job, seen, self._warehouse, result, table.files, [], table.snapshot_id, cleared)
 
-    def _clear(self, table: PinnedTable | None, done: Publication | None) -> int:
+    def _clear(self, table: PinnedTable | None, done: Publication | None, *, may_wait: bool) -> int:
         """Takes what is published off the staging branch: how many files. A trouble undoes nothing.
 
-        table: as it was looked at after the commit; None if it was not.
+        table: as it was looked at after the commit; None if it was not. done: up to where all is published
+        without a commit of this job. may_wait: until what came meanwhile is published.
         """
         job = self._job
         try:
-            cleared = self._cleared(table, done)
+            cleared = self._cleared(table, done, may_wait=may_wait and done is None)
         except (JobCancelledError, JobError, StagingError, OSError) as error:
             why = str(error) or "the job was to end"
             job.decide(f"What is published is still on the staging branch: {why}. The next job takes it off.")
             return 0
         return int(cleared.summary[FILES_CLEARED]) if cleared is not None else 0
 
-    def _cleared(self, table: PinnedTable | None, done: Publication | None) -> CommittedSnapshot | None:
+    def _cleared(
+        self, table: PinnedTable | None, done: Publication | None, *, may_wait: bool
+    ) -> CommittedSnapshot | None:
         job, source = self._job, self._job.assignment.job.publish.source
         for left in reversed(range(CLEARING_ATTEMPTS)):
             if table is None:
                 with job.stage("plan"):
                     table = pin_table(job, reads_files=False)
             published = done or Publication.last(table.metadata, source, table.branch)
+            if published is None:
+                return None
+            if may_wait and (why := postponed(table, source, published)) is not None:
+                job.decide(f"What is published stays on branch {source} until a later job: {why}.")
+                return None
             try:
-                return clear(job, table, published) if published is not None else None
+                return clear(job, table, published)
             except CommitConflictError:
                 if not left:
                     raise

@@ -23,14 +23,40 @@ from staging.history import (
 )
 from worker.attempt.job import Job
 from worker.attempt.pinned_table import PinnedTable
+from worker.process.plurals import counted
 from worker.table import row_delta
 from worker.table.commit import ATTEMPT, JOB_ID, CommittedSnapshot, commit_snapshot
 from worker.table.commit_errors import prepared
 
+GATHERED = 50
+"""Published snapshots that the branch has at most before they leave it, whatever else there is to do."""
 FILES_CLEARED = "icestream.files-cleared"
 _SOURCE = Path(__file__).with_name("PublishedFiles.java")
 _OF_WRITERS = ("flink.", "kafka.connect.", "spark.sql.streaming.")
 """Beginnings of properties that tell streaming writers what they have committed, when they start anew."""
+
+
+def postponed(table: PinnedTable, source: str, publication: Publication) -> str | None:
+    """Why what is published stays on the branch for now; None if it is to leave.
+
+    A writer that commits all the time would let most attempts to take it off fail, and the next publication
+    wait for them. One that pauses leaves time for it.
+    """
+    waiting = gathered = 0
+    cleared = None
+    for snapshot in History.of(table.metadata, source).snapshots:
+        told = properties(snapshot)
+        if str(snapshot.snapshot_id) == cleared:
+            break
+        if CLEARED in told:
+            cleared = cleared or told[CLEARED]
+        elif (snapshot.sequence_number or 0) > publication.sequence_number:
+            waiting += 1
+        else:
+            gathered += 1
+    if not waiting or gathered >= GATHERED:
+        return None
+    return f"{counted(waiting, 'staged snapshot')} came meanwhile, and are published first"
 
 
 def clear(job: Job, table: PinnedTable, publication: Publication) -> CommittedSnapshot | None:

@@ -576,17 +576,24 @@ def _max_committed(table: TableBuilder) -> int:
 
 
 @V2_FIRST
-def test_what_is_published_leaves_the_branch_and_what_waits_stays(lake: Lake, format_version: int) -> None:
+def test_what_is_published_leaves_the_branch_and_what_waits_stays(
+    lake: Lake, format_version: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     table = lake.create(row(1, 1), row(2, 2), format_version=format_version, partitioned_by=["region"])
     checkpoint(lake, 7, *table.equality_deletes([row(1, 0)], equality_columns=["id"]))
     lake.upsert(row(3, 3))
     (waiting,) = table.data_files([row(9, 9)])
     Meanwhile(lake.jobs, lambda _: lake.stage(waiting))
 
+    assert lake.publish()["files_cleared"] == 0, "what came meanwhile is published first"
+    assert any("1 staged snapshot came meanwhile" in one for one in lake.jobs.reporter.decisions)
+    monkeypatch.setattr("worker.publication.clearing.GATHERED", 2)
+    Meanwhile(lake.jobs, lambda _: lake.delete(77))
+
     result = lake.publish()
 
-    assert result["files_cleared"] == 4, "the file of the target, two of deletes, one of rows"
-    assert _live_on_branch(table) == {waiting.path}
+    assert result["files_cleared"] == 5, "the file of the target, two of deletes, two of rows"
+    assert len(_live_on_branch(table)) == 1
     assert lake.publish()["files_cleared"] == 1
     assert _live_on_branch(table) == set()
     assert _max_committed(table) == 7, "a writer that starts anew finds what it has committed"
@@ -694,9 +701,10 @@ def test_deletes_that_find_no_row_are_done_without_a_commit_on_the_target(lake: 
 
 
 def test_a_writer_that_commits_while_the_branch_is_cleared_is_not_told_of_an_older_checkpoint(
-    lake: Lake,
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would commit the files of the last one once more."""
+    monkeypatch.setattr("worker.publication.clearing.GATHERED", 1)
     table = lake.create(row(1, 1))
     checkpoint(lake, 1, *table.data_files([row(2, 2)]))
 
