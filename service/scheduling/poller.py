@@ -86,12 +86,12 @@ class _Basis:
     event: int
     """Id of the last event that was heard of."""
 
-    def note(self, metadata_location: str, decide_at: datetime | None) -> dict[str, Any]:
+    def note(self, polled: Polled) -> dict[str, Any]:
         """As TableHealth.last_poll."""
-        at = decide_at.isoformat() if decide_at is not None else None
         return {
-            "metadata_location": metadata_location,
-            "decide_at": at,
+            "metadata_location": polled.metadata_location,
+            "decide_at": polled.decide_at.isoformat() if polled.decide_at is not None else None,
+            "look_within": polled.look_within if polled.look_within < math.inf else None,
             "known": self.known,
             "event": self.event,
         }
@@ -261,6 +261,7 @@ class Poller:
             return
         table.polled, table.metadata_location = table.news, last["metadata_location"]
         table.decide_at = datetime.fromisoformat(last["decide_at"]) if last["decide_at"] is not None else None
+        table.look_within = last["look_within"] if last["look_within"] is not None else math.inf
         table.fresh_until = now + _LONGEST_FRESH_SECONDS * random.uniform(0, 1)  # noqa: S311 - no secret
 
     def _digest(self, known: Hashable) -> str:
@@ -450,8 +451,7 @@ class Poller:
         with self._database.write() as session:
             polled = self._store(session, table_id, loaded, found, staged)
             if basis is not None and polled.metadata_location is not None:
-                note = basis.note(polled.metadata_location, polled.decide_at)
-                health_of(session, table_id).last_poll = note
+                health_of(session, table_id).last_poll = basis.note(polled)
             return polled
 
     def _look(

@@ -332,6 +332,11 @@ def test_what_is_staged_is_seen_as_soon_as_its_policy_wants_it_published(
         iceberg.delete_keys("db.t", [2], branch="ingest")
         poller.poll_due()
         wait_until(lambda: health(service, table)["staged_snapshots"] == 2, "what is staged to be seen")
+    with polling(service, poll_interval_seconds=3600.0) as (poller, catalogs):
+        let_ticks_pass(poller)
+        assert catalogs.loads["local.db.t"] == 0
+        iceberg.delete_keys("db.t", [3], branch="ingest")
+        tick_until(poller, lambda: health(service, table)["staged_snapshots"] == 3)
 
 
 @ON_BOTH
