@@ -181,9 +181,11 @@ def _fields(types: Iterable[Any]) -> Iterator[Mapping[str, Any]]:
 def _texts(metadata: Mapping[str, Any]) -> Iterator[str]:
     """Whatever is written freely, and all other values but places and what describes columns."""
     yield from metadata.get("refs", {})
+    blobs = (blob for one in metadata.get("statistics", ()) for blob in one.get("blob-metadata", ()))
     free = [
         metadata.get("properties", {}),
         *(one.get("summary", {}) for one in metadata.get("snapshots", ())),
+        *(blob.get("properties", {}) for blob in blobs),
     ]
     yield from map(str, scalars(free))
     rest = {name: value for name, value in metadata.items() if name not in _NOT_FREE}

@@ -23,12 +23,11 @@ from worker.process.errors import Reason
 from worker.table.files import DeleteFile
 from worker.table.manifests import FILE_PATH_FIELD_ID
 
-_DELETED_ROW_FIELD_ID = 2147483544
-POSITION_FIELD_IDS = frozenset({FILE_PATH_FIELD_ID, 2147483545, _DELETED_ROW_FIELD_ID})
+POSITION_FIELD_IDS = frozenset({FILE_PATH_FIELD_ID, 2147483545, 2147483544})
 """Of the columns that a file of position deletes may have."""
 _DELETED_ROWS = Reason(
     "deleted_rows_kept",
-    "it may keep the rows that it deletes",
+    "it has more than a path and a position, such as the rows that it deletes",
     "Rewrite the table's position deletes (rewrite_position_delete_files), and erase again.",
 )
 _WITHOUT_KEYS = frozenset({"deletion-vector-v1", "apache-datasketches-theta-v1"})
@@ -46,7 +45,7 @@ def look_at_positions(storage: Storage, keys: ErasedKeys, file: DeleteFile) -> T
     def read() -> None:
         with open_columns(storage, file.path, file.file_format, file.file_size_bytes) as source:
             named = {field_id_of(field): field.name for field in source.schema}
-            if _DELETED_ROW_FIELD_ID in named or "row" in source.schema.names:
+            if len(source.schema.names) > 2:
                 raise _KeepsRowsError
             name = named.get(FILE_PATH_FIELD_ID, "file_path")
             for batch in source.batches([(name,)]):

@@ -19,6 +19,8 @@ from worker.process.errors import Reason
 
 HELD_AT_MOST = 1_000
 KEYS_AT_MOST = 10_000
+NUMBERS_AT_MOST = 2_000_000
+"""Of all holders together: a report has some megabytes of these, and not more than the service takes."""
 NOTHING: frozenset[int] = frozenset()
 
 
@@ -58,18 +60,16 @@ class Findings:
         of_sent = states[keys.number_of]
         names = ("gone", "invisible", "held", "unknown")
         unknown = frozenset(np.flatnonzero(states == "unknown").tolist())
+        held, left = [], NUMBERS_AT_MOST
+        for one in self.held[:HELD_AT_MOST]:
+            numbers = _sent(keys, unknown if one["keys"] is None else one["keys"])[:left]
+            left -= len(numbers)
+            held.append({**_told(one["hold"], keys), "snapshot_id": one["snapshot_id"], "keys": numbers})
         return {
             "counts": {name: int((of_sent == name).sum()) for name in names},
             "invisible": _sent(keys, self.invisible),
             "unknown": _sent(keys, unknown),
-            "held": [
-                {
-                    **_told(one["hold"], keys),
-                    "snapshot_id": one["snapshot_id"],
-                    "keys": _sent(keys, unknown if one["keys"] is None else one["keys"]),
-                }
-                for one in self.held[:HELD_AT_MOST]
-            ],
+            "held": held,
         }
 
 

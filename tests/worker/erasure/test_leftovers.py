@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,10 +23,13 @@ from worker.erasure.leftovers import (
     _PLACES,
     look_at_metadata,
     look_at_partition_statistics,
+    told_in_metadata,
     unnamed_files,
 )
+from worker.erasure.positions import look_at_positions
 from worker.erasure.trace import FORMER_COLUMN
 from worker.io.storage import Storage
+from worker.table.files import DeleteFile, FileContent, PartitionKey
 
 
 def test_a_file_is_named_however_its_place_is_spelled_and_by_no_other_store(tmp_path: Path) -> None:
@@ -56,3 +61,22 @@ def test_partitions_by_a_former_column_leave_the_keys_unknown(
     trace = look_at_partition_statistics(Storage(), keys, metadata, file.as_uri(), file.stat().st_size)
     assert not trace.keys
     assert (trace.why is not None and trace.why.code == FORMER_COLUMN.code) == is_former
+
+
+def test_properties_of_statistics_tell_keys_with_slashes_too() -> None:
+    """Of other values these are places."""
+    blob = {"type": "t", "properties": {"top": "ab/cd"}}
+    told = {"statistics": [{"statistics-path": "file:/ef/gh/1.puffin", "blob-metadata": [blob]}]}
+    assert told_in_metadata(told, erased(("ab/cd",), ("ef/gh",))) == {0}
+
+
+@pytest.mark.parametrize("further", [{}, {"id": ["a"]}, {"row": [{"id": "a"}]}])
+def test_deletes_by_position_with_further_columns_leave_the_keys_unknown(
+    tmp_path: Path, further: Mapping[str, Sequence[Any]]
+) -> None:
+    file = tmp_path / "deletes.parquet"
+    pq.write_table(pa.table({"file_path": ["file:/x"], "pos": [0], **further}), file)
+    partition, size_bytes = PartitionKey(0, "[]"), file.stat().st_size
+    deletes = DeleteFile(FileContent.POSITION_DELETES, file.as_uri(), "parquet", partition, 1, size_bytes, 0)
+    trace = look_at_positions(Storage(), erased(("a",)), deletes)
+    assert (trace.why is None) == (not further)
