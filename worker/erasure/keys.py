@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cached_property, lru_cache
 from typing import Any
-from urllib.parse import quote, quote_plus, unquote_plus
+from urllib.parse import quote, quote_plus, unquote, unquote_plus
 
 import numpy as np
 import pyarrow as pa
@@ -32,6 +32,7 @@ from worker.table.manifests import EntryValues, ListValues
 
 IN_EVERY_PARTITION = -2  # which no key is of: it is looked for in all of them
 _IN_PLACES = re.compile(r"([^/=\s]+)=([^/=\s]+)")
+_IN_FOLDERS = re.compile(r"([^/=]+)=([^/=]+)")  # as Hive and Spark name them: spaces and + are themselves
 _BEFORE_SURROGATES, _AFTER_SURROGATES = 0xD7FF, 0xE000  # no text has what is between
 _NUMBERS = re.compile(r"(?<![^\W_])[+-]?\d+(?![^\W_])")
 _PARTITION_COUNTS = "partitions."  # snapshot properties that name a partition
@@ -171,11 +172,14 @@ class ErasedKeys:
         return self._in_all_columns(lambda at, _: self._in_path(at, path))
 
     def _in_path(self, at: int, path: str) -> frozenset[int]:
+        if "=" not in path:
+            return NOTHING
         found: set[int] = set()
-        for name, value in _IN_PLACES.findall(path) if "=" in path else ():
-            called = unquote_plus(name).removeprefix(_PARTITION_COUNTS)
-            if self._is_text or called in self._names.get(self.key_set.columns[at].field_id, ()):
-                found |= self._by_words[at].get(unquote_plus(value), frozenset())
+        names = self._names.get(self.key_set.columns[at].field_id, ())
+        for name, value in {*_IN_PLACES.findall(path), *_IN_FOLDERS.findall(path)}:
+            for decoded in (unquote_plus, unquote):
+                if self._is_text or decoded(name).removeprefix(_PARTITION_COUNTS) in names:
+                    found |= self._by_words[at].get(decoded(value), NOTHING)
         return frozenset(found)
 
     def _in_all_columns(self, told: Callable[[int, KeyColumn], frozenset[int]]) -> frozenset[int]:

@@ -40,8 +40,8 @@ class KeyTexts:
         found: set[int] = set()
         for spelled in spellings(text):
             for size, words in self._by_size.items():
-                here = {spelled[at : at + size] for at in range(len(spelled) - size + 1)}
-                for word in words & here:
+                here = (spelled[at : at + size] for at in range(len(spelled) - size + 1))
+                for word in {part for part in here if part in words}:
                     if _is_anywhere(word) or _stands_alone(word, spelled):
                         found.update(self._words[word])
         return frozenset(found)

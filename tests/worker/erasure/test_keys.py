@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
@@ -22,6 +23,7 @@ from worker.keys.key_set import KeyColumn, KeySet
 from worker.table.manifests import EntryValues
 
 NONE = FormerColumns()
+_NAMES = {1: {"who"}, 2: {"c2"}}
 
 
 def erased(
@@ -88,13 +90,22 @@ def test_a_partition_that_was_not_cut_is_the_value(value: str, is_removed: bool,
 
 
 def test_a_path_tells_a_key_of_which_it_names_each_value() -> None:
-    keys = erased(("ada/eve", "us"), ("ada/eve", "eu"), names={1: {"who"}, 2: {"c2"}})
+    keys = erased(("ada/eve", "us"), ("ada/eve", "eu"), names=_NAMES)
     assert keys.in_path("s3://b/t/data/who=ada%2Feve/c2=us/1.parquet") == {0}
     assert keys.in_path("s3://b/t/data/who=ada%2Feve/1.parquet") == set()
     assert keys.in_path("s3://b/t/data/other=ada%2Feve/c2=us/1.parquet") == set()
     path = "who=ada%2Feve/c2=eu/1.parquet"
     assert keys.in_entry(entry({}, path=path), UNPARTITIONED_PARTITION_SPEC) == {1}
     assert keys.in_texts(["partitions.who=ada%2Feve/c2=eu"]) == {1}
+
+
+@pytest.mark.parametrize(
+    ("folder", "told"),
+    [("Ada+Eve", {0}), ("Ada Eve", {0}), ("Ada%20Eve", {0}), ("a%2Bb", {1}), ("a+b", {1}), ("Ada", set())],
+)
+def test_folders_of_partitions_are_told_as_iceberg_and_as_hive_name_them(folder: str, told: set[int]) -> None:
+    for keys in (erased(("Ada Eve",), ("a+b",)), erased(("Ada Eve", "x"), ("a+b", "x"), names=_NAMES)):
+        assert keys.in_path(f"s3://b/t/who={folder}/c2=x/1.parquet") == told
 
 
 @pytest.mark.parametrize(
@@ -183,6 +194,17 @@ def test_a_text_tells_a_key_that_is_escaped_in_it(key: str, text: str) -> None:
     keys = erased((key,))
     assert keys.in_texts([text]) == {0}
     assert keys.in_plain(text) == frozenset({0})
+
+
+def test_a_long_text_takes_little_memory() -> None:
+    """A property of a table may be as long as its metadata."""
+    keys, text = erased(("Ada Lovelace",)), " ".join(map(str, range(50_000)))
+    tracemalloc.start()
+    try:
+        assert not keys.in_texts([text])
+        assert tracemalloc.get_traced_memory()[1] < len(text)
+    finally:
+        tracemalloc.stop()
 
 
 def test_text_that_may_stand_for_other_characters_is_told() -> None:
