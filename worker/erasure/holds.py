@@ -11,6 +11,7 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.refs import SnapshotRef, SnapshotRefType
 from pyiceberg.table.snapshots import Snapshot
 
+from staging.history import History
 from worker.attempt.job import Job
 from worker.process.plurals import counted
 
@@ -88,7 +89,7 @@ def _holds(job: Job, metadata: TableMetadata, now: datetime) -> Iterator[tuple[i
             )
             yield from ((one.snapshot_id, Hold("retention", why, remedy)) for one in metadata.snapshots)
     branches = {
-        name: (ref, list(_ancestors(metadata, ref.snapshot_id)))
+        name: (ref, History.of(metadata, name).snapshots)
         for name, ref in metadata.refs.items()
         if ref.snapshot_ref_type is SnapshotRefType.BRANCH
     }
@@ -117,7 +118,7 @@ def _of_tag(metadata: TableMetadata, name: str, ref: SnapshotRef) -> Hold:
 
 
 def _of_retention(
-    metadata: TableMetadata, name: str, ref: SnapshotRef, ancestors: list[Snapshot], now: datetime
+    metadata: TableMetadata, name: str, ref: SnapshotRef, ancestors: Sequence[Snapshot], now: datetime
 ) -> Iterator[tuple[int, Hold]]:
     """As the branch says, or else the table; what neither says holds nothing."""
     remedy = f"Wait, or let the branch keep fewer, {_AGAIN}"
@@ -204,12 +205,6 @@ def _of_staged(
 
 def _properties(snapshot: Snapshot) -> Mapping[str, str]:
     return snapshot.summary.additional_properties if snapshot.summary is not None else {}
-
-
-def _ancestors(metadata: TableMetadata, snapshot_id: int | None) -> Iterator[Snapshot]:
-    while snapshot_id is not None and (snapshot := metadata.snapshot_by_id(snapshot_id)) is not None:
-        yield snapshot
-        snapshot_id = snapshot.parent_snapshot_id
 
 
 def _number(metadata: TableMetadata, name: str) -> int | None:

@@ -256,13 +256,13 @@ def _metadata(java_table: JavaObject) -> dict[str, Any]:
 
 
 def _ancestors(metadata: Mapping[str, Any], branch: str) -> list[dict[str, Any]]:
-    """The snapshots from a branch's head back to its first known one."""
+    """From a branch's head back to its first known snapshot; each once, whatever the metadata says."""
     by_id = {snapshot["snapshot-id"]: snapshot for snapshot in metadata.get("snapshots", ())}
     snapshot_id = metadata.get("refs", {}).get(branch, {}).get("snapshot-id")
     ancestors = []
-    while snapshot_id in by_id:
-        ancestors.append(by_id[snapshot_id])
-        snapshot_id = by_id[snapshot_id].get("parent-snapshot-id")
+    while (snapshot := by_id.pop(snapshot_id, None)) is not None:
+        ancestors.append(snapshot)
+        snapshot_id = snapshot.get("parent-snapshot-id")
     return ancestors
 
 
