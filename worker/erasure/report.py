@@ -7,7 +7,7 @@ and none has it.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -15,13 +15,13 @@ import numpy as np
 
 from worker.erasure.holds import Hold
 from worker.erasure.keys import ErasedKeys
+from worker.erasure.trace import NOTHING, Trace
 from worker.process.errors import Reason
 
 HELD_AT_MOST = 1_000
 KEYS_AT_MOST = 10_000
 NUMBERS_AT_MOST = 2_000_000
 """Of all holders together: a report has some megabytes of these, and not more than the service takes."""
-NOTHING: frozenset[int] = frozenset()
 
 
 @dataclass(slots=True)
@@ -41,6 +41,12 @@ class Findings:
         if numbers:
             self._held |= numbers
             self._add(numbers, hold, snapshot_id)
+
+    def tell(self, path: str, trace: Trace, hold: Hold) -> None:
+        """What a file tells that is of no snapshot."""
+        self.hold(trace.keys, replace(hold, name=path))
+        if trace.why is not None:
+            self.miss(path, trace.why)
 
     def miss(
         self, path: str, why: Reason, snapshot_id: int | None = None, holder: str = "unreadable_file"

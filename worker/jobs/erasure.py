@@ -289,23 +289,17 @@ class _Erasure:
     def _tell_of_metadata(self, table: PinnedTable, findings: Findings) -> None:
         for path in metadata_files(table):
             trace = self._look.traces[path] = look_at_metadata(table.storage, self._keys, path)
-            findings.hold(trace.keys, replace(_METADATA, name=path))
-            if trace.why is not None:
-                findings.miss(path, trace.why)
+            findings.tell(path, trace, _METADATA)
         for one in table.metadata.statistics:
             path, size_bytes = one.statistics_path, one.file_size_in_bytes
             trace = self._look.traces[path] = look_at_puffin(table.storage, self._keys, path, size_bytes)
-            findings.hold(trace.keys, replace(_METADATA, name=path))
-            if trace.why is not None:
-                findings.miss(path, trace.why)
+            findings.tell(path, trace, _METADATA)
         for of_partitions in table.metadata.partition_statistics:
             path, size_bytes = of_partitions.statistics_path, of_partitions.file_size_in_bytes
             trace = self._look.traces[path] = look_at_partition_statistics(
                 table.storage, self._keys, table.metadata, path, size_bytes
             )
-            findings.hold(trace.keys, replace(_STATISTICS, name=path))
-            if trace.why is not None:
-                findings.miss(path, trace.why)
+            findings.tell(path, trace, _STATISTICS)
 
     def _tell_of_unnamed(self, table: PinnedTable, findings: Findings) -> None:
         """Of files that no snapshot names."""
@@ -330,13 +324,10 @@ class _Erasure:
         self._look.traces |= {file.location: trace for file, trace in traces.items()}
         for file, trace in traces.items():
             orphan = _UNDELETED if file.location in self._left else _ORPHAN
-            why = trace.why
             if damaged is not None:
                 orphan = _may_be_named(damaged)
-                why = why and why._replace(remedy=orphan.remedy)
-            findings.hold(trace.keys, replace(orphan, name=file.location))
-            if why is not None:
-                findings.miss(file.location, why)
+                trace = replace(trace, why=trace.why and trace.why._replace(remedy=orphan.remedy))
+            findings.tell(file.location, trace, orphan)
 
     def _left_elsewhere(
         self, storage: Storage, known: Iterable[str], findings: Findings
