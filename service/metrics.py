@@ -57,6 +57,7 @@ def render_metrics(session: Session, settings: Settings, lookups: LookupFigures)
         "oldest_equality_delete_age_seconds",
         "Age of the oldest of those files in tables that convert by themselves and are not paused; or 0.",
     ).set(summary.oldest_awaited_seconds)
+    gauge("snapshots", "Snapshots of all tables, as of the last poll.").set(summary.snapshots)
     gauge("staged_rows", "Rows and row-level deletes of staging branches that are not published.").set(
         summary.staged_rows
     )

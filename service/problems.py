@@ -406,8 +406,9 @@ PROBLEMS: dict[str, ProblemType] = {
     "no-dry-run": ProblemType(
         (422,),
         "This kind of job has no dry run",
-        "Only conversions, publications and verifications can do without changing anything.",
-        "Leave dry_run out, or request a dry run of `convert`, `publish` or `verify`.",
+        "Only conversions, publications, maintenance of the table and verifications can do without changing "
+        "anything.",
+        "Leave dry_run out, or request a dry run of `convert`, `publish`, `expire_snapshots` or `verify`.",
         _ERRORS,
     ),
     "no-staging-branch": ProblemType(

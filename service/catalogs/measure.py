@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pyiceberg.io import FileIO
 from pyiceberg.manifest import DataFileContent, ManifestContent, ManifestFile
 from pyiceberg.table import Table
+from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 
 from service.errors import InvalidError
@@ -57,6 +58,28 @@ class Measurement:
 
 _CachedDelete = tuple[str, int, int, tuple[int, ...], int | None]
 """Path, rows, bytes, ids of the key fields, and the id of the adding snapshot."""
+
+
+@dataclass(frozen=True)
+class Past:
+    """The snapshots of a table, whatever branch has them: how many, and the oldest that no ref names."""
+
+    snapshots: int = 0
+    oldest_id: int | None = None
+    oldest_at: datetime | None = None
+
+
+def measure_past(metadata: TableMetadata) -> Past:
+    named = {ref.snapshot_id for ref in metadata.refs.values()}
+    past = [one for one in metadata.snapshots if one.snapshot_id not in named]
+    if not past:
+        return Past(len(metadata.snapshots))
+    oldest = min(past, key=lambda one: one.timestamp_ms)
+    try:
+        oldest_at = datetime.fromtimestamp(oldest.timestamp_ms / 1000, UTC)
+    except (OverflowError, ValueError):  # such as a time in microseconds, which is not old either
+        oldest_at = None
+    return Past(len(metadata.snapshots), oldest.snapshot_id, oldest_at)
 
 
 class ManifestCache:

@@ -52,6 +52,13 @@ class HealthView(Message):
     """Age of the oldest of these; 0 when there is none."""
     stopped_at: StoppedAt | None
     """What stops their publication, and what to do; null if nothing does."""
+    snapshots: int
+    """The table has so many snapshots, whatever branch has them."""
+    oldest_snapshot_at: datetime | None
+    """When the oldest of those was committed that no branch and no tag names; null if there is none."""
+    expired_elsewhere_at: datetime | None
+    """When a snapshot was last found to be gone that no job had let expire: somebody else does that; null if
+    none was."""
     unconvertible: list[UnconvertibleDelete]
     """Equality delete files that stay in the table, each with its reason."""
     key_sets: list[KeySetView]

@@ -331,6 +331,9 @@ def get_health(session: Session, table: EnrolledTable, policy: EffectivePolicy |
         bytes=totals.bytes,
         sorted_runs=totals.sorted_runs,
         dead_ratio=totals.dead_ratio,
+        snapshots=health.snapshots,
+        oldest_snapshot_at=health.oldest_snapshot_at,
+        expired_elsewhere_at=health.expired_elsewhere_at,
         staged_snapshots=health.staged_snapshots,
         staged_rows=health.staged_rows,
         staged_age_seconds=health.staged_age_seconds(now),
@@ -357,6 +360,7 @@ class Summary:
     oldest_age_seconds: float
     oldest_awaited_seconds: float
     """Of tables that are not paused, and whose policy converts by itself."""
+    snapshots: int
     staged_rows: int
     oldest_staged_seconds: float
     """Of tables that are not paused, and whose policy publishes by itself."""
@@ -380,6 +384,7 @@ def summarize(session: Session, now: datetime) -> Summary:
             (one.lag_seconds(now) for one in measured if not _is_left_alone(one, JobKind.CONVERT)),
             default=0.0,
         ),
+        snapshots=sum(health.snapshots for health in measured),
         staged_rows=sum(health.staged_rows for health in measured),
         oldest_staged_seconds=max(
             (one.staged_age_seconds(now) for one in measured if not _is_left_alone(one, JobKind.PUBLISH)),

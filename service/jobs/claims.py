@@ -46,9 +46,15 @@ from telemetry.traces import record_span
 _CLEARING = tuple(
     kind.value
     for kind in JobKind
-    if kind.writes_rows or kind in (JobKind.CONVERT, JobKind.PUBLISH, JobKind.COMPACT)
+    if kind.writes_rows
+    or kind in (JobKind.CONVERT, JobKind.PUBLISH, JobKind.EXPIRE_SNAPSHOTS, JobKind.COMPACT)
 )
-_WRITING_ROWS = tuple(kind.value for kind in JobKind if kind.writes_rows or kind is JobKind.PUBLISH)
+_EXPIRING = tuple(kind.value for kind in JobKind if kind.lets_snapshots_expire)
+_TOLD_BY_SNAPSHOTS = (
+    *(kind.value for kind in JobKind if kind.writes_rows),
+    JobKind.PUBLISH.value,
+    JobKind.EXPIRE_SNAPSHOTS.value,
+)
 _CUT_OFF = ErrorReport(
     code="worker_cut_off",
     title="The worker could not report this attempt",
@@ -324,19 +330,19 @@ def _claimable(query: Select[*Columns], running: CTE) -> Select[*Columns]:
 
 
 def goes_first(begun: type[Job], job: type[Job]) -> ColumnElement[bool]:
-    """Whether a job has begun to write rows of the same table and may go on, and another one, an erasure,
-    waits until it has ended: it lets snapshots expire, by which the other finds what it has committed.
+    """Whether a job has begun to write rows of the same table, or to let snapshots expire, and may go on, and
+    another one waits until it has ended: it lets snapshots expire, by which the other finds what it has done.
 
-    Of erasures that have begun, none waits for the other.
+    Of two such that have begun, none waits for the other.
     """
     return and_(
-        col(job.kind) == JobKind.ERASE.value,
+        col(job.kind).in_(_EXPIRING),
         col(begun.id) != col(job.id),
         col(begun.status) == JobStatus.QUEUED.value,
         col(begun.attempt) > 0,
         col(begun.writes),
-        col(begun.kind).in_(_WRITING_ROWS),
-        or_(col(begun.kind) != JobKind.ERASE.value, col(job.attempt) == 0),
+        col(begun.kind).in_(_TOLD_BY_SNAPSHOTS),
+        or_(col(begun.kind).not_in(_EXPIRING), col(job.attempt) == 0),
     )
 
 

@@ -21,7 +21,16 @@ class SystemView(Message):
     """The service has this version."""
 
 
-RequestableKind = Literal["index", "convert", "publish", "compact", "rebuild", "verify", "report_duplicates"]
+RequestableKind = Literal[
+    "index",
+    "convert",
+    "publish",
+    "expire_snapshots",
+    "compact",
+    "rebuild",
+    "verify",
+    "report_duplicates",
+]
 
 
 class PublishParameters(Message):
@@ -35,6 +44,25 @@ class PublishParameters(Message):
     """A snapshot of it that counts as published where the table itself does not say."""
 
 
+class ExpireParameters(Message):
+    """Options of a job that lets snapshots expire."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    older_than_seconds: Annotated[float, ModelField(ge=0, le=31_536_000_000, allow_inf_nan=False)] | None = (
+        None
+    )
+    """Snapshots that are older expire, unless something holds them; the policy's age if left out."""
+    retain_last: Annotated[int, ModelField(ge=1, le=1_000_000)] | None = None
+    """So many snapshots of each branch stay, however old they are; as the policy says if left out."""
+
+
+_PARAMETERS: dict[str, type[Message]] = {
+    JobKind.PUBLISH.value: PublishParameters,
+    JobKind.EXPIRE_SNAPSHOTS.value: ExpireParameters,
+}
+
+
 class JobRequest(Message):
     """A job to be queued."""
 
@@ -44,6 +72,7 @@ class JobRequest(Message):
             {"kind": "convert", "dry_run": True},
             {"kind": "compact", "priority": 10, "run_at": "2030-01-01T02:00:00Z"},
             {"kind": "publish", "parameters": {"from": "ingest"}},
+            {"kind": "expire_snapshots", "dry_run": True, "parameters": {"older_than_seconds": 604_800}},
         ),
     )
 
@@ -51,12 +80,13 @@ class JobRequest(Message):
     """What is to be done."""
     dry_run: bool = False
     """Change nothing. Of a conversion: say what it would do, what it would read and write, and how long it
-    would take. Of a publication: say what it would publish. Of a verification: compare, and rebuild nothing.
-    Other kinds have no dry run."""
+    would take. Of a publication: say what it would publish. Of an expiry: say which snapshots and files would
+    go. Of a verification: compare, and rebuild nothing. Other kinds have no dry run."""
     parameters: dict[str, Any] = ModelField(default_factory=dict)
     """The worker has options for some kinds of jobs; usually none are given. A publication takes the staging
     branch (`from`) if it is not that of the enrolment, and `after`: a snapshot of it that counts as published
-    where the table itself does not say."""
+    where the table itself does not say. An expiry takes `older_than_seconds` and `retain_last`; what is left
+    out, the policy says."""
     priority: Annotated[int, ModelField(ge=-100, le=100)] | None = None
     """The job runs before or behind other waiting jobs; the policy's priority holds if left out."""
     run_at: UtcTime | None = None
@@ -65,8 +95,8 @@ class JobRequest(Message):
     @field_validator("parameters")
     @classmethod
     def _check_parameters(cls, given: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
-        if given and info.data.get("kind") == JobKind.PUBLISH.value:
-            PublishParameters.model_validate(given)
+        if given and (model := _PARAMETERS.get(info.data.get("kind", ""))) is not None:
+            model.model_validate(given)
         return given
 
 
@@ -177,6 +207,8 @@ class JobView(Message):
     Of a publication: `staged_snapshots`, the last of which is `published_snapshot_id`, `rows_added`,
     `rows_deleted`, the table's snapshots before and after, and the staged snapshot at which it stopped, with
     the reason and what to do (`stopped_at`).
+
+    Of an expiry: `expiry`, with how many snapshots and files went, and what holds the others.
 
     Of a job of an erasure: `erasure`, with keys by their numbers in the request; receipts have their hashes.
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlalchemy import delete
 from sqlalchemy.exc import IntegrityError
-from sqlmodel import Session, col, select
+from sqlmodel import Session, col, or_, select
 
 from service.errors import ConflictError, NotFoundError
 from service.jobs.events import record_job_event
@@ -186,6 +186,18 @@ def cancel_index_drops(session: Session, table: EnrolledTable, reason: str, now:
     )
     for job in session.exec(query).all():
         cancel(session, job, reason, now)
+
+
+def has_let_expire(session: Session, table: EnrolledTable, since: datetime) -> bool:
+    """Whether a job may have let snapshots of a table expire since then, also one of another enrolment."""
+    query = select(Job.id).where(
+        Job.table_uuid == table.table_uuid,
+        col(Job.kind).in_([kind.value for kind in JobKind if kind.lets_snapshots_expire]),
+        ~col(Job.dry_run),
+        Job.attempt > 0,
+        or_(col(Job.status).in_(_ACTIVE), col(Job.ended_at) >= since),
+    )
+    return session.exec(query).first() is not None
 
 
 def get_job(session: Session, job_id: str) -> Job:

@@ -31,6 +31,7 @@ from service.jobs.models import (
     SystemView,
 )
 from service.jobs.queue import check_index_unused
+from service.policies.models import EffectivePolicy
 from service.policies.service import effective_policy
 from service.quantities import counted
 from service.records.catalogs import Catalog
@@ -51,6 +52,8 @@ SORTING = Sorting(
     default="-created_at",
 )
 
+MAINTENANCE = {JobKind.EXPIRE_SNAPSHOTS: ("older_than_seconds", "retain_last")}
+"""The kinds of jobs that maintain tables, with what of their policies is a parameter of theirs."""
 LISTED_CONVERSIONS = 5_000
 """So many conversions of a table are listed one by one."""
 
@@ -66,15 +69,20 @@ def request_job(session: Session, principal: Principal, table_id: str, request: 
     table = get_table(session, table_id, for_update=True)
     authorize(session, principal, Role.OPERATOR, f"job.{kind.value}", table.name, dry_run=request.dry_run)
     _check_dry_run(kind, dry_run=request.dry_run)
+    policy = effective_policy(session, table)
     parameters = request.parameters
     if kind is JobKind.PUBLISH:
         parameters = _of_publication(table, parameters)
+    elif kind.is_maintenance:
+        parameters = of_policy(kind, policy) | {
+            name: value for name, value in parameters.items() if value is not None
+        }
     refuse_paused(session, table)
     job, _ = queue.enqueue(
         session,
         table,
         kind,
-        effective_policy(session, table),
+        policy,
         utc_now(),
         dry_run=request.dry_run,
         parameters=parameters,
@@ -401,7 +409,8 @@ def waiting_for(job: Job, table: EnrolledTable, catalog: Catalog, others: Others
 def _check_dry_run(kind: JobKind, *, dry_run: bool) -> None:
     if dry_run and not kind.has_dry_run:
         message = (
-            "Only `convert`, `publish` and `verify` have one: leave dry_run out, or request one of these."
+            "Only `convert`, `publish`, `expire_snapshots` and `verify` have one: leave dry_run out, or"
+            " request one of these."
         )
         raise InvalidError(
             "no-dry-run",
@@ -409,6 +418,12 @@ def _check_dry_run(kind: JobKind, *, dry_run: bool) -> None:
             message,
             errors=[{"field": "body.dry_run", "message": message}],
         )
+
+
+def of_policy(kind: JobKind, policy: EffectivePolicy) -> dict[str, Any]:
+    """The parameters that a policy gives to a job of maintenance."""
+    section = getattr(policy, kind.value)
+    return {name: getattr(section, name) for name in MAINTENANCE[kind]}
 
 
 def _of_publication(table: EnrolledTable, given: Mapping[str, Any]) -> dict[str, Any]:

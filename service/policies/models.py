@@ -116,6 +116,29 @@ class VerifyPolicy(Message):
     """The index is verified at these moments, too."""
 
 
+class ExpireSnapshotsPolicy(Message):
+    """When snapshots are let go that are old enough: whichever of the triggers comes first."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    enabled: bool | None = None
+    """Whether such jobs start by themselves."""
+    older_than_seconds: Seconds | None = None
+    """Snapshots that are older than this expire, unless something holds them."""
+    retain_last: Annotated[int, ModelField(ge=1, le=1_000_000)] | None = None
+    """So many snapshots of each branch stay, however old they are."""
+    snapshots: Count | None = None
+    """The table has so many snapshots."""
+    age_seconds: Seconds | None = None
+    """The oldest snapshot that no branch and no tag names is so old."""
+    min_interval_seconds: Seconds | None = None
+    """Two such jobs are at least so far apart, because each reads the table's manifests."""
+    cron: Cron | None = None
+    """What is old enough expires at these moments, too."""
+    windows: list[Window] | None = None
+    """Jobs of the kind start by themselves only while one of these is open; empty: as the schedule says."""
+
+
 class SchedulePolicy(Message):
     """When jobs may start by themselves, and which go first. Requests are not held up by windows."""
 
@@ -195,6 +218,8 @@ class PolicySettings(Message):
     """When equality deletes are converted."""
     publish: PublishPolicy = ModelField(default_factory=PublishPolicy)
     """When what is staged is published."""
+    expire_snapshots: ExpireSnapshotsPolicy = ModelField(default_factory=ExpireSnapshotsPolicy)
+    """When old snapshots are let go."""
     compact: CompactPolicy = ModelField(default_factory=CompactPolicy)
     """When the index is compacted."""
     verify: VerifyPolicy = ModelField(default_factory=VerifyPolicy)
@@ -272,6 +297,7 @@ _NOT_LARGER = (
     ("retries.backoff_seconds", "retries.max_backoff_seconds"),
     ("retries.pause_seconds", "retries.max_pause_seconds"),
     ("schedule.idle_pause_seconds", "schedule.max_idle_pause_seconds"),
+    ("expire_snapshots.older_than_seconds", "expire_snapshots.age_seconds"),
 )
 
 
@@ -326,6 +352,21 @@ class EffectivePublishPolicy(Message):
     rows: int
     age_seconds: float
     cron: str
+
+
+class EffectiveExpireSnapshotsPolicy(Message):
+    """Every value that holds for the expiry of snapshots."""
+
+    model_config = described_as(ExpireSnapshotsPolicy)
+
+    enabled: bool
+    older_than_seconds: float
+    retain_last: int
+    snapshots: int
+    age_seconds: float
+    min_interval_seconds: float
+    cron: str
+    windows: list[Window]
 
 
 class EffectiveCompactPolicy(Message):
@@ -408,6 +449,8 @@ class EffectivePolicy(Message):
     """When equality deletes are converted."""
     publish: EffectivePublishPolicy
     """When what is staged is published."""
+    expire_snapshots: EffectiveExpireSnapshotsPolicy
+    """When old snapshots are let go."""
     compact: EffectiveCompactPolicy
     """When the index is compacted."""
     verify: EffectiveVerifyPolicy

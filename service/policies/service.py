@@ -29,6 +29,7 @@ from service.policies.models import (
     EffectivePolicyView,
     EffectiveResourcesPolicy,
     EffectiveValue,
+    ExpireSnapshotsPolicy,
     IndexPolicy,
     PolicyPatch,
     PolicyRequest,
@@ -81,6 +82,16 @@ BUILT_IN: dict[str, tuple[str, PolicySettings]] = {
                 max_delete_files_per_commit=0,
             ),
             publish=PublishPolicy(enabled=True, rows=100_000, age_seconds=10, cron=""),
+            expire_snapshots=ExpireSnapshotsPolicy(
+                enabled=False,
+                older_than_seconds=432_000,
+                retain_last=1,
+                snapshots=1_000,
+                age_seconds=518_400,
+                min_interval_seconds=3_600,
+                cron="",
+                windows=[],
+            ),
             compact=CompactPolicy(
                 enabled=True,
                 sorted_runs=16,
@@ -123,6 +134,7 @@ BUILT_IN: dict[str, tuple[str, PolicySettings]] = {
             index=IndexPolicy(enabled=False),
             convert=ConvertPolicy(enabled=False),
             publish=PublishPolicy(enabled=False),
+            expire_snapshots=ExpireSnapshotsPolicy(enabled=False),
             compact=CompactPolicy(enabled=False),
             verify=VerifyPolicy(enabled=False),
         ),
@@ -504,15 +516,15 @@ def refuse_mistakes(found: Sequence[InvalidError]) -> None:
 
 
 def _windows_mistake(wanted: PolicySettings) -> Iterator[InvalidError]:
-    windows = wanted.schedule.windows or []
-    if len(windows) > MAX_WINDOWS:
-        # Not a limit of the schema: a policy that was stored before must still be readable.
-        message = f"schedule.windows has {len(windows)} windows; {MAX_WINDOWS} are allowed."
-        yield InvalidError(
-            "too-many-windows",
-            message,
-            errors=[{"field": "body.settings.schedule.windows", "message": message}],
-        )
+    for name, windows in wanted.values().items():
+        if name.endswith(".windows") and len(windows) > MAX_WINDOWS:
+            # Not a limit of the schema: a policy that was stored before must still be readable.
+            message = f"{name} has {len(windows)} windows; {MAX_WINDOWS} are allowed."
+            yield InvalidError(
+                "too-many-windows",
+                message,
+                errors=[{"field": f"body.settings.{name}", "message": message}],
+            )
 
 
 def _bounds_mistake(settings: Settings, wanted: PolicySettings) -> Iterator[InvalidError]:

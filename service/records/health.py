@@ -72,6 +72,13 @@ class TableHealth(SQLModel, table=True):
     first_staged_id: int | None = Field(default=None, sa_type=BigInteger)
     stopped_at: dict[str, Any] | None = Field(default=None, sa_column=Column(ReportedObject(StoppedAt)))
     """What stops publication: a staged snapshot, as reported, or the branch as a whole, as polled."""
+    snapshots: int = 0
+    """Of the table, whatever branch has them."""
+    oldest_snapshot_id: int | None = Field(default=None, sa_type=BigInteger)
+    """Of those that no branch and no tag names."""
+    oldest_snapshot_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
+    expired_elsewhere_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
+    """When a snapshot was found to be gone that no job had let expire."""
     data_files: int = 0
     unindexed_data_files: int = 0
     """Data files that the index does not cover: as last reported, and added since."""

@@ -22,6 +22,7 @@ class JobKind(StrEnum):
     UPSERT = "upsert"
     DELETE = "delete"
     PUBLISH = "publish"
+    EXPIRE_SNAPSHOTS = "expire_snapshots"
     ERASE = "erase"
     """Not requested by itself: each belongs to an erasure."""
     DROP_INDEX = "drop_index"
@@ -33,13 +34,22 @@ class JobKind(StrEnum):
         A verification does even if it rebuilds nothing: an index that changes meanwhile would look wrong. So
         does a report of duplicates, which writes beside the index and deletes what earlier ones left there.
         """
-        kinds = (JobKind.CONVERT, JobKind.PUBLISH, JobKind.UPSERT, JobKind.DELETE)
-        return not (dry_run and self in kinds)
+        return not (dry_run and self.has_dry_run and self is not JobKind.VERIFY)
 
     @property
     def writes_rows(self) -> bool:
         """Whether such a job goes by rows or keys that came with its request: no two of them are the same."""
         return self in (JobKind.UPSERT, JobKind.DELETE, JobKind.ERASE)
+
+    @property
+    def is_maintenance(self) -> bool:
+        """Whether it calls one of Iceberg's own actions, with parameters that the policy has."""
+        return self in (JobKind.EXPIRE_SNAPSHOTS,)
+
+    @property
+    def lets_snapshots_expire(self) -> bool:
+        """Whether it may take away those by which other jobs find what they have committed."""
+        return self in (JobKind.ERASE, JobKind.EXPIRE_SNAPSHOTS)
 
     @property
     def persists(self) -> bool:
@@ -48,8 +58,14 @@ class JobKind(StrEnum):
 
     @property
     def has_dry_run(self) -> bool:
-        kinds = (JobKind.CONVERT, JobKind.PUBLISH, JobKind.VERIFY, JobKind.UPSERT, JobKind.DELETE)
-        return self in kinds
+        return self in (
+            JobKind.CONVERT,
+            JobKind.PUBLISH,
+            JobKind.EXPIRE_SNAPSHOTS,
+            JobKind.VERIFY,
+            JobKind.UPSERT,
+            JobKind.DELETE,
+        )
 
 
 class JobStatus(StrEnum):

@@ -345,6 +345,48 @@ class StoppedAt(Message):
     """What to do about it."""
 
 
+class HeldSnapshots(Message):
+    """Snapshots that are old enough to expire, and what holds them."""
+
+    holder: Name
+    """What holds them: a `tag`, `branch`, `retention`, `snapshot` or `writer`."""
+    name: Place | None = None
+    """The holder has this name, such as that of a tag."""
+    reason: Words
+    """Why it holds them."""
+    snapshots: Amount
+    """So many snapshots are held by it."""
+    until: AwareDatetime | None = None
+    """The holder lets go at this time."""
+
+
+class ExpiryReport(Message):
+    """What an expiry of snapshots did, or would do."""
+
+    snapshots_expired: Amount = 0
+    """So many snapshots have expired."""
+    snapshots_left: Amount = 0
+    """The table has so many snapshots now."""
+    snapshots_held: Amount = 0
+    """So many of these are old enough, and something holds them."""
+    data_files_deleted: Amount = 0
+    """So many data files were deleted, which no snapshot needs any more."""
+    delete_files_deleted: Amount = 0
+    """So many delete files were deleted."""
+    manifests_deleted: Amount = 0
+    """So many manifests were deleted."""
+    manifest_lists_deleted: Amount = 0
+    """So many manifest lists were deleted."""
+    statistics_files_deleted: Amount = 0
+    """So many files with statistics were deleted."""
+    files_of_lost_attempts_deleted: Amount = 0
+    """So many files were deleted that an attempt which was lost had left."""
+    files_kept_elsewhere: Amount = 0
+    """So many files lie outside the table's location, or where indexes are: they stay."""
+    held: list[HeldSnapshots] = ModelField(default_factory=list, max_length=1000)
+    """What holds snapshots that are old enough."""
+
+
 class JobResult(Message):
     """What a job did, or a dry run would do: each kind tells some of this, and other fields are ignored."""
 
@@ -394,6 +436,8 @@ class JobResult(Message):
     """So many published files were taken off the staging branch."""
     stopped_at: StoppedAt | None = None
     """Publication has stopped at this staged snapshot; null if nothing stopped it."""
+    expiry: ExpiryReport | None = None
+    """What an expiry of snapshots did."""
     erasure: ErasureReport | None = None
     """What a job of an erasure has done and seen."""
     commits: Amount = 0

@@ -1,20 +1,27 @@
 """What a policy asks for of a table as it is: a decision of each kind of job, in words. Pure."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 from zoneinfo import ZoneInfo
 
-from service.catalogs.measure import Volume
+from service.catalogs.measure import Past, Volume
 from service.jobs.budgets import SpentBudget
 from service.jobs.status import backoff_seconds
-from service.policies.models import EffectivePolicy, EffectiveSchedulePolicy
-from service.policies.schedules import is_open, last_fire, next_opening
+from service.policies.models import EffectivePolicy
+from service.policies.schedules import Window, is_open, last_fire, next_opening
 from service.quantities import counted, sized
 from service.records.jobs import JobKind
 
-SCHEDULED = (JobKind.INDEX, JobKind.CONVERT, JobKind.PUBLISH, JobKind.COMPACT, JobKind.VERIFY)
+SCHEDULED = (
+    JobKind.INDEX,
+    JobKind.CONVERT,
+    JobKind.PUBLISH,
+    JobKind.EXPIRE_SNAPSHOTS,
+    JobKind.COMPACT,
+    JobKind.VERIFY,
+)
 
 
 class Action(StrEnum):
@@ -75,6 +82,9 @@ class TableState:
     oldest_convertible_at: datetime | None
     staged: StagedState | None
     """None of a table without a staging branch."""
+    past: Past
+    expired_elsewhere_at: datetime | None
+    """When a snapshot was found to be gone that no job had let expire."""
     sorted_runs: int
     """The most that one key set has, as last reported."""
     dead_ratio: float
@@ -99,7 +109,7 @@ class TableState:
 
 
 def decide(state: TableState, policy: EffectivePolicy, now: datetime) -> list[Decision]:
-    """One decision each for index, convert, compact, verify, and publish if there is a staging branch."""
+    """One decision for each kind that may start by itself."""
     return [decide_kind(kind, state, policy, now) for kind in state.kinds]
 
 
@@ -109,14 +119,21 @@ def cron_of(policy: EffectivePolicy) -> dict[JobKind, str]:
         JobKind.INDEX: policy.index.cron,
         JobKind.CONVERT: policy.convert.cron,
         JobKind.PUBLISH: policy.publish.cron,
+        JobKind.EXPIRE_SNAPSHOTS: policy.expire_snapshots.cron,
         JobKind.COMPACT: policy.compact.cron,
         JobKind.VERIFY: policy.verify.cron,
     }
 
 
+def windows_of(policy: EffectivePolicy, kind: JobKind) -> list[Window]:
+    """Within which a kind starts by itself; none for always."""
+    own = policy.expire_snapshots.windows if kind is JobKind.EXPIRE_SNAPSHOTS else []
+    return own or policy.schedule.windows
+
+
 def decide_kind(kind: JobKind, state: TableState, policy: EffectivePolicy, now: datetime) -> Decision:
     decision = _DECIDE[kind](state, policy, now)
-    return _in_window(_within_budget(decision, state, now), policy.schedule, now)
+    return _in_window(_within_budget(decision, state, now), policy, now)
 
 
 def _within_budget(decision: Decision, state: TableState, now: datetime) -> Decision:
@@ -134,9 +151,9 @@ def _within_budget(decision: Decision, state: TableState, now: datetime) -> Deci
     )
 
 
-def _in_window(decision: Decision, schedule: EffectiveSchedulePolicy, now: datetime) -> Decision:
+def _in_window(decision: Decision, policy: EffectivePolicy, now: datetime) -> Decision:
     """A job that is due waits for a window of the policy."""
-    zone, windows = schedule.time_zone, schedule.windows
+    zone, windows = policy.schedule.time_zone, windows_of(policy, decision.kind)
     if decision.action is not Action.TRIGGER or is_open(windows, zone, now):
         return decision
     opens = next_opening(windows, zone, now).astimezone(ZoneInfo(zone))
@@ -302,6 +319,45 @@ def _decide_publish(state: TableState, policy: EffectivePolicy, now: datetime) -
     return _reached_or_due(kind, triggers, counted(staged.snapshots, "staged snapshot"), due)
 
 
+def _decide_expire_snapshots(state: TableState, policy: EffectivePolicy, now: datetime) -> Decision:
+    kind, past, policy_of_kind = JobKind.EXPIRE_SNAPSHOTS, state.past, policy.expire_snapshots
+    refusal = _refusal(kind, state, now, enabled=policy_of_kind.enabled)
+    if refusal is not None:
+        if refusal.code != "policy-off" or state.expired_elsewhere_at is None:
+            return refusal
+        seen = f"Expiry is done by another, seen last at {state.expired_elsewhere_at:%Y-%m-%d %H:%M:%S} UTC."
+        return replace(refusal, sentence=f"{refusal.sentence} {seen}")
+    age = (now - past.oldest_at).total_seconds() if past.oldest_at is not None else 0.0
+    if past.oldest_at is None or age < policy_of_kind.older_than_seconds:
+        told = f"No snapshot of the past is older than {policy_of_kind.older_than_seconds:.0f} s."
+        return Decision(kind, Action.WAIT, "nothing-old", told)
+    backoff = _backoff(kind, state, policy, now)
+    if backoff is not None:
+        return backoff
+    triggers = (
+        _of_count("snapshots", past.snapshots, policy_of_kind.snapshots, "snapshot"),
+        _of_seconds(age, policy_of_kind.age_seconds, "the oldest snapshot of the past is {} old"),
+    )
+    due = _fired(policy_of_kind.cron, state, policy, kind, now)
+    found = _reached_or_due(kind, triggers, counted(past.snapshots, "snapshot"), due)
+    return _not_too_soon(found, state, policy_of_kind.min_interval_seconds, now)
+
+
+def _not_too_soon(decision: Decision, state: TableState, min_seconds: float, now: datetime) -> Decision:
+    last = state.last.get(decision.kind)
+    since = (now - last.ended_at).total_seconds() if last is not None else min_seconds
+    if decision.action is not Action.TRIGGER or since >= min_seconds:
+        return decision
+    told = (
+        f"{decision.sentence} The last such job ended only {since:.0f} s ago (policy: {min_seconds:.0f} s)."
+    )
+    return Decision(decision.kind, Action.WAIT, "min-interval", told)
+
+
+def _utc(moment: datetime) -> str:
+    return f"{moment:%Y-%m-%d %H:%M:%S} UTC"
+
+
 def _decide_compact(state: TableState, policy: EffectivePolicy, now: datetime) -> Decision:
     kind, triggers = JobKind.COMPACT, policy.compact
     refusal = _refusal(kind, state, now, enabled=triggers.enabled)
@@ -324,15 +380,8 @@ def _decide_compact(state: TableState, policy: EffectivePolicy, now: datetime) -
     backoff = _backoff(kind, state, policy, now)
     if backoff is not None:
         return backoff
-    last = state.last.get(kind)
-    if last is not None:
-        since = (now - last.ended_at).total_seconds()
-        if since < triggers.min_interval_seconds:
-            interval = f"{since:.0f} s ago (policy: {triggers.min_interval_seconds:.0f} s)"
-            return Decision(
-                kind, Action.WAIT, "min-interval", f"{sentence} It was last compacted only {interval}."
-            )
-    return Decision(kind, Action.TRIGGER, code, sentence)
+    found = Decision(kind, Action.TRIGGER, code, sentence)
+    return _not_too_soon(found, state, triggers.min_interval_seconds, now)
 
 
 def _decide_verify(state: TableState, policy: EffectivePolicy, now: datetime) -> Decision:
@@ -362,6 +411,7 @@ _DECIDE = {
     JobKind.INDEX: _decide_index,
     JobKind.CONVERT: _decide_convert,
     JobKind.PUBLISH: _decide_publish,
+    JobKind.EXPIRE_SNAPSHOTS: _decide_expire_snapshots,
     JobKind.COMPACT: _decide_compact,
     JobKind.VERIFY: _decide_verify,
 }
@@ -424,8 +474,12 @@ def deadlines(state: TableState, policy: EffectivePolicy) -> Iterator[datetime]:
         yield state.oldest_convertible_at + timedelta(seconds=policy.convert.age_seconds)
     if state.staged is not None and state.staged.oldest_at is not None:
         yield state.staged.oldest_at + timedelta(seconds=policy.publish.age_seconds)
+    if state.past.oldest_at is not None:
+        yield state.past.oldest_at + timedelta(seconds=policy.expire_snapshots.older_than_seconds)
+        yield state.past.oldest_at + timedelta(seconds=policy.expire_snapshots.age_seconds)
     ages = {
         JobKind.INDEX: policy.index.age_seconds,
+        JobKind.EXPIRE_SNAPSHOTS: policy.expire_snapshots.min_interval_seconds,
         JobKind.COMPACT: policy.compact.min_interval_seconds,
         JobKind.VERIFY: policy.verify.age_seconds,
     }

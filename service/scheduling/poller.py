@@ -27,14 +27,14 @@ from sqlmodel import Session, col, select
 from service import __version__
 from service.catalogs.egress import check_location
 from service.catalogs.iceberg import IcebergCatalogs, budget_seconds
-from service.catalogs.measure import EqualityDelete, ManifestCache, Measurement, measure
+from service.catalogs.measure import EqualityDelete, ManifestCache, Measurement, measure, measure_past
 from service.catalogs.metadata_locations import AT_ONCE, Identifier, MetadataLocations
 from service.catalogs.staged import Staged, measure_staged
 from service.db.database import FOR_UPDATE, Database, utc_now
 from service.errors import IcestreamError, UnreachableError
 from service.index_health.service import begins_to_lag_at, keep_last_look, record_sample, store_status
 from service.jobs.events import latest_event_id, record_table_event
-from service.jobs.queue import is_system_paused
+from service.jobs.queue import has_let_expire, is_system_paused
 from service.jobs.stream import settled_after
 from service.policies.service import effective_policy
 from service.records.catalogs import Catalog, CatalogType
@@ -502,6 +502,7 @@ class Poller:
         health.unconvertible = [
             delete for delete in health.unconvertible if normalize_location(delete["file_path"]) in live
         ]
+        self._store_past(session, table, health, loaded, now)
         health.measured_at = now
         health.iceberg_snapshot_id = found.iceberg_snapshot_id
         health.pending_equality_delete_files = len(pending)
@@ -541,6 +542,20 @@ class Poller:
             look_within=policy.publish.age_seconds if is_published else math.inf,
         )
 
+    def _store_past(
+        self, session: Session, table: EnrolledTable, health: TableHealth, loaded: Table, now: datetime
+    ) -> None:
+        """How far back snapshots go, and whether somebody else lets them expire."""
+        before, found = health.oldest_snapshot_id, measure_past(loaded.metadata)
+        is_gone = before is not None and all(one.snapshot_id != before for one in loaded.metadata.snapshots)
+        if is_gone and not has_let_expire(session, table, health.measured_at or now):
+            if health.expired_elsewhere_at is None:
+                told = "Snapshots expire that no job let expire: somebody else does that."
+                record_table_event(session, table.id, "snapshots.expired-elsewhere", told, now)
+            health.expired_elsewhere_at = now
+        health.snapshots = found.snapshots
+        health.oldest_snapshot_id, health.oldest_snapshot_at = found.oldest_id, found.oldest_at
+
     def _follow(
         self, session: Session, table: EnrolledTable, health: TableHealth, loaded: Table, now: datetime
     ) -> None:
@@ -557,6 +572,7 @@ class Poller:
                 level="warning",
             )
             health.key_sets, health.unconvertible = [], []
+            health.oldest_snapshot_id = health.expired_elsewhere_at = None
             health.report_snapshot_id = health.indexed_snapshot_id = health.verified_snapshot_id = None
         if uuid != table.table_uuid or table.format_version != loaded.metadata.format_version:
             table.table_uuid, table.format_version = uuid, loaded.metadata.format_version

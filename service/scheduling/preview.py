@@ -8,7 +8,7 @@ from heapq import merge
 
 from sqlmodel import Session, col, select
 
-from service.catalogs.measure import Volume
+from service.catalogs.measure import Past, Volume
 from service.jobs.service import read_others, waiting_for
 from service.policies.models import EffectivePolicy
 from service.policies.schedules import fires, openings
@@ -25,6 +25,7 @@ from service.scheduling.decisions import (
     cron_of,
     deadlines,
     decide_kind,
+    windows_of,
 )
 from service.scheduling.models import PlannedJob, PolicyPreview
 from service.scheduling.state import table_state
@@ -41,16 +42,16 @@ def preview(session: Session, table: EnrolledTable, health: TableHealth, now: da
     """
     policy = effective_policy(session, table)
     state = table_state(session, table, health, policy, now)
-    zone, windows = policy.schedule.time_zone, policy.schedule.windows
+    zone = policy.schedule.time_zone
     until = now + PREVIEWED
     crons = cron_of(policy)
-    opens_at = openings(windows, zone, now, until)
+    opens_at = openings(policy.schedule.windows, zone, now, until)
     planned = []
     queued = _queued(session, table, state, now, until)
     running = _running(session, table)
     for kind in state.kinds:
         cron_at = list(fires(crons[kind], zone, now, until)) if crons[kind] else []
-        moments = sorted({*cron_at, *opens_at})
+        moments = sorted({*cron_at, *openings(windows_of(policy, kind), zone, now, until)})
         if kind in running and kind not in queued:
             repeats = _repeats(kind, state, policy, moments, now, until)
             starts_at = next(repeats, None)
@@ -147,6 +148,8 @@ def _after(state: TableState, kind: JobKind, at: datetime) -> TableState:
             return replace(state, pending_delete_files=left, convertible=Volume(), oldest_convertible_at=None)
         case JobKind.PUBLISH:
             return replace(state, staged=StagedState())
+        case JobKind.EXPIRE_SNAPSHOTS:
+            return replace(state, past=Past())
         case JobKind.COMPACT:
             return replace(state, sorted_runs=min(state.sorted_runs, 1), dead_ratio=0.0, dead_bytes=0)
         case _:

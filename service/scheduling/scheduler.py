@@ -7,11 +7,13 @@ when they begin), and the latest of each kind in the table's health.
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from itertools import islice
+from typing import Any
 
 from sqlmodel import Session
 
 from service.jobs import claims, queue
 from service.jobs.events import record_table_event
+from service.jobs.service import of_policy
 from service.policies.models import EffectivePolicy
 from service.policies.schedules import fires, next_opening
 from service.policies.service import effective_policy
@@ -57,7 +59,7 @@ def schedule(
                 decision.kind,
                 policy,
                 now,
-                parameters={"from": table.publish_from} if decision.kind is JobKind.PUBLISH else None,
+                parameters=_parameters(table, decision.kind, policy),
                 trigger=decision.sentence,
                 requested_by=POLICY,
             )
@@ -77,6 +79,12 @@ def schedule(
     return _decides_at(state, policy, now, decided)
 
 
+def _parameters(table: EnrolledTable, kind: JobKind, policy: EffectivePolicy) -> dict[str, Any] | None:
+    if kind is JobKind.PUBLISH:
+        return {"from": table.publish_from}
+    return of_policy(kind, policy) if kind.is_maintenance else None
+
+
 def _decides_at(
     state: TableState, policy: EffectivePolicy, now: datetime, decided: Sequence[Decision]
 ) -> datetime | None:
@@ -92,9 +100,10 @@ def _decides_at(
 def _changes(state: TableState, policy: EffectivePolicy, now: datetime) -> Iterator[datetime]:
     """The next moments, of each kind, at which time alone may make another decision."""
     yield from (deadline for deadline in deadlines(state, policy) if deadline > now)
-    zone, windows = policy.schedule.time_zone, policy.schedule.windows
+    zone = policy.schedule.time_zone
     for cron in cron_of(policy).values():
         if cron:
             yield from islice(fires(cron, zone, now, now + timedelta(days=366)), 1)
-    if windows:
-        yield next_opening(windows, zone, now)
+    for windows in (policy.schedule.windows, policy.expire_snapshots.windows):
+        if windows:
+            yield next_opening(windows, zone, now)

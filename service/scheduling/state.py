@@ -5,7 +5,7 @@ from itertools import takewhile
 
 from sqlmodel import Session, col, select
 
-from service.catalogs.measure import Volume
+from service.catalogs.measure import Past, Volume
 from service.jobs import queue
 from service.jobs.budgets import spent_budget
 from service.jobs.service import pause_reason
@@ -49,6 +49,8 @@ def table_state(
         ),
         oldest_convertible_at=health.oldest_convertible_at,
         staged=_staged(health) if table.publish_from is not None else None,
+        past=Past(health.snapshots, health.oldest_snapshot_id, health.oldest_snapshot_at),
+        expired_elsewhere_at=health.expired_elsewhere_at,
         sorted_runs=max((key_set["sorted_runs"] for key_set in health.key_sets), default=0),
         dead_ratio=max((key_set["dead_ratio"] for key_set in health.key_sets), default=0.0),
         dead_bytes=max(
@@ -111,6 +113,8 @@ def _is_idle(job: Job, health: TableHealth) -> bool:
     match JobKind(job.kind):
         case JobKind.CONVERT:
             return result.get("equality_delete_files_removed") == 0
+        case JobKind.EXPIRE_SNAPSHOTS:
+            return (result.get("expiry") or {}).get("snapshots_expired") == 0
         case JobKind.INDEX:
             return bool(key_sets) and all(each.get("files_indexed") == 0 for each in key_sets)
         case JobKind.COMPACT:

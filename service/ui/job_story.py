@@ -24,6 +24,8 @@ _STAGE_WORDS = {
     "deletes": "Write deletion vectors and position deletes",
     "rows": "Write data files with new rows",
     "clear": "Take what is published off the staging branch",
+    "expire": "Let snapshots expire",
+    "delete": "Delete files that no snapshot needs",
     "commit": "Commit to the Iceberg table",
     "compact": "Merge sorted runs",
     "clean_up": "Delete files that the index no longer needs",
@@ -283,6 +285,8 @@ def figures_of(job: JobView) -> list[Figure]:
         return _convert_figures(result)
     if result.get("erasure"):
         return _erasure_figures(result["erasure"])
+    if result.get("expiry"):
+        return _expiry_figures(result["expiry"])
     if "staged_snapshots" in result:
         return _publish_figures(result)
     if "rows_added" in result:
@@ -321,6 +325,26 @@ def _publish_figures(result: dict[str, Any]) -> list[Figure]:
         Figure("Equality deletes resolved", count(result.get("equality_deletes_resolved"))),
         Figure("Delete files written", count(result.get("delete_files_added"))),
         Figure("Files taken off the staging branch", count(result.get("files_cleared"))),
+    ]
+
+
+def _expiry_figures(report: dict[str, Any]) -> list[Figure]:
+    held = [one for one in report.get("held") or [] if isinstance(one, Mapping)]
+    why = ", ".join(dict.fromkeys(str(one.get("name") or one.get("holder")) for one in held[:3]))
+    return [
+        Figure(
+            "Snapshots expired",
+            count(report.get("snapshots_expired")),
+            f"{count(report.get('snapshots_left'))} are left",
+        ),
+        Figure("Old ones that are held", count(report.get("snapshots_held")), f"by {why}" if why else ""),
+        Figure("Data files deleted", count(report.get("data_files_deleted"))),
+        Figure("Delete files deleted", count(report.get("delete_files_deleted"))),
+        Figure(
+            "Manifests deleted",
+            count(report.get("manifests_deleted")),
+            f"and {plural(report.get('manifest_lists_deleted'), 'manifest list')}",
+        ),
     ]
 
 

@@ -308,6 +308,35 @@ def test_a_publication_without_a_staging_branch_of_its_own_is_refused(
     assert service.admin.get("/jobs").json()["items"] == []
 
 
+@pytest.mark.parametrize(
+    ("parameters", "field"),
+    [
+        ({"older_than_seconds": -1}, "older_than_seconds"),
+        ({"older_than_seconds": "NaN"}, "older_than_seconds"),
+        ({"retain_last": 0}, "retain_last"),
+        ({"retain_last": 1.5}, "retain_last"),
+        ({"snapshot_ids": [1]}, "snapshot_ids"),
+    ],
+)
+def test_an_expiry_that_asks_for_what_there_is_not_is_refused(
+    service: Running, table: dict[str, Any], parameters: dict[str, Any], field: str
+) -> None:
+    body = {"kind": "expire_snapshots", "parameters": parameters}
+    answer = service.admin.post(f"/tables/{table['id']}/jobs", json=body)
+    assert answer.status_code == 422
+    assert [error["field"] for error in answer.json()["errors"]] == [f"body.parameters.{field}"]
+    assert service.admin.get("/jobs").json()["items"] == []
+
+
+def test_what_a_request_for_an_expiry_leaves_out_the_policy_says(
+    service: Running, table: dict[str, Any]
+) -> None:
+    request_job(service, table, kind="expire_snapshots", parameters={"retain_last": 7}, dry_run=True)
+    assignment = service.claim(service.start_worker())
+    assert assignment is not None
+    assert assignment["job"]["parameters"] == {"older_than_seconds": 432_000, "retain_last": 7}
+
+
 def test_a_publication_is_given_to_a_worker_with_its_branch(service: Running, table: dict[str, Any]) -> None:
     parameters = {"from": "ingest", "after": 2**62}
     request_job(service, table, kind="publish", parameters=parameters)

@@ -119,17 +119,29 @@ def test_a_dry_run_goes_beside_a_writer_and_a_verification_waits_for_it(database
     assert set(kinds) - writers == {("convert", True)}
 
 
-@pytest.mark.parametrize("kind", [JobKind.UPSERT, JobKind.DELETE, JobKind.PUBLISH, JobKind.ERASE])
-def test_an_erasure_waits_until_a_write_that_has_begun_has_ended(database: Database, kind: JobKind) -> None:
+@pytest.mark.parametrize(
+    ("kind", "expires"),
+    [
+        (JobKind.UPSERT, JobKind.ERASE),
+        (JobKind.DELETE, JobKind.EXPIRE_SNAPSHOTS),
+        (JobKind.PUBLISH, JobKind.EXPIRE_SNAPSHOTS),
+        (JobKind.ERASE, JobKind.ERASE),
+        (JobKind.ERASE, JobKind.EXPIRE_SNAPSHOTS),
+        (JobKind.EXPIRE_SNAPSHOTS, JobKind.ERASE),
+    ],
+)
+def test_an_expiry_waits_until_a_write_that_has_begun_has_ended(
+    database: Database, kind: JobKind, expires: JobKind
+) -> None:
     """Whatever has kept that one from going on, and on whichever branch: it finds what it has committed by
-    snapshots, which the erasure would let expire."""
+    snapshots, which an erasure or expiry would let go."""
     one, other = add_tables(database, ["a", "a"])
     worker = add_worker(database)
     begun = request(database, one, kind)
     assert claim(database, worker) is not None
     finish(database, begun, 1, "failed", error=RETRYABLE)
     not_begun = request(database, one, JobKind.UPSERT, LATER)
-    erasure = request(database, other, JobKind.ERASE)
+    erasure = request(database, other, expires)
     with database.write() as session:
         session.get_one(EnrolledTable, one).paused = True
     assert claim(database, worker, LATER) is None

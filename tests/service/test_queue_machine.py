@@ -294,24 +294,25 @@ class QueueMachine(RuleBasedStateMachine):
             for catalog in limits
         }
 
+        expiring = ("erase", "expire_snapshots")
         begun = {
             each.id: each
             for each in jobs
             if (each.status == JobStatus.QUEUED.value or each.id == taken)
             and each.attempt - (each.id == taken) > 0
             and each.writes
-            and each.kind in ("upsert", "delete", "publish", "erase")
+            and each.kind in ("upsert", "delete", "publish", *expiring)
         }
 
         def goes_later(each: Job) -> bool:
-            """Whether an erasure waits for a write that has begun."""
+            """Whether what lets snapshots expire waits for what has begun and goes by them."""
             before = [
                 one
                 for one in begun.values()
                 if one.id != each.id and one.table_uuid == each.table_uuid
-                if each.id not in begun or one.kind != JobKind.ERASE.value
+                if each.id not in begun or one.kind not in expiring
             ]
-            return each.kind == JobKind.ERASE.value and bool(before)
+            return each.kind in expiring and bool(before)
 
         def is_claimable(each: Job) -> bool:
             limit = limits[catalogs[each.table_id]]
@@ -356,7 +357,7 @@ class QueueMachine(RuleBasedStateMachine):
         return [(one.error or {}).get("code") for one in before] == ["claim_answer_lost"] * 3
 
     def expected_leftovers(self, assignment: Assignment) -> list[EndedAttempt]:
-        clearing = ("convert", "compact", "upsert", "delete", "erase")
+        clearing = ("convert", "compact", "upsert", "delete", "expire_snapshots", "erase")
         if assignment.job.kind not in clearing or assignment.job.dry_run:
             return []
         return [

@@ -5,12 +5,13 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from service.catalogs.measure import Volume
+from service.catalogs.measure import Past, Volume
 from service.jobs.budgets import SpentBudget
 from service.policies.models import (
     EffectiveBudgetPolicy,
     EffectiveCompactPolicy,
     EffectiveConvertPolicy,
+    EffectiveExpireSnapshotsPolicy,
     EffectiveIndexPolicy,
     EffectivePolicy,
     EffectivePublishPolicy,
@@ -37,6 +38,16 @@ POLICY = EffectivePolicy(
         max_delete_files_per_commit=0,
     ),
     publish=EffectivePublishPolicy(enabled=True, rows=1000, age_seconds=30, cron=""),
+    expire_snapshots=EffectiveExpireSnapshotsPolicy(
+        enabled=True,
+        older_than_seconds=3600,
+        retain_last=1,
+        snapshots=100,
+        age_seconds=7200,
+        min_interval_seconds=600,
+        cron="",
+        windows=[],
+    ),
     compact=EffectiveCompactPolicy(
         enabled=True, sorted_runs=16, dead_ratio=0.5, dead_bytes=1000, min_interval_seconds=600, cron=""
     ),
@@ -67,6 +78,8 @@ IDLE = TableState(
     convertible=Volume(),
     oldest_convertible_at=None,
     staged=None,
+    past=Past(),
+    expired_elsewhere_at=None,
     sorted_runs=3,
     dead_ratio=0.1,
     dead_bytes=10,
@@ -195,9 +208,61 @@ def test_compactions_keep_their_distance_whatever_asks_for_them(sorted_runs: int
         assert (found.action is Action.TRIGGER) == (expected == code)
         if expected != code:
             assert found.sentence.endswith(
-                f". It was last compacted only {seconds} s ago (policy: 600 s)."
+                f". The last such job ended only {seconds} s ago (policy: 600 s)."
             ), found.sentence
     assert decision(replace(IDLE, last=last), JobKind.COMPACT).code == "below-triggers"
+
+
+def past(snapshots: int, hours: float) -> TableState:
+    return replace(IDLE, past=Past(snapshots, 7, NOW - timedelta(hours=hours)))
+
+
+@pytest.mark.parametrize(
+    ("state", "code", "starts"),
+    [
+        (past(1_000, 0.9), "nothing-old", False),
+        (past(99, 1.5), "below-triggers", False),
+        (past(100, 1), "snapshots", True),
+        (past(1, 2), "age", True),
+        (replace(IDLE, past=Past(1_000)), "nothing-old", False),
+        (replace(past(1, 2), last={JobKind.EXPIRE_SNAPSHOTS: LastJob(NOW)}), "min-interval", False),
+    ],
+)
+def test_snapshots_expire_once_they_are_many_or_old_and_older_than_what_is_kept(
+    state: TableState, code: str, starts: bool
+) -> None:
+    found = decision(state, JobKind.EXPIRE_SNAPSHOTS)
+    assert (found.code, found.action is Action.TRIGGER) == (code, starts)
+
+
+def test_that_another_lets_snapshots_expire_is_told_where_the_policy_does_not() -> None:
+    state = replace(past(1, 2), expired_elsewhere_at=NOW)
+    off = POLICY.model_copy(
+        update={"expire_snapshots": POLICY.expire_snapshots.model_copy(update={"enabled": False})}
+    )
+    told = decision(state, JobKind.EXPIRE_SNAPSHOTS, off).sentence
+    assert told.endswith("Expiry is done by another, seen last at 2026-01-01 00:00:00 UTC.")
+    assert decision(state, JobKind.EXPIRE_SNAPSHOTS).action is Action.TRIGGER
+
+
+def test_a_window_of_its_own_takes_the_place_of_the_schedules() -> None:
+    at_midnight = Window(start="23:00", end="01:00")
+    never_now = Window(start="12:00", end="13:00")
+    for schedule, own, code in (
+        ([never_now], [], "outside-window"),
+        ([never_now], [at_midnight], "age"),
+        ([], [never_now], "outside-window"),
+    ):
+        policy = POLICY.model_copy(
+            update={
+                "schedule": POLICY.schedule.model_copy(update={"windows": schedule}),
+                "expire_snapshots": POLICY.expire_snapshots.model_copy(update={"windows": own}),
+            }
+        )
+        found = decision(past(1, 2), JobKind.EXPIRE_SNAPSHOTS, policy)
+        assert found.code == code
+        if own == [never_now]:
+            assert NOW + timedelta(hours=12) in _changes(past(1, 2), policy, NOW)
 
 
 def pauses(*last: LastJob) -> list[int]:

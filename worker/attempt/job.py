@@ -5,12 +5,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from telemetry.traces import span
 from worker.contract.control_plane import AnnouncedPlan, Assignment
 from worker.spark.tasks import TaskRunner, Work
 
+A = TypeVar("A")
 SMALLEST_FRACTION = 1 / 64
 
 
@@ -169,6 +170,18 @@ class Job:
             on_work=counter.count,
             about=self._about(stage),
         )
+
+    def run_action(self, stage: str, action: Callable[[], A]) -> A:
+        """Runs an action of Iceberg's on Spark, which is cancelled with the job."""
+        counter = _WorkCounter(self.usage, stage)
+
+        def on_progress(done: int, total: int) -> None:
+            self.reporter.progress(stage, done, total, "tasks", counter.words)
+
+        with self.stage(stage):
+            return self.runner.watched(
+                action, on_progress=on_progress, on_work=counter.count, about=self._about(stage)
+            )
 
     def _about(self, stage: str) -> str:
         return f"{stage} of job {self.assignment.job.id}, attempt {self.assignment.attempt}"

@@ -76,6 +76,14 @@ class EraseParameters(Body):
     expire_snapshots: bool = True
 
 
+class ExpireParameters(Body):
+    """Options of a job that lets snapshots expire."""
+
+    older_than_seconds: float
+    retain_last: int = 1
+    """So many snapshots of each branch stay."""
+
+
 class PublishParameters(Body):
     """Options of a job that publishes on the table's branch."""
 
@@ -102,6 +110,11 @@ class AssignedJob(Body):
     def erase(self) -> EraseParameters:
         """Of a job that erases."""
         return EraseParameters.model_validate(self.parameters)
+
+    @property
+    def expire(self) -> ExpireParameters:
+        """Of a job that lets snapshots expire."""
+        return ExpireParameters.model_validate(self.parameters)
 
     @property
     def publish(self) -> PublishParameters:

@@ -4,6 +4,7 @@
 
 import java.lang.reflect.Field;
 import java.util.ArrayList;
+import java.util.HashMap;
 import java.util.HashSet;
 import java.util.Iterator;
 import java.util.List;
@@ -11,11 +12,15 @@ import java.util.Map;
 import java.util.Set;
 import org.apache.iceberg.HasTableOperations;
 import org.apache.iceberg.MetadataUpdate;
+import org.apache.iceberg.Snapshot;
 import org.apache.iceberg.SnapshotRef;
 import org.apache.iceberg.Table;
 import org.apache.iceberg.TableMetadata;
 import org.apache.iceberg.TableOperations;
+import org.apache.iceberg.encryption.EncryptionManager;
 import org.apache.iceberg.exceptions.ValidationException;
+import org.apache.iceberg.io.FileIO;
+import org.apache.iceberg.io.LocationProvider;
 
 /** One commit, on the very metadata that the table was loaded with, or none. It deletes no file. */
 public class ExactExpiry {
@@ -31,20 +36,25 @@ public class ExactExpiry {
 
     public void commit() throws Exception {
         TableMetadata base = this.operations.current();
+        this.operations.commit(base, without(base, this.ids));
+    }
+
+    /** The same metadata without some snapshots, with what a REST catalog needs to be told of its refs. */
+    static TableMetadata without(TableMetadata base, Set ids) throws Exception {
         List changes = new ArrayList();
         for (Iterator each = base.refs().entrySet().iterator(); each.hasNext();) {
             Map.Entry entry = (Map.Entry) each.next();
             SnapshotRef ref = (SnapshotRef) entry.getValue();
             // Iceberg would drop it.
-            if (this.ids.contains(Long.valueOf(ref.snapshotId()))) {
+            if (ids.contains(Long.valueOf(ref.snapshotId()))) {
                 throw new ValidationException(entry.getKey() + " names a snapshot that is to expire", new Object[0]);
             }
             changes.add(unchanged((String) entry.getKey(), ref));
         }
-        TableMetadata without = TableMetadata.buildFrom(base).removeSnapshots(this.ids).build();
+        TableMetadata without = TableMetadata.buildFrom(base).removeSnapshots(ids).build();
         changes.addAll(without.changes());
         send(without, changes);
-        this.operations.commit(base, without);
+        return without;
     }
 
     /** A REST catalog is not told what its client looked at, but that each ref to be set is as it was. */
@@ -63,5 +73,99 @@ public class ExactExpiry {
         Field field = TableMetadata.class.getDeclaredField("changes");
         field.setAccessible(true);
         field.set(metadata, changes);
+    }
+}
+
+/**
+ * A table's operations for Iceberg's own expiry, which then lets just these snapshots go, whatever ages the table's
+ * branches and tags have. Others may commit meanwhile, as long as each branch goes on from where it was looked at and
+ * nothing names one of the snapshots. A dry run commits nothing, and shows what the table would be.
+ */
+public class ExactExpiryOperations implements TableOperations {
+    private final TableOperations operations;
+    private final Set ids = new HashSet();
+    private final Map heads = new HashMap();
+    private final boolean isDryRun;
+    private TableMetadata foretold = null;
+
+    public ExactExpiryOperations(TableOperations operations, List snapshotIds, Boolean isDryRun) {
+        this.operations = operations;
+        this.isDryRun = isDryRun.booleanValue();
+        for (Iterator each = snapshotIds.iterator(); each.hasNext();) {
+            this.ids.add(Long.valueOf((String) each.next()));
+        }
+        for (Iterator each = operations.current().refs().entrySet().iterator(); each.hasNext();) {
+            Map.Entry entry = (Map.Entry) each.next();
+            this.heads.put(entry.getKey(), Long.valueOf(((SnapshotRef) entry.getValue()).snapshotId()));
+        }
+    }
+
+    public TableMetadata current() {
+        return this.foretold != null ? this.foretold : this.operations.current();
+    }
+
+    public TableMetadata refresh() {
+        return this.foretold != null ? this.foretold : this.operations.refresh();
+    }
+
+    public void commit(TableMetadata base, TableMetadata ignored) {
+        for (Iterator each = base.refs().entrySet().iterator(); each.hasNext();) {
+            Map.Entry entry = (Map.Entry) each.next();
+            SnapshotRef ref = (SnapshotRef) entry.getValue();
+            Object looked = this.heads.get(entry.getKey());
+            if (looked != null && ref.isBranch() && !leadsTo(base, ref.snapshotId(), ((Long) looked).longValue())) {
+                throw new ValidationException(entry.getKey() + " was moved since it was looked at", new Object[0]);
+            }
+        }
+        TableMetadata without;
+        try {
+            without = ExactExpiry.without(base, this.ids);
+        } catch (Exception error) {
+            throw error instanceof RuntimeException ? (RuntimeException) error : new RuntimeException(error);
+        }
+        if (this.isDryRun) {
+            this.foretold = TableMetadata.buildFrom(without)
+                    .discardChanges()
+                    .withMetadataLocation(base.metadataFileLocation())
+                    .build();
+        } else {
+            this.operations.commit(base, without);
+        }
+    }
+
+    private static boolean leadsTo(TableMetadata metadata, long head, long ancestor) {
+        Snapshot at = metadata.snapshot(head);
+        while (at != null && at.snapshotId() != ancestor) {
+            at = at.parentId() == null ? null : metadata.snapshot(at.parentId().longValue());
+        }
+        return at != null;
+    }
+
+    public FileIO io() {
+        return this.operations.io();
+    }
+
+    public EncryptionManager encryption() {
+        return this.operations.encryption();
+    }
+
+    public String metadataFileLocation(String fileName) {
+        return this.operations.metadataFileLocation(fileName);
+    }
+
+    public LocationProvider locationProvider() {
+        return this.operations.locationProvider();
+    }
+
+    public TableOperations temp(TableMetadata uncommitted) {
+        return this.operations.temp(uncommitted);
+    }
+
+    public long newSnapshotId() {
+        return this.operations.newSnapshotId();
+    }
+
+    public boolean requireStrictCleanup() {
+        return this.operations.requireStrictCleanup();
     }
 }

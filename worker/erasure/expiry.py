@@ -6,7 +6,7 @@ left could be read by then, and does not name it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -75,8 +75,14 @@ def java_expiry(java_table: JavaObject, snapshot_ids: Iterable[int]) -> JavaObje
     return java_object(java_table, _SOURCE, "ExactExpiry", java_table, ids)
 
 
+def exact_operations(java_table: JavaObject, snapshot_ids: Iterable[int], *, dry_run: bool) -> JavaObject:
+    """Operations with which Iceberg's own expiry lets just these go; a dry run of them changes nothing."""
+    ids = java_list(jvm_of(java_table), [str(snapshot_id) for snapshot_id in snapshot_ids])
+    return java_object(java_table, _SOURCE, "ExactExpiryOperations", java_table.operations(), ids, dry_run)
+
+
 def files_of(
-    metadata: TableMetadata, storage: Storage, look: Look, snapshot_ids: Collection[int]
+    storage: Storage, look: Look, metadata: TableMetadata, snapshot_ids: Collection[int]
 ) -> set[str]:
     """The paths of all files that some snapshots need, as far as their manifests can be read."""
     snapshots = [one for one in metadata.snapshots if one.snapshot_id in snapshot_ids]
@@ -88,8 +94,12 @@ def files_of(
     return look.named_by(metadata, snapshots, storage)[0].union(statistics)
 
 
-def files_of_expired(table: PinnedTable, look: Look, snapshot_ids: Collection[int]) -> set[str]:
-    """The same of those that have expired, by what earlier metadata files and manifests are still there."""
+def files_of_expired(
+    table: PinnedTable,
+    snapshot_ids: Collection[int],
+    named: Callable[[TableMetadata, Collection[int]], set[str]],
+) -> set[str]:
+    """What is `named` by those that have expired, as far as earlier metadata files are still there."""
     sought = {*snapshot_ids}.difference(snapshot.snapshot_id for snapshot in table.metadata.snapshots)
     found: set[str] = set()
     for entry in table.metadata.metadata_log[: -_LOG_AT_MOST - 1 : -1]:
@@ -100,7 +110,7 @@ def files_of_expired(table: PinnedTable, look: Look, snapshot_ids: Collection[in
         except (OSError, ValueError, ValidationError, LocationNotAllowedError):
             continue
         there = sought.intersection(snapshot.snapshot_id for snapshot in earlier.snapshots)
-        found |= files_of(earlier, table.storage, look, there)
+        found |= named(earlier, there)
         sought -= there
     return found
 
@@ -121,23 +131,35 @@ def delete_unneeded(job: Job, table: PinnedTable, look: Look, paths: Collection[
         return {*paths}
     needed |= {*metadata_files(table), *statistics_files(table.metadata)}
     places = {normalize_location(path) for path in needed}
-    left: dict[str, Exception | None] = {path: None for path in paths if normalize_location(path) in places}
+    left = {path for path in paths if normalize_location(path) in places}
+
+    deleted = 0
+    # What names files goes after these: by it, whoever goes on after a death finds them.
+    unneeded = sorted((look.rank(path), path) for path in paths if path not in left)
+    for _, of_rank in groupby(unneeded, key=itemgetter(0)):
+        number, failed = delete_paths(job, table, [path for _, path in of_rank], "expire")
+        deleted += number
+        left |= failed
+    job.decide(f"{counted(deleted, 'file')} deleted that no snapshot needs.")
+    return left
+
+
+def delete_paths(job: Job, table: PinnedTable, paths: Sequence[str], stage: str) -> tuple[int, set[str]]:
+    """Deletes files that no snapshot needs: how many were there, and those that it could not delete, which
+    is told."""
+    failures: dict[str, Exception] = {}
 
     def delete(path: str) -> bool:
         try:
             return table.storage.delete(path)
         except (OSError, ValueError, LocationNotAllowedError) as error:
-            left[path] = error
+            failures[path] = error
             return False
 
-    deleted = 0
-    with job.stage("expire"), Threads(FILES_AT_ONCE, "delete") as threads:
-        # What names files goes after these: by it, whoever goes on after a death finds them.
-        unneeded = sorted((look.rank(path), path) for path in paths if path not in left)
-        for _, of_rank in groupby(unneeded, key=itemgetter(0)):
-            deleted += sum(threads.map(delete, [path for _, path in of_rank]))
-    if failures := [one for one in left.values() if one is not None]:
+    with job.stage(stage), Threads(FILES_AT_ONCE, "delete") as threads:
+        deleted = sum(threads.map(delete, paths))
+    if failures:
         told = counted(len(failures), "file")
-        job.decide(f"{told} that no snapshot needs could not be deleted, such as: {failures[0]}.")
-    job.decide(f"{counted(deleted, 'file')} deleted that no snapshot needs.")
-    return {*left}
+        cause = next(iter(failures.values()))
+        job.decide(f"{told} that no snapshot needs could not be deleted, such as: {cause}.")
+    return deleted, {*failures}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -24,17 +24,22 @@ _WHOLE_NUMBER = re.compile(r"[+-]?\d{1,19}", re.ASCII)
 _GC = "gc.enabled"
 _STAGED, _PUBLISHED = "wap.id", "published-wap-id"
 _PUBLISHED_BRANCH, _PUBLISHED_SNAPSHOT = "icestream.published-branch", "icestream.published-snapshot-id"
+_TARGET_BRANCH = "icestream.target-branch"
 # Properties by which streaming writers, and publications, find what they committed last; the values say
 # whose.
 _WRITERS = (
     ("flink.job-id", "flink.operator-id"),
     ("spark.sql.streaming.queryId",),
     (_PUBLISHED_BRANCH,),
-    ("icestream.target-branch",),
+    (_TARGET_BRANCH,),
 )
+_PUBLICATIONS = (_PUBLISHED_BRANCH, _TARGET_BRANCH)
 _KAFKA = "kafka.connect.offsets."
 """Begins such a property of Kafka Connect, whose name goes on with the topic and group."""
 _AGAIN = "and erase again."
+SILENCE = timedelta(days=7)
+"""After which a streaming writer is taken to be gone, and what was staged with a wap.id to be given up, by an
+expiry that goes by age."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +69,71 @@ def holds(job: Job, metadata: TableMetadata) -> dict[int, Hold]:
     return found
 
 
+def kept_by_age(
+    metadata: TableMetadata, branch: str, older_than: datetime, retain_last: int, now: datetime
+) -> dict[int, Hold | None]:
+    """The snapshots that are older than a time, by their ids, with what holds them: None if they may expire.
+
+    branch: whose history this is about: what only other branches have is theirs, unless it is published.
+    retain_last: so many snapshots of each branch stay. What the table retains by itself stays, too.
+    """
+    histories = _histories(metadata)
+    left = min(older_than, now - SILENCE)
+
+    def is_known(snapshot: Snapshot, writer: tuple[str | None, ...]) -> bool:
+        if writer[0] in _PUBLICATIONS:
+            return writer[1] in metadata.refs  # which may be published for years after
+        return not _is_older(snapshot, left)
+
+    found: dict[int, Hold] = {}
+    for snapshot_id, hold in (
+        *_of_table(metadata, branch, now, retain_last),
+        *(one for name, ancestors in histories.items() for one in _of_writers(name, ancestors, is_known)),
+        *_of_publications(histories),
+        *_of_other_branches(branch, histories),
+        *_of_staged(metadata, histories, lambda staged: not _is_older(staged, left)),
+    ):
+        found.setdefault(snapshot_id, hold)
+    old = (one.snapshot_id for one in metadata.snapshots if _is_older(one, older_than))
+    return {snapshot_id: found.get(snapshot_id) for snapshot_id in old}
+
+
 def _holds(job: Job, metadata: TableMetadata, now: datetime) -> Iterator[tuple[int, Hold]]:
     """The most telling first."""
     assignment = job.assignment
+    yield from _of_table(metadata, assignment.table.branch, now)
+    histories = _histories(metadata)
+    for name, ancestors in histories.items():
+        yield from _of_writers(name, ancestors)
+    yield from _of_publications(histories)
+    yield from _of_staged(metadata, histories)
+    if not assignment.job.erase.expire_snapshots:
+        why, remedy = (
+            "The request lets no snapshot expire.",
+            "Let this one expire, or erase again and let snapshots expire.",
+        )
+        yield from ((one.snapshot_id, Hold("snapshot", why, remedy)) for one in metadata.snapshots)
+
+
+def _histories(metadata: TableMetadata) -> dict[str, Sequence[Snapshot]]:
+    """The ancestors of each branch's head, the newest first."""
+    return {
+        name: History.of(metadata, name).snapshots
+        for name, ref in metadata.refs.items()
+        if ref.snapshot_ref_type is SnapshotRefType.BRANCH
+    }
+
+
+def _of_table(
+    metadata: TableMetadata, branch: str, now: datetime, retain_last: int = 0
+) -> Iterator[tuple[int, Hold]]:
+    """What the table itself says: its branches and tags, and what it retains."""
     for name, ref in metadata.refs.items():
         if ref.snapshot_ref_type is SnapshotRefType.TAG:
             yield ref.snapshot_id, _of_tag(metadata, name, ref)
         else:
             why, remedy = f"It is the head of branch {name}.", f"Erase on branch {name}, or drop it, {_AGAIN}"
-            if name == assignment.table.branch:
+            if name == branch:
                 remedy = "Erase again."
             yield ref.snapshot_id, Hold("branch", why, remedy, name)
     if is_never_deleted_from(metadata):
@@ -88,25 +149,9 @@ def _holds(job: Job, metadata: TableMetadata, now: datetime) -> Iterator[tuple[i
                 f"Set it to a whole number, or remove it, {_AGAIN}",
             )
             yield from ((one.snapshot_id, Hold("retention", why, remedy)) for one in metadata.snapshots)
-    branches = {
-        name: (ref, History.of(metadata, name).snapshots)
-        for name, ref in metadata.refs.items()
-        if ref.snapshot_ref_type is SnapshotRefType.BRANCH
-    }
-    for name, (ref, ancestors) in branches.items():
-        yield from _of_retention(metadata, name, ref, ancestors, now)
+    for name, ancestors in _histories(metadata).items():
+        yield from _of_retention(metadata, name, metadata.refs[name], ancestors, now, retain_last)
     yield from _of_age(metadata, now)
-    histories = {name: ancestors for name, (_, ancestors) in branches.items()}
-    for name, ancestors in histories.items():
-        yield from _of_writers(name, ancestors)
-    yield from _of_publications(histories)
-    yield from _of_staged(metadata, histories)
-    if not assignment.job.erase.expire_snapshots:
-        why, remedy = (
-            "The request lets no snapshot expire.",
-            "Let this one expire, or erase again and let snapshots expire.",
-        )
-        yield from ((one.snapshot_id, Hold("snapshot", why, remedy)) for one in metadata.snapshots)
 
 
 def _of_tag(metadata: TableMetadata, name: str, ref: SnapshotRef) -> Hold:
@@ -118,11 +163,16 @@ def _of_tag(metadata: TableMetadata, name: str, ref: SnapshotRef) -> Hold:
 
 
 def _of_retention(
-    metadata: TableMetadata, name: str, ref: SnapshotRef, ancestors: Sequence[Snapshot], now: datetime
+    metadata: TableMetadata,
+    name: str,
+    ref: SnapshotRef,
+    ancestors: Sequence[Snapshot],
+    now: datetime,
+    retain_last: int,
 ) -> Iterator[tuple[int, Hold]]:
-    """As the branch says, or else the table; what neither says holds nothing."""
+    """As the branch says, or else the table; what neither says holds nothing but the last ones to retain."""
     remedy = f"Wait, or let the branch keep fewer, {_AGAIN}"
-    least = max(0, ref.min_snapshots_to_keep or _number(metadata, _MIN_SNAPSHOTS) or 0)
+    least = max(retain_last, ref.min_snapshots_to_keep or _number(metadata, _MIN_SNAPSHOTS) or 0)
     for snapshot in ancestors[:least]:
         why = f"Branch {name} keeps its last {counted(least, 'snapshot')}."
         yield snapshot.snapshot_id, Hold("retention", why, remedy, name)
@@ -145,9 +195,15 @@ def _of_age(metadata: TableMetadata, now: datetime) -> Iterator[tuple[int, Hold]
             yield snapshot.snapshot_id, Hold("retention", why, remedy, until=until)
 
 
-def _of_writers(branch: str, ancestors: Sequence[Snapshot]) -> Iterator[tuple[int, Hold]]:
+def _of_writers(
+    branch: str,
+    ancestors: Sequence[Snapshot],
+    is_known: Callable[[Snapshot, tuple[str | None, ...]], bool] = lambda *_: True,
+) -> Iterator[tuple[int, Hold]]:
     """Streaming writers go back from the head to what they committed last, and over no gap. Without that they
     would commit it once more.
+
+    is_known: whether the writer that committed a snapshot may come back.
     """
     last, writers = 0, set[tuple[str | None, ...]]()
     for number, snapshot in enumerate(ancestors, start=1):
@@ -155,6 +211,7 @@ def _of_writers(branch: str, ancestors: Sequence[Snapshot]) -> Iterator[tuple[in
         of_snapshot = {
             (*names, *(told.get(name) for name in names)) for names in _WRITERS if names[0] in told
         } | {(name,) for name in told if name.startswith(_KAFKA)}
+        of_snapshot = {writer for writer in of_snapshot if is_known(snapshot, writer)}
         if not of_snapshot <= writers:
             last = number
         writers |= of_snapshot
@@ -180,15 +237,32 @@ def _of_publications(histories: Mapping[str, Sequence[Snapshot]]) -> Iterator[tu
                 yield snapshot.snapshot_id, Hold("branch", why, remedy, source)
 
 
+def _of_other_branches(
+    branch: str, histories: Mapping[str, Sequence[Snapshot]]
+) -> Iterator[tuple[int, Hold]]:
+    """What only they have, of those of which nothing was published: that may be to come."""
+    published = {_properties(one).get(_PUBLISHED_BRANCH) for history in histories.values() for one in history}
+    own = {one.snapshot_id for one in histories.get(branch, ())}
+    for name, history in histories.items():
+        if name == branch or name in published:
+            continue
+        for snapshot in history:
+            if snapshot.snapshot_id not in own:
+                why = f"Only branch {name} has it, of which nothing is published."
+                yield snapshot.snapshot_id, Hold("branch", why, f"Drop the branch, {_AGAIN}", name)
+
+
 def _of_staged(
-    metadata: TableMetadata, histories: Mapping[str, Sequence[Snapshot]]
+    metadata: TableMetadata,
+    histories: Mapping[str, Sequence[Snapshot]],
+    is_wanted: Callable[[Snapshot], bool] = lambda _: True,
 ) -> Iterator[tuple[int, Hold]]:
     """What was written to be looked at first, and what publishing it needs: all since its parent."""
     reached = {one.snapshot_id for history in histories.values() for one in history}
     published = {_properties(one).get(_PUBLISHED) for one in metadata.snapshots}
     for staged in metadata.snapshots:
         wap_id = _properties(staged).get(_STAGED)
-        if wap_id is None or wap_id in published or staged.snapshot_id in reached:
+        if wap_id is None or wap_id in published or staged.snapshot_id in reached or not is_wanted(staged):
             continue
         hold = Hold(
             "snapshot",
@@ -214,6 +288,10 @@ def _number(metadata: TableMetadata, name: str) -> int | None:
         return None
     number, limit = int(text), 1 << _BITS[name]
     return number if -limit <= number < limit else None
+
+
+def _is_older(snapshot: Snapshot, moment: datetime) -> bool:
+    return snapshot.timestamp_ms < moment.timestamp() * 1000
 
 
 def _after(snapshot: Snapshot, milliseconds: int) -> datetime:

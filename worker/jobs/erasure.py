@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 
 import numpy as np
 
@@ -216,7 +217,7 @@ class _Erasure:
             if not doomed:
                 return
             self._announce_expiry(table, doomed)
-            files = files_of(metadata, table.storage, self._look, doomed)
+            files = files_of(table.storage, self._look, metadata, doomed)
             try:
                 with job.stage("expire"):
                     expire(job, table, doomed)
@@ -230,7 +231,7 @@ class _Erasure:
     def _delete_left_behind(self) -> None:
         """The files of snapshots that lost attempts let expire."""
         table = self._pinned()
-        if files := files_of_expired(table, self._look, self._expiring):
+        if files := files_of_expired(table, self._expiring, partial(files_of, table.storage, self._look)):
             self._left |= delete_unneeded(self._job, self._pinned(), self._look, files)
 
     def _announce_expiry(self, table: PinnedTable, doomed: Sequence[int]) -> None:

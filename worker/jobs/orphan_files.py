@@ -118,8 +118,8 @@ def _remove(
     keeps = False
     for plan in reversed(left.plans):  # of the earlier ones, most is committed
         if plan.expires:
-            # Its erasure may go on with these: another one begins once that has ended.
-            keeps |= job.assignment.job.kind != "erase"
+            # Who lets snapshots expire goes on with these: another one begins once that job has ended.
+            keeps |= job.assignment.job.kind not in ("erase", "expire_snapshots")
             continue
         if plan.removes in live or plan.only_on == head:
             is_cleared = False

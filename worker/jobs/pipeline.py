@@ -14,6 +14,7 @@ from worker.jobs.foreign_errors import meaning_of
 from worker.jobs.indexing import compact_index, drop_index, index_table, rebuild_index
 from worker.jobs.publishing import publish
 from worker.jobs.report_duplicates import report_duplicates
+from worker.jobs.snapshot_expiry import expire_snapshots
 from worker.jobs.verification import verify_index
 from worker.jobs.writing import write_rows
 from worker.process.errors import JobCancelledError, JobError
@@ -30,6 +31,7 @@ _KINDS: dict[str, Callable[[Job, PinnedTable, IndexWarehouse], Outcome]] = {
     "delete": write_rows,
     "erase": erase,
     "publish": publish,
+    "expire_snapshots": expire_snapshots,
 }
 
 

@@ -333,7 +333,8 @@ class TaskRunner:
         """Runs an action of Spark; cancels it when `on_progress` (Spark tasks done, and of all) raises.
 
         about: see `run`. The span of the trace names the application and the job group, by which Spark's
-        UI, its event log and its listeners know the jobs.
+        UI, its event log and its listeners know the jobs. An action of Iceberg's has groups of its own, so
+        jobs are found by a tag.
         """
         context = self.spark.sparkContext
         group = f"icestream-{threading.get_ident()}-{time.monotonic_ns()}"
@@ -342,6 +343,7 @@ class TaskRunner:
 
         def act() -> None:
             context.setJobGroup(group, f"icestream {about}".rstrip(), interruptOnCancel=True)
+            context.addJobTag(group)
             if self.slot.pool is not None:
                 context.setLocalProperty("spark.scheduler.pool", self.slot.pool)
             try:
@@ -362,7 +364,7 @@ class TaskRunner:
                         on_work(work)
                     on_progress(work.tasks_on_spark, total)
             except BaseException:
-                context.cancelJobGroup(group)
+                context.cancelJobsWithTag(group)
                 # What its tasks still write would come after their files were removed.
                 thread.join(DRAIN_SECONDS)
                 raise
@@ -370,8 +372,8 @@ class TaskRunner:
                 raise failure[0]
         return outcome[0]
 
-    def _work_of(self, group: str, *, waits_for_last: bool) -> tuple[Work, int]:
-        """What the Spark jobs of a group came to, all attempts at their stages, and of how many tasks."""
+    def _work_of(self, tag: str, *, waits_for_last: bool) -> tuple[Work, int]:
+        """What the Spark jobs with a tag came to, all attempts at their stages, and of how many tasks."""
         context: Any = self.spark.sparkContext
         core, tracker, jvm = context._jsc.sc(), context.statusTracker(), context._jvm
         if waits_for_last:
@@ -381,7 +383,7 @@ class TaskRunner:
         work, total = Work(), 0
         stages = [
             stage
-            for job_id in tracker.getJobIdsForGroup(group)
+            for job_id in core.statusTracker().getJobIdsForTag(tag)
             if (job := tracker.getJobInfo(job_id)) is not None
             for stage in job.stageIds
         ]

@@ -116,28 +116,46 @@ def read_snapshot_files(metadata: TableMetadata, snapshot: Snapshot, io: FileIO)
 
 def delete_files_of_all_snapshots(metadata: TableMetadata, io: FileIO) -> set[str]:
     """The path of every delete file that some snapshot of the table shows. Reads every delete manifest."""
-    return {file.path for _, deletes in _entries(metadata, io, ManifestContent.DELETES) for file in deletes}
+    manifests = manifests_of_all_snapshots(metadata, io, ManifestContent.DELETES)
+    return {file.path for _, deletes in _entries(metadata, io, manifests) for file in deletes}
 
 
 def data_files_of_all_snapshots(metadata: TableMetadata, io: FileIO) -> set[str]:
     """The path of every data file that some snapshot of the table shows. Reads every data manifest."""
-    entries = _entries(metadata, io, ManifestContent.DATA)
-    return {path for files, _ in entries for piece in files.path_pieces() for path in piece.to_pylist()}
+    manifests = manifests_of_all_snapshots(metadata, io, ManifestContent.DATA)
+    return {path for files, _ in _entries(metadata, io, manifests) for path in _paths(files)}
 
 
-def _entries(
-    metadata: TableMetadata, io: FileIO, content: ManifestContent
-) -> Iterable[tuple[DataFiles, list[DeleteFile]]]:
-    """Of all manifests of one content, of whatever snapshot.
+def paths_of_all_snapshots(metadata: TableMetadata, io: FileIO) -> set[str]:
+    """Every path that some snapshot needs: of manifest lists, manifests, data and delete files."""
+    manifests = manifests_of_all_snapshots(metadata, io)
+    needed = {snapshot.manifest_list for snapshot in metadata.snapshots} | manifests.keys()
+    for files, deletes in _entries(metadata, io, manifests):
+        needed.update(_paths(files), (file.path for file in deletes))
+    return needed
 
-    A path that some snapshot shows is live in a manifest of its.
-    """
+
+def manifests_of_all_snapshots(
+    metadata: TableMetadata, io: FileIO, content: ManifestContent | None = None
+) -> dict[str, Manifest]:
+    """Of whatever snapshot, by path. content: of this alone. Reads every manifest list."""
     lists = {snapshot.manifest_list for snapshot in metadata.snapshots}
     with Threads(_READ_THREADS) as threads:
         read = threads.map(lambda location: read_manifest_list(io, location), lists)
-        manifests = {one.path: one for of_list in read for one in of_list if one.content is content}
-        specs = {spec.spec_id: spec for spec in metadata.partition_specs}
-        return list(threads.map(lambda m: read_manifest(io, m, specs), manifests.values()))
+        return {one.path: one for of_list in read for one in of_list if content in (None, one.content)}
+
+
+def _entries(
+    metadata: TableMetadata, io: FileIO, manifests: Mapping[str, Manifest]
+) -> Iterable[tuple[DataFiles, list[DeleteFile]]]:
+    """What manifests name. A path that some snapshot shows is live in a manifest of its."""
+    specs = {spec.spec_id: spec for spec in metadata.partition_specs}
+    with Threads(_READ_THREADS) as threads:
+        return list(threads.map(lambda one: read_manifest(io, one, specs), manifests.values()))
+
+
+def _paths(files: DataFiles) -> Iterator[str]:
+    return (path for piece in files.path_pieces() for path in piece.to_pylist())
 
 
 def _counts_files(snapshot: Snapshot) -> bool:

@@ -106,6 +106,16 @@ RESULTS: dict[str, dict[str, Any]] = {
         "files_cleared": 2,
         "stopped_at": {"snapshot_id": 8, "code": "x", "reason": "it overwrites", "remedy": "Roll back."},
     },
+    "expire_snapshots": _SEEN
+    | {
+        "expiry": {
+            "snapshots_expired": 3,
+            "snapshots_left": 2,
+            "snapshots_held": 1,
+            "data_files_deleted": 4,
+            "held": [{"holder": "tag", "name": "v1", "reason": "Tag v1 names it.", "snapshots": 1}],
+        }
+    },
     "erase": erasure_result(held=[_HOLDER]),
 }
 HEALTH = index_report(pending=(3, 120), unconvertible=_PATH)

@@ -430,6 +430,25 @@ def test_a_publication_tells_what_it_did_and_what_stopped_it(
     assert "5,000 rows added, 4,000 rows deleted Nothing is published from staged snapshot 8 on" in listed
 
 
+def test_an_expiry_tells_what_went_and_what_holds_the_rest(
+    service: Running, admin: Person, table: str, worker: str
+) -> None:
+    held = [{"holder": "tag", "name": "v1", "reason": "Tag v1 names it.", "snapshots": 2}]
+    expiry = {
+        "snapshots_expired": 1_200,
+        "snapshots_left": 7,
+        "snapshots_held": 2,
+        "data_files_deleted": 3_000,
+        "held": held,
+    }
+    job = request_job(service, table, "expire_snapshots")
+    service.finish(claim(service, worker, job), result={"expiry": expiry}, health=index_report())
+    shown = words(admin.open(f"/jobs/{job}"))
+    assert "Snapshots expired 1,200 7 are left" in shown
+    assert "Old ones that are held 2 by v1" in shown
+    assert "Data files deleted 3,000" in shown
+
+
 def test_a_job_tells_what_a_verification_found_wrong(
     service: Running, admin: Person, table: str, worker: str
 ) -> None:

@@ -1,0 +1,91 @@
+"""Jobs that maintain a table: when policies start them, and that others may go on doing it."""
+
+from typing import Any
+
+import pytest
+
+from tests.service.conftest import ON_BOTH, Running, alike_on_both
+from tests.service.iceberg_tables import IcebergCatalog
+
+database_kind = alike_on_both
+
+AT_ONCE = {"enabled": True, "older_than_seconds": 0, "age_seconds": 0, "min_interval_seconds": 0}
+
+
+@pytest.fixture
+def table(service: Running, iceberg: IcebergCatalog) -> dict[str, Any]:
+    service.register(iceberg)
+    for number in range(2):
+        iceberg.append("db.t", [number])
+    return dict(service.enroll())
+
+
+def health(service: Running, table: dict[str, Any]) -> dict[str, Any]:
+    service.poll(table["id"])
+    return dict(service.admin.get(f"/tables/{table['id']}/health").json())
+
+
+def expire_oldest(iceberg: IcebergCatalog) -> None:
+    loaded = iceberg.catalog.load_table("db.t")
+    oldest = min(loaded.metadata.snapshots, key=lambda one: one.timestamp_ms)
+    loaded.maintenance.expire_snapshots().by_id(oldest.snapshot_id).commit()
+
+
+@ON_BOTH
+def test_snapshots_expire_by_a_job_of_the_policy_with_what_that_says(
+    service: Running, iceberg: IcebergCatalog, table: dict[str, Any]
+) -> None:
+    found = health(service, table)
+    assert (found["snapshots"], found["expired_elsewhere_at"]) == (3, None)
+    assert found["oldest_snapshot_at"] is not None
+    assert found["decisions"]["expire_snapshots"]["code"] == "policy-off", "unless somebody asks for it"
+    body = {"name": "tidy", "settings": {"expire_snapshots": AT_ONCE | {"retain_last": 2}}}
+    assert service.admin.post("/policies", json=body).status_code == 201
+    attached = {"level": "table", "table_id": table["id"], "policy": "tidy"}
+    assert service.admin.put("/policy-attachments", json=attached).is_success
+    service.poll(table["id"])
+    (job,) = service.admin.get("/jobs?kind=expire_snapshots").json()["items"]
+    assert job["parameters"] == {"older_than_seconds": 0, "retain_last": 2}
+    assert "the oldest snapshot of the past is" in job["trigger"].lower()
+    assert "icestream_snapshots 3.0" in service.admin.get(f"{service.url}/metrics").text
+
+
+def test_that_somebody_else_lets_snapshots_expire_is_told_and_our_own_jobs_are_not(
+    service: Running, iceberg: IcebergCatalog, table: dict[str, Any]
+) -> None:
+    health(service, table)
+    answer = service.admin.post(f"/tables/{table['id']}/jobs", json={"kind": "expire_snapshots"})
+    assert answer.status_code == 202
+    assignment = service.claim(service.start_worker())
+    assert assignment is not None
+    expire_oldest(iceberg)
+    assert health(service, table)["expired_elsewhere_at"] is None, "a job of this kind runs"
+    result = {"expiry": {"snapshots_expired": 1, "snapshots_left": 2}}
+    service.finish(assignment, result=result)
+    assert health(service, table)["expired_elsewhere_at"] is None
+
+    iceberg.append("db.t", [9])
+    expire_oldest(iceberg)
+    found = health(service, table)
+    assert found["snapshots"] == 2
+    assert found["expired_elsewhere_at"] is not None
+    assert "done by another" in found["decisions"]["expire_snapshots"]["sentence"]
+    events = service.admin.get(f"/tables/{table['id']}/events").json()["items"]
+    assert "snapshots.expired-elsewhere" in [event["kind"] for event in events]
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({"older_than_seconds": 100, "age_seconds": 50}, "expire_snapshots.older_than_seconds"),
+        ({"retain_last": 0}, "expire_snapshots.retain_last"),
+        ({"windows": [{"start": "00:00", "end": "01:00"}] * 51}, "expire_snapshots.windows"),
+    ],
+)
+def test_a_policy_of_maintenance_that_can_not_be_meant_is_refused(
+    service: Running, given: dict[str, Any], field: str
+) -> None:
+    body = {"name": "x", "settings": {"expire_snapshots": given}}
+    answer = service.admin.post("/policies", json=body)
+    assert answer.status_code == 422
+    assert [error["field"] for error in answer.json()["errors"]] == [f"body.settings.{field}"]

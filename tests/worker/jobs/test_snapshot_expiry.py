@@ -1,0 +1,254 @@
+"""Snapshots that expire by Iceberg's own action: those that nothing holds, and files that nobody needs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.deaths import killed_at_call_of
+from tests.factories import TableBuilder, WrittenFile, visible_rows
+from tests.jobs import Jobs
+from tests.readers import duckdb_rows, pyiceberg_rows
+from tests.thorough import V3_FIRST, first_always
+from worker.attempt.job import Job
+from worker.contract.control_plane import AttemptId
+from worker.erasure import expiry
+from worker.process.errors import JobError
+from worker.table.commit_errors import CommitConflictError
+
+pytestmark = pytest.mark.integration
+NewTable = Callable[..., TableBuilder]
+
+
+@pytest.fixture
+def new_table(spark: SparkSession, table_name: str) -> NewTable:
+    def create(**how: Any) -> TableBuilder:
+        return TableBuilder.create(spark, table_name, **{"format_version": 3, **how})
+
+    return create
+
+
+def row(number: int, value: int = 0) -> dict[str, Any]:
+    return {"id": number, "region": "eu", "value": value}
+
+
+def expire(jobs: Jobs, *, older_than_seconds: float = 0, retain_last: int = 1, **how: Any) -> dict[str, Any]:
+    parameters = {"older_than_seconds": older_than_seconds, "retain_last": retain_last}
+    result: dict[str, Any] = jobs.run("expire_snapshots", parameters=parameters, **how).result["expiry"]
+    return result
+
+
+def snapshots(table: TableBuilder) -> list[int]:
+    return [one.snapshot_id for one in table.metadata.snapshots]
+
+
+def files_of(table: TableBuilder) -> set[str]:
+    """Names of all files in the table's location but metadata files."""
+    folder = Path(table.metadata.location.removeprefix("file:").replace("//", "/"))
+    names = {path.name for path in folder.rglob("*") if path.is_file()}
+    return {name for name in names if not name.endswith((".crc", ".metadata.json", "version-hint.text"))}
+
+
+def delete_all(table: TableBuilder) -> None:
+    every: Any = table.spark.sparkContext._jvm.org.apache.iceberg.expressions.Expressions  # type: ignore[union-attr]
+    table.java.newDelete().deleteFromRowFilter(every.alwaysTrue()).commit()
+
+
+def in_past(table: TableBuilder) -> TableBuilder:
+    """Two snapshots that are superseded, data files and deletes too, and one that a compaction made."""
+    table.append([row(n) for n in range(10)], files=2)
+    table.delete_positions({table.data_file_paths[0]: [1]})
+    table.compact()
+    return table
+
+
+@V3_FIRST
+def test_what_no_snapshot_needs_is_deleted_and_every_reader_shows_the_same(
+    new_table: NewTable, jobs: Jobs, spark: SparkSession, format_version: int
+) -> None:
+    table = in_past(new_table(format_version=format_version))
+    table.java.manageSnapshots().createTag("kept", table.snapshot_id).commit()
+    table.append([row(20)])
+    jobs.run("index", key_sets=[["id"]])
+    shown, of_tag = (
+        visible_rows(spark, table.identifier),
+        visible_rows(spark, table.identifier, branch="kept"),
+    )
+    files, head = files_of(table), table.snapshot_id
+    everything = snapshots(table)
+
+    foretold = expire(jobs, dry_run=True)
+    assert (files_of(table), snapshots(table)) == (files, everything)
+    told = expire(jobs)
+
+    assert told == foretold
+    assert (told["snapshots_expired"], told["snapshots_left"], told["snapshots_held"]) == (2, 2, 2)
+    assert {(one["holder"], one["name"]) for one in told["held"]} == {("branch", "main"), ("tag", "kept")}
+    numbers = [told[f"{kind}_deleted"] for kind in ("data_files", "delete_files", "manifest_lists")]
+    # In version 2, what a compaction leaves of deletes stays in the table.
+    assert numbers == [2, format_version - 2, 2]
+    assert len(files - files_of(table)) == sum(numbers) + told["manifests_deleted"]
+    assert (snapshots(table), table.snapshot_id) == (everything[2:], head)
+    assert visible_rows(spark, table.identifier) == duckdb_rows(table) == pyiceberg_rows(table) == shown
+    assert visible_rows(spark, table.identifier, branch="kept") == of_tag
+    (verified,) = jobs.run("verify", key_sets=[["id"]]).result["key_sets"]
+    assert (verified["differences"], verified["files_checked"]) == (0, 2)
+    assert expire(jobs)["snapshots_expired"] == 0
+    assert expire(jobs, older_than_seconds=3600)["snapshots_held"] == 0, "what is young is not even held"
+
+
+def test_whoever_commits_meanwhile_is_in_nobodys_way(
+    new_table: NewTable, jobs: Jobs, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A streaming commit passes; a tag that names what was about to go makes the job look again."""
+    table = in_past(new_table())
+    first, real = snapshots(table)[0], expiry.exact_operations
+    meanwhile: list[Callable[[], object]] = [
+        lambda: table.java.manageSnapshots().createTag("late", first).commit(),
+        lambda: table.upsert([row(3, 30)], key=["id"]),
+    ]
+
+    def operations(*arguments: Any, **how: Any) -> Any:
+        made = real(*arguments, **how)
+        if meanwhile:
+            meanwhile.pop(0)()
+        return made
+
+    monkeypatch.setattr(expiry, "exact_operations", operations)
+
+    told = expire(jobs)
+
+    assert told["snapshots_expired"] == 2, "the head of before is one of the past by then"
+    assert snapshots(table) == [first, table.snapshot_id]
+    assert "so it looks again" in " ".join(jobs.reporter.decisions)
+    assert visible_rows(spark, table.identifier, branch="late").total() == 10
+    assert (3, "eu", 30) in visible_rows(spark, table.identifier)
+
+
+def test_a_branch_that_is_rolled_back_meanwhile_keeps_its_past(
+    new_table: NewTable, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = new_table()
+    for number in range(4):
+        table.append([row(number)])
+    first, second, *_ = snapshots(table)
+    real = expiry.exact_operations
+
+    def operations(*arguments: Any, **how: Any) -> Any:
+        made = real(*arguments, **how)
+        if table.snapshot_id != second:
+            table.java.manageSnapshots().rollbackTo(second).commit()
+        return made
+
+    monkeypatch.setattr(expiry, "exact_operations", operations)
+    expire(jobs, retain_last=2)
+    assert {first, second} <= {*snapshots(table)}
+    assert "main was moved since it was looked at" in " ".join(jobs.reporter.decisions)
+
+
+@first_always("when", ["after", "before"])
+def test_what_a_killed_attempt_let_expire_is_deleted_by_whoever_follows(
+    new_table: NewTable, jobs: Jobs, spark: SparkSession, when: str
+) -> None:
+    table = in_past(new_table())
+    files, shown = files_of(table), visible_rows(spark, table.identifier)
+    with killed_at_call_of(Job, "run_action", when) as death:
+        expire(jobs, job_id="killed")
+    assert death.happened
+    assert len(snapshots(table)) == (1 if when == "after" else 3)
+    assert files_of(table) == files
+    table.append([row(20)])
+    left = [jobs.reporter.left_by("killed")]
+    assert not list(jobs.run("convert", leftovers=left).cleared), "it is left to the next expiry"
+
+    seconds = 3600 if when == "after" else 0  # nothing is left to expire, or all
+    outcome = jobs.run("expire_snapshots", parameters={"older_than_seconds": seconds}, leftovers=left)
+
+    told = outcome.result["expiry"]
+    assert outcome.cleared == [AttemptId(job_id="killed", attempt=1)]
+    assert (told["files_of_lost_attempts_deleted"] > 0) == (when == "after")
+    gone = files - files_of(table)
+    assert len([name for name in gone if name.endswith((".parquet", ".puffin"))]) == 3
+    assert visible_rows(spark, table.identifier) - shown == Counter([(20, "eu", 0)])
+
+
+def test_nothing_goes_that_is_not_the_tables(new_table: NewTable, jobs: Jobs, tmp_path: Path) -> None:
+    """Neither what a manifest names elsewhere, nor what lies in the place of the indexes."""
+    table = new_table()
+    table.append([row(1)])
+    place = Path(table.metadata.location.removeprefix("file:").replace("//", "/"))
+    jobs.index_location = str(place / "index")
+    (written,) = table.data_files([row(2)])
+    named = [tmp_path / "other" / "x.parquet", place / "index" / "y.parquet"]
+    for path in named:
+        path.parent.mkdir(parents=True)
+        path.write_bytes(Path(written.path.removeprefix("file:")).read_bytes())
+    table.commit(*(WrittenFile({**written.json, "file-path": str(path)}) for path in named))
+    delete_all(table)
+
+    told = expire(jobs)
+
+    assert all(path.exists() for path in named)
+    assert (told["data_files_deleted"], told["files_kept_elsewhere"]) == (1, 2)
+    assert "2 files that no snapshot needs any more lie outside" in " ".join(jobs.reporter.decisions)
+
+
+def test_a_manifest_that_lies_elsewhere_is_not_opened(
+    new_table: NewTable, jobs: Jobs, warehouse: Path, tmp_path: Path
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    table = new_table(properties={"write.metadata.path": elsewhere.as_uri()})
+    table.append([row(1)])
+    table.java.updateProperties().remove("write.metadata.path").commit()
+    delete_all(table)
+    allowed = [str(warehouse.parent), str(jobs.index)]
+    jobs.run("index", key_sets=[["id"]], allowed_locations=allowed)
+    with pytest.raises(JobError, match="elsewhere"):
+        expire(jobs, allowed_locations=allowed)
+    assert len(snapshots(table)) == 2
+
+
+def test_no_class_that_the_table_names_is_loaded_and_no_branch_is_dropped(
+    new_table: NewTable, jobs: Jobs
+) -> None:
+    """Iceberg's own rule would drop branches and tags that are overdue."""
+    table = in_past(new_table())
+    first, second, head = snapshots(table)
+    manage = table.java.manageSnapshots()
+    manage.createTag("overdue", first).setMaxRefAgeMs("overdue", 1)
+    manage.createBranch("past", second).setMaxRefAgeMs("past", 1).setMaxSnapshotAgeMs("past", 1).commit()
+    properties = {"history.expire.max-ref-age-ms": "1", "write.location-provider.impl": "no.such.Class"}
+    update = table.java.updateProperties()
+    for name, value in properties.items():
+        update.set(name, value)
+    update.commit()
+    assert expire(jobs)["snapshots_expired"] == 0
+    assert {*table.metadata.refs} == {"main", "overdue", "past"}
+    table.java.manageSnapshots().removeTag("overdue").commit()
+    assert expire(jobs)["snapshots_expired"] == 1
+    assert snapshots(table) == [second, head]
+
+
+def test_one_who_always_comes_first_ends_the_job(
+    new_table: NewTable, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = new_table()
+    for number in range(7):
+        table.append([row(number)])
+    real = expiry.exact_operations
+
+    def operations(java_table: Any, doomed: Sequence[int], **how: Any) -> Any:
+        made = real(java_table, doomed, **how)
+        table.java.manageSnapshots().createTag(f"t{doomed[0]}", doomed[0]).commit()
+        return made
+
+    monkeypatch.setattr(expiry, "exact_operations", operations)
+    before = snapshots(table)
+    with pytest.raises(CommitConflictError) as raised:
+        expire(jobs)
+    assert (snapshots(table), raised.value.remedy[:21]) == (before, "Let snapshots expire ")

@@ -1,0 +1,298 @@
+"""Jobs that let old snapshots expire, by Iceberg's own action: plan -> expire -> delete -> report.
+
+Invariants: just the snapshots go that are older than the request says and that nothing holds, and no branch
+or tag. A file is deleted only if Iceberg's action says that no snapshot needs it any more, and if it is the
+table's. Safe to repeat: what an attempt that died let expire is announced, and whoever follows deletes it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Any
+
+from py4j.protocol import Py4JError
+from pyiceberg.table.metadata import TableMetadata
+from pyspark.errors.exceptions.captured import CapturedException
+from pyspark.sql.classic.dataframe import DataFrame
+
+from trust.locations import LocationNotAllowedError, normalize_location
+from worker.attempt.job import Job
+from worker.attempt.outcome import Outcome, outcome
+from worker.attempt.pinned_table import PinnedTable, pin_table
+from worker.contract.control_plane import AttemptId
+from worker.deletes.locations import unannounced_plan
+from worker.deletes.stage import announce
+from worker.erasure import expiry
+from worker.erasure.holds import Hold, is_never_deleted_from, kept_by_age
+from worker.erasure.leftovers import metadata_files
+from worker.index.sorted_runs import IndexWarehouse
+from worker.jobs.after_commit import AfterCommit
+from worker.jobs.orphan_files import remove_orphan_files
+from worker.jobs.spark_actions import actions, check_manifests, table_of
+from worker.process.errors import JobError
+from worker.process.plurals import counted
+from worker.table.catalogs import raise_lack_of_memory
+from worker.table.commit import check_clock
+from worker.table.commit_errors import CommitConflictError, CommitError, commit_failure, prepared
+from worker.table.manifests import paths_of_all_snapshots, read_manifest, read_manifest_list
+from worker.table.row_delta import ANY_FILE, guarded
+
+PLANNING_ATTEMPTS = 5
+_BUSY = "Let snapshots expire when whoever moves branches and names snapshots of this table is idle."
+AT_ONCE = 10_000
+"""Snapshots that one commit lets expire."""
+_ANNOUNCED_AT_ONCE = 1_000
+_HOLDS_TOLD = 100
+_KINDS = {
+    "DATA": "data_files_deleted",
+    "POSITION_DELETES": "delete_files_deleted",
+    "EQUALITY_DELETES": "delete_files_deleted",
+    "Manifest": "manifests_deleted",
+    "Manifest List": "manifest_lists_deleted",
+    "Statistics Files": "statistics_files_deleted",
+}
+"""As Iceberg's action calls what it finds; in the order in which it goes, so that what tells of the others
+goes last."""
+_PLACES = ("write.data.path", "write.metadata.path", "write.object-storage.path", "write.folder-storage.path")
+
+
+class SnapshotExpiryError(JobError):
+    code = "snapshot_expiry_failed"
+    title = "Snapshots could not expire"
+    remedy = "Look at the cause; it is tried again, and goes on where this attempt ended."
+    retryable = True
+
+
+def expire_snapshots(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Outcome:
+    """Lets the snapshots expire that are older than the assignment says, and deletes what they alone need."""
+    return _Expiry(job, warehouse).run(table)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """Of one look: what may expire, the oldest first, and what holds the others that are old enough."""
+
+    doomed: Sequence[int]
+    held: Sequence[Hold]
+
+
+@dataclass(slots=True)
+class _Done:
+    expired: int = 0
+    deleted: Counter[str] = field(default_factory=Counter)
+    foreign: int = 0
+
+
+class _Expiry:
+    def __init__(self, job: Job, warehouse: IndexWarehouse) -> None:
+        self._job = job
+        self._warehouse = warehouse
+        self._parameters = job.assignment.job.expire
+        self._done = _Done()
+        self._plans = 0
+
+    def run(self, table: PinnedTable) -> Outcome:
+        job = self._job
+        cleared: list[AttemptId] = []
+        if not job.assignment.job.dry_run and self._finish_earlier(table):
+            cleared = remove_orphan_files(job)
+        conflicts = 0
+        while True:
+            found = self._look(table)
+            if not found.doomed:
+                break
+            try:
+                self._expire(table, found.doomed[:AT_ONCE])
+            except CommitConflictError as error:
+                conflicts += 1
+                job.decide(f"The table changed while this job ran, so it looks again: {error}.")
+                if conflicts == PLANNING_ATTEMPTS:
+                    raise CommitConflictError(error.detail, _BUSY) from None
+            if job.assignment.job.dry_run:
+                break
+            with job.stage("plan"):
+                table = pin_table(job)
+        return self._outcome(table, found, cleared)
+
+    # what may go
+
+    def _look(self, table: PinnedTable) -> _Found:
+        now = datetime.now(UTC)
+        parameters = self._parameters
+        older_than = now - timedelta(seconds=parameters.older_than_seconds)
+        branch = table.branch
+        kept = kept_by_age(table.metadata, branch, older_than, parameters.retain_last, now)
+        return _Found(
+            [snapshot_id for snapshot_id, hold in kept.items() if hold is None],
+            [hold for hold in kept.values() if hold is not None],
+        )
+
+    # expire
+
+    def _expire(self, table: PinnedTable, doomed: Sequence[int]) -> None:
+        job, dry_run = self._job, self._job.assignment.job.dry_run
+        with job.stage("look"):
+            check_manifests(table)
+        if not dry_run:
+            check_clock(table.java_table)
+            self._announce(table, doomed)
+            job.reporter.confirm_lease()
+        with prepared():
+            place = table.java_table.operations().metadataFileLocation(ANY_FILE)
+            table.storage.io.check(place)
+            safe = guarded(table.java_table, place, "")
+            operations = expiry.exact_operations(safe, doomed, dry_run=dry_run)
+            action = actions(job).expireSnapshots(table_of(operations, safe))
+        try:
+            files = job.run_action("expire", action.expireFiles)
+        except (Py4JError, CapturedException) as error:
+            raise_lack_of_memory(error)
+            failure = commit_failure(error)
+            raise SnapshotExpiryError(failure.detail) if type(failure) is CommitError else failure from None
+        if not dry_run and not self._done.expired:
+            job.reporter = AfterCommit(job.reporter)
+        self._done.expired += len(doomed)
+        by_kind = self._unneeded(files)
+        if not dry_run:
+            with job.stage("plan"):
+                table = pin_table(job)
+        kept = self._protected(table, frozenset(doomed))
+        for kind, paths in by_kind.items():
+            own = self._deletable(table, paths, kept)
+            self._done.deleted[_KINDS[kind]] += (
+                len(own) if dry_run else expiry.delete_paths(job, table, own, "delete")[0]
+            )
+
+    def _announce(self, table: PinnedTable, doomed: Sequence[int]) -> None:
+        """Lets an attempt that goes on know whose files it may delete."""
+        for start in range(0, len(doomed), _ANNOUNCED_AT_ONCE):
+            plan = unannounced_plan(table, self._plans)
+            expires = list(doomed[start : start + _ANNOUNCED_AT_ONCE])
+            announce(self._job, plan.model_copy(update={"expires": expires}))
+            self._plans += 1
+
+    def _unneeded(self, files: Any) -> dict[str, list[str]]:
+        """Paths that no snapshot names any more, by the action's word for what they are."""
+
+        def collected() -> dict[str, list[str]]:
+            rows = DataFrame(files.toDF(), self._job.runner.spark).select("path", "type").toArrow()
+            found: dict[str, list[str]] = {kind: [] for kind in _KINDS}
+            for path, kind in zip(rows["path"].to_pylist(), rows["type"].to_pylist(), strict=True):
+                if kind not in found:
+                    raise SnapshotExpiryError(f"Iceberg names a kind of file that is not known: {kind}")
+                found[kind].append(path)
+            return found
+
+        return self._job.run_action("look", collected)
+
+    # delete
+
+    def _protected(self, table: PinnedTable, doomed: Collection[int] = ()) -> set[str]:
+        """Places of what is in use now, however its paths are spelled."""
+        files, metadata = table.files, table.metadata
+        live = (path for piece in files.data_files.path_pieces() for path in piece.to_pylist())
+        deletes = (file.path for file in files.delete_files)
+        lists = (one.manifest_list for one in metadata.snapshots if one.snapshot_id not in doomed)
+        named = (*metadata_files(table), *lists)
+        return {normalize_location(path) for of_kind in (live, deletes, named) for path in of_kind}
+
+    def _deletable(self, table: PinnedTable, paths: Iterable[str], kept: Collection[str]) -> list[str]:
+        """Those that are not in use, and lie where the table's files do and indexes do not."""
+        if is_never_deleted_from(table.metadata):  # since the look
+            return []
+        properties = table.metadata.properties
+        own = (table.metadata.location, *(properties[key] for key in _PLACES if key in properties))
+        indexes = [self._job.assignment.index.warehouse]
+        unneeded = {path: normalize_location(path) for path in paths}
+        unneeded = {path: place for path, place in unneeded.items() if place not in kept}
+        found = [
+            path for path, place in unneeded.items() if _is_in(place, own) and not _is_in(place, indexes)
+        ]
+        self._done.foreign += len(unneeded) - len(found)
+        return found
+
+    def _finish_earlier(self, table: PinnedTable) -> bool:
+        """Deletes what attempts that died let expire and left. False if it can't be told what that is."""
+        left = [plan for one in self._job.assignment.leftovers for plan in one.plans]
+        expired = {number for plan in left for number in plan.expires}
+        expired.difference_update(snapshot.snapshot_id for snapshot in table.metadata.snapshots)
+        if expired:
+            with self._job.stage("look"):
+                named = expiry.files_of_expired(table, expired, partial(_named_by, table))
+                try:
+                    needed = paths_of_all_snapshots(table.metadata, table.storage.io)
+                except (JobError, OSError) as error:
+                    told = f"What an attempt that died let expire is not deleted yet: {error}."
+                    self._job.decide(told)
+                    return False
+            kept = self._protected(table) | set(map(normalize_location, needed))
+            unneeded = self._deletable(table, sorted(named), kept)
+            deleted, _ = expiry.delete_paths(self._job, table, unneeded, "delete")
+            if deleted:
+                self._done.deleted["files_of_lost_attempts_deleted"] += deleted
+                self._job.decide(f"{counted(deleted, 'file')} deleted that an attempt which died had left.")
+        return True
+
+    # report
+
+    def _outcome(self, table: PinnedTable, found: _Found, cleared: Sequence[AttemptId]) -> Outcome:
+        job, done, dry_run = self._job, self._done, self._job.assignment.job.dry_run
+        held = Counter((one.holder, one.name, one.reason) for one in found.held)
+        until = {(one.holder, one.name, one.reason): one.until for one in found.held}
+        files = sum(done.deleted.values())
+        job.decide(
+            f"{counted(done.expired, 'snapshot')} {'would expire' if dry_run else 'expired'}, and"
+            f" {counted(files, 'file')} {'would be' if dry_run else 'were'} deleted."
+        )
+        if done.foreign:
+            job.decide(
+                f"{counted(done.foreign, 'file')} that no snapshot needs any more lie outside the table's"
+                " location, or where indexes are: they stay."
+            )
+        report = {
+            "snapshots_expired": done.expired,
+            "snapshots_left": len(table.metadata.snapshots) - (done.expired if dry_run else 0),
+            "snapshots_held": len(found.held),
+            **{name: done.deleted[name] for name in dict.fromkeys(_KINDS.values())},
+            "files_of_lost_attempts_deleted": done.deleted["files_of_lost_attempts_deleted"],
+            "files_kept_elsewhere": done.foreign,
+            "held": [
+                {
+                    "holder": holder,
+                    "name": name,
+                    "reason": reason,
+                    "snapshots": number,
+                    "until": moment.isoformat() if (moment := until[holder, name, reason]) else None,
+                }
+                for (holder, name, reason), number in held.most_common(_HOLDS_TOLD)
+            ],
+        }
+        result = {"dry_run": dry_run, "expiry": report}
+        return outcome(job, table, self._warehouse, result, table.files, [], table.snapshot_id, cleared)
+
+
+def _named_by(table: PinnedTable, metadata: TableMetadata, snapshot_ids: Collection[int]) -> set[str]:
+    """The files of some snapshots, as far as their manifests are still there."""
+    io = table.storage.io
+    specs = {spec.spec_id: spec for spec in metadata.partition_specs}
+    found: set[str] = set()
+    for snapshot in metadata.snapshots:
+        if snapshot.snapshot_id not in snapshot_ids:
+            continue
+        found.add(snapshot.manifest_list)
+        with suppress(JobError, FileNotFoundError):
+            for manifest in read_manifest_list(io, snapshot.manifest_list):
+                found.add(manifest.path)
+                with suppress(JobError, FileNotFoundError, LocationNotAllowedError):
+                    data_files, deletes = read_manifest(io, manifest, specs)
+                    found.update(file.path for file in (*data_files, *deletes))
+    return found
+
+
+def _is_in(place: str, locations: Iterable[str]) -> bool:
+    return any(place.startswith(f"{normalize_location(one).rstrip('/')}/") for one in locations)

@@ -1,0 +1,39 @@
+"""Iceberg's own actions on Spark, by which jobs maintain tables.
+
+Invariant: an action opens no manifest in a place that the service does not allow, and loads no class that a
+table names. What it deletes, it only names: the job decides, and deletes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from py4j.java_gateway import JavaObject
+
+from worker.attempt.job import Job
+from worker.attempt.pinned_table import PinnedTable
+from worker.table.catalogs import jvm_of
+from worker.table.manifests import manifests_of_all_snapshots
+
+
+def actions(job: Job) -> Any:
+    """Iceberg's `SparkActions`, in the job's session."""
+    spark: Any = job.runner.spark
+    return jvm_of(spark._jsparkSession).org.apache.iceberg.spark.actions.SparkActions.get(
+        spark._jsparkSession
+    )
+
+
+def table_of(operations: JavaObject, java_table: JavaObject) -> JavaObject:
+    """The same table, with other operations."""
+    iceberg = jvm_of(java_table).org.apache.iceberg
+    return iceberg.BaseTable(operations, java_table.name(), java_table.reporter())
+
+
+def check_manifests(table: PinnedTable) -> None:
+    """Raises LocationNotAllowedError: Java opens the manifests of all snapshots, wherever they should be.
+
+    Also raises as `read_snapshot_files`.
+    """
+    for path in manifests_of_all_snapshots(table.metadata, table.storage.io):
+        table.storage.io.check(path)
