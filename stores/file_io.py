@@ -23,10 +23,10 @@ from stores.azure import AZURE_SCHEMES, AzureAccount, AzureHandler, azure_contai
 from trust.locations import parse_location
 from trust.properties import without_code
 
-_S3_KEYS = ("s3.access-key-id", "s3.secret-access-key", "s3.session-token")
+S3_KEYS = ("s3.access-key-id", "s3.secret-access-key", "s3.session-token")
 _S3_IDENTITY = (
-    *_S3_KEYS,
-    *(name.replace("s3.", "client.") for name in _S3_KEYS),
+    *S3_KEYS,
+    *(name.replace("s3.", "client.") for name in S3_KEYS),
     *(f"{prefix}.{name}" for prefix in ("s3", "client") for name in ("role-", "profile-name")),
 )
 GOOGLE_SCHEMES = frozenset(("gs", "gcs"))
@@ -79,7 +79,7 @@ class LocationFileIO(PyArrowFileIO):
         if keys is None:
             return self._initialize_fs(scheme, netloc)
         others = {key: value for key, value in self.properties.items() if not key.startswith(_S3_IDENTITY)}
-        named = zip(_S3_KEYS, keys, strict=True)
+        named = zip(S3_KEYS, keys, strict=True)
         given = others | {name: value for name, value in named if value}
         return PyArrowFileIO(given)._initialize_fs(scheme, netloc)
 

@@ -168,6 +168,18 @@ ROLE = "arn:aws:iam::123456789012:role"
 KINDS = ("environment", "web identity", "profile", "profile with a role", "container", "instance")
 
 
+def vended(server: Aws, told: timedelta | None = None) -> dict[str, str]:
+    """What a catalog gives with a table. told: for how long, if not as it is."""
+    given = server.give("vended")
+    end = datetime.now(UTC) + told if told else server.ends[given["AccessKeyId"]]
+    return {
+        "s3.access-key-id": given["AccessKeyId"],
+        "s3.secret-access-key": given["SecretAccessKey"],
+        "s3.session-token": given["Token"],
+        "s3.session-token-expires-at-ms": str(round(end.timestamp() * 1000)),
+    }
+
+
 def environment(kind: str, server: Aws, directory: Path) -> dict[str, str]:
     """The variables that give a machine an identity; of no kind, those that leave it without any.
 

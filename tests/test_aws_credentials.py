@@ -1,9 +1,12 @@
 """Who asks AWS is the same whatever library asks: an identity of the machine, or a role of a record."""
 
 import os
+import pickle
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +16,7 @@ from service.catalogs.clients import open_catalog
 from service.records.catalogs import CatalogType
 from service.settings import Settings
 from stores.aws import CredentialsError
-from tests.aws import KINDS, ROLE, SHOWN, Aws, aws, environment
+from tests.aws import KINDS, ROLE, SHOWN, Aws, aws, environment, vended
 from worker.io.storage import Storage
 
 
@@ -174,3 +177,29 @@ def test_what_gives_no_credentials_is_told(
     with pytest.raises(CredentialsError, match=words):
         by_arrow(server, given)
     assert server.used == []
+
+
+def test_what_a_catalog_vends_is_had_anew_in_time(
+    server: Aws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    become("environment", server=server, directory=tmp_path, monkeypatch=monkeypatch)
+    clock = time.time()
+    monkeypatch.setattr("worker.io.storage.time", SimpleNamespace(time=lambda: clock))
+    storage = Storage(record(server) | vended(server), renew=lambda: vended(server))
+    before = hash(storage)
+    assert storage.read("s3://lake/a") == storage.read("s3://lake/a")
+    assert server.given == ["vended-1"]
+    clock += 1801
+    # A task that begins now has what is good for longer, as has all that is opened from now on.
+    task: Storage = pickle.loads(pickle.dumps(storage))
+    assert server.given == ["vended-1", "vended-2"]
+    server.ends["vended-1"] -= timedelta(hours=2)
+    for one in (task, storage):
+        assert one.read("s3://lake/a") == b"content"
+        assert one.create(f"s3://lake/{id(one)}", b"new")
+    assert (server.used[-1], server.refused, hash(storage)) == ("vended-2", [], before)
+    # Without its end, nobody knows when.
+    clock += 100_000
+    endless = {name: value for name, value in vended(server).items() if "expires" not in name}
+    Storage(record(server) | endless, renew=lambda: vended(server)).read("s3://lake/a")
+    assert server.given == ["vended-1", "vended-2", "vended-3"]

@@ -14,7 +14,7 @@ from service.records.catalogs import CatalogType
 from service.settings import Settings
 from tests.http_server import answering
 from trust.egress import AmbiguousHostError, Egress, HostNotAllowedError, hosts_of, origin
-from trust.rest_answers import RestAnswers, SentElsewhereError
+from trust.rest_answers import SESSION_END, RestAnswers, SentElsewhereError
 
 ALLOWED = "10.9.9.9"
 KEYS = {
@@ -244,6 +244,16 @@ def test_the_keys_of_a_records_files_go_to_no_store_that_the_catalog_names(
         with pytest.raises(SentElsewhereError, match=r"it holds as (s3\.sse\.key|gcs\.\w+-key)") as caught:
             answers.harmless(_json(answer))
         assert "MARK" not in str(caught.value)
+
+
+@pytest.mark.parametrize("end", ["1795632023545", "soon", "-1", "9" * 400])
+def test_the_end_of_what_is_vended_is_a_time(end: str) -> None:
+    said = KEYS | {"s3.session-token": "t", SESSION_END: end}
+    answers = RestAnswers({"uri": "http://catalog"})
+    config = json.loads(answers.harmless(_json({"config": said}), "http://gateway/renewed"))["config"]
+    is_known = end == "1795632023545"
+    assert (config.get(SESSION_END) == end) == is_known
+    assert ("client.refresh-credentials-endpoint" in config) == is_known
 
 
 @pytest.mark.parametrize(

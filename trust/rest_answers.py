@@ -18,6 +18,9 @@ from typing import Any
 
 from trust.egress import origin
 
+SESSION_END = "s3.session-token-expires-at-ms"
+"""When keys of S3 that a catalog vends are over, in ms since the epoch."""
+
 _OF_CATALOG = frozenset(
     (
         "namespace-separator",
@@ -37,7 +40,7 @@ _OF_FILES = frozenset(
         "s3.force-virtual-addressing",
         "s3.path-style-access",
         "s3.region",
-        "s3.session-token-expires-at-ms",
+        SESSION_END,
         "s3.sse.key",
         "s3.sse.md5",
         "s3.sse.type",
@@ -46,7 +49,8 @@ _OF_FILES = frozenset(
 )
 _OF_ACCOUNTS = ("adls.sas-token.", "adls.sas-token-expires-at-ms.")
 """Followed by the account or host of Azure's that they are for."""
-_RENEWALS = frozenset(f"{store}refresh-credentials-endpoint" for store in ("adls.", "client.", "gcs.oauth2."))
+RENEWALS = frozenset(f"{store}refresh-credentials-endpoint" for store in ("adls.", "client.", "gcs.oauth2."))
+_S3_RENEWAL = "client.refresh-credentials-endpoint"
 _REGIONS = ("client.region", "s3.region")
 
 
@@ -127,9 +131,10 @@ class RestAnswers:
         self._of_all_tables: dict[str, str] = {}
         self.gateway_url: str | None = None
 
-    def harmless(self, content: bytes) -> bytes:
+    def harmless(self, content: bytes, renewal_url: str | None = None) -> bytes:
         """The body of an answer, with only what the catalog may decide.
 
+        renewal_url: where what it vends for S3 is had again, if the catalog does not say where.
         Raises SentElsewhereError, UnreadableAnswerError, and what `check_hosts` raises.
         """
         try:
@@ -141,7 +146,7 @@ class RestAnswers:
         if "defaults" in said or "overrides" in said:
             self._configure(said)
         if "metadata" in said or "config" in said or "storage-credentials" in said:
-            self._equip(said)
+            self._equip(said, renewal_url)
         # Written anew: another parser could find something else in what came.
         return json.dumps(said).encode()
 
@@ -165,12 +170,15 @@ class RestAnswers:
         if self.gateway_url is None and "uri" in overrides:
             said["overrides"]["uri"] = uri
 
-    def _equip(self, said: dict[str, Any]) -> None:
+    def _equip(self, said: dict[str, Any], renewal_url: str | None) -> None:
         """With what opens the files of a table."""
         vended = said.get("storage-credentials")
         places = [one for one in vended if isinstance(one, dict)] if isinstance(vended, list) else []
         given = self._of_all_tables | self._of_files(_texts(said.get("config")))
         equipped = [given | self._of_files(_texts(one.get("config"))) for one in places]
+        for settings in (given, *equipped):
+            if renewal_url and settings.get(SESSION_END) and settings.get("s3.session-token"):
+                settings.setdefault(_S3_RENEWAL, renewal_url)
         for settings in equipped or [given]:
             if (store := self._astray(settings)) is not None:
                 own = "with no credentials for it. Those of the record or of this machine are"
@@ -185,7 +193,7 @@ class RestAnswers:
         while (astray := self._astray(given)) is not None:
             given = {name: value for name, value in given.items() if name not in astray.server}
         for settings in (given, *equipped):
-            self._check_hosts({name: value for name, value in settings.items() if name not in _RENEWALS})
+            self._check_hosts({name: value for name, value in settings.items() if name not in RENEWALS})
         for place, settings in zip(places, equipped, strict=True):
             place["config"] = self._instead(settings)
         if "storage-credentials" in said:
@@ -242,7 +250,9 @@ class RestAnswers:
                     "Correct it in the catalog, such as to https://host:port: without a user, a query and a "
                     "fragment.",
                 )
-        for name in _RENEWALS & given.keys():
+        if not re.fullmatch(r"\d{1,15}", kept.get(SESSION_END, "0")):
+            del kept[SESSION_END]  # nobody knows then
+        for name in RENEWALS & given.keys():
             if (path := self._own_path(given[name])) is not None:
                 kept[name] = path
         return kept
@@ -263,7 +273,7 @@ def with_vended(record: Mapping[str, Any], vended: Mapping[str, Any]) -> dict[st
     return {
         name: value
         for name, value in together.items()
-        if (value or name not in vended) and name not in _RENEWALS
+        if (value or name not in vended) and name not in RENEWALS
     }
 
 

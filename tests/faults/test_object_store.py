@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog as BackingCatalog
@@ -22,8 +23,11 @@ from tests.patience import wait_until
 from tests.rest_catalog import commit_by_java, running_rest_catalog
 from tests.s3 import S3, s3_server
 from tests.thorough import thorough_unless
+from trust.rest_answers import SESSION_END
 from worker.deletes.existing import FILES_AT_ONCE
 from worker.process.errors import JobError
+from worker.table import catalogs
+from worker.table.catalogs import file_io_properties
 
 pytestmark = pytest.mark.integration
 
@@ -280,9 +284,22 @@ def test_a_job_whose_store_is_cut_off_is_done_by_an_attempt_after_that(
 
 
 def test_a_table_is_converted_with_credentials_that_its_catalog_vends(
-    spark: SparkSession, catalog_file: Path, server: S3, table: TableBuilder, tmp_path: Path
+    spark: SparkSession,
+    catalog_file: Path,
+    server: S3,
+    table: TableBuilder,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The record knows the store's address alone; nothing else here knows a key."""
+    had: list[dict[str, str]] = []
+
+    def had_with_the_table(java_table: Any) -> dict[str, str]:
+        had.append(file_io_properties(java_table))
+        # The first are over at once.
+        return had[-1] | ({SESSION_END: "1"} if len(had) == 1 else {})
+
+    monkeypatch.setattr(catalogs, "file_io_properties", had_with_the_table)
     backend = s3_catalog(catalog_file, server)
     vended = {
         "s3://lake/": {"s3.access-key-id": "vended", "s3.secret-access-key": "for this table"},
@@ -299,6 +316,7 @@ def test_a_table_is_converted_with_credentials_that_its_catalog_vends(
         jobs.index_location = "s3://lake/index-of-vended"  # where they reach
         assert jobs.run("index").result["key_sets"][0]["files_indexed"] > 0
         outcome = jobs.run("convert")
+    assert len(had) == 3  # once more for the index job, and for the conversion
     assert [one["source"] for one in outcome.result["key_sets"]] == ["index"]
     assert outcome.result["rows_deleted"] == ROWS // 3
     assert visible_rows(spark, table.identifier) == EXPECTED

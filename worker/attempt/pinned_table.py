@@ -51,7 +51,24 @@ class PinnedTable:
 def pin_table(job: Job, *, reads_files: bool = True) -> PinnedTable:
     """Loads the table and reads every live file of the head of the branch, unless these are not needed."""
     assignment = job.assignment
-    java_table = catalogs.load_table(
+    java_table = _load(job)
+    storage = Storage(
+        catalogs.file_io_properties(java_table) | assignment.location_limits,
+        # With a table comes what its catalog vends for it.
+        renew=lambda: catalogs.file_io_properties(_load(job)),
+    )
+    try:
+        return _pin(java_table, storage, assignment.table.branch, reads_files=reads_files)
+    except FileNotFoundError as error:
+        raise MissingMetadataError(str(error)) from error
+    except ValidationError as error:
+        # PyIceberg's model of the metadata knows no variant and no geometry yet.
+        raise UnsupportedTableError(f"{'.'.join(assignment.table.identifier)}: {error}") from error
+
+
+def _load(job: Job) -> JavaObject:
+    assignment = job.assignment
+    return catalogs.load_table(
         job.runner.spark.sparkContext._jvm,
         assignment.catalog.type,
         assignment.catalog.name,
@@ -61,14 +78,6 @@ def pin_table(job: Job, *, reads_files: bool = True) -> PinnedTable:
         assignment.egress,
         job.runner.slot,
     )
-    storage = Storage(catalogs.file_io_properties(java_table) | assignment.location_limits)
-    try:
-        return _pin(java_table, storage, assignment.table.branch, reads_files=reads_files)
-    except FileNotFoundError as error:
-        raise MissingMetadataError(str(error)) from error
-    except ValidationError as error:
-        # PyIceberg's model of the metadata knows no variant and no geometry yet.
-        raise UnsupportedTableError(f"{'.'.join(assignment.table.identifier)}: {error}") from error
 
 
 def catalog_properties(assignment: Assignment) -> dict[str, str]:

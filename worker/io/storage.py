@@ -6,9 +6,11 @@ Invariant: a location is used as it was written; only comparisons normalise it.
 from __future__ import annotations
 
 import errno
+import math
 import os
 import re
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -24,10 +26,11 @@ from pyarrow import fs as pafs
 from pyiceberg.io import InputFile, OutputFile
 from pyiceberg.io.pyarrow import PyArrowFile
 
-from stores.aws import S3_SCHEMES
+from stores.aws import S3_SCHEMES, Keys
 from stores.azure import AZURE_SCHEMES, AzureAccount, azure_container, without_signature
-from stores.file_io import GOOGLE_SCHEMES, LocationFileIO, is_google_public
+from stores.file_io import GOOGLE_SCHEMES, S3_KEYS, LocationFileIO, is_google_public
 from trust.locations import Places
+from trust.rest_answers import SESSION_END
 from worker.process.deadline import check_time
 from worker.process.threads import CANT_START
 
@@ -39,6 +42,7 @@ ALLOWED_LOCATIONS = "icestream.allowed-locations"
 OWN_FILES = "icestream.own-files"
 """The property that names files and folders of the service itself, a line each, which are never opened."""
 
+_OF_SESSION = frozenset((*S3_KEYS, SESSION_END))
 _CREATE_RETRIES: RetryConfig = {"max_retries": 3, "retry_timeout": timedelta(seconds=30)}
 _CREATE_CLIENT: ClientConfig = {"timeout": timedelta(seconds=20)}
 _CREATE_SECONDS = 60.0
@@ -56,7 +60,32 @@ class StoredFile:
 
 
 class LimitedFileIO(LocationFileIO):
-    """PyIceberg's FileIO, which opens only what is allowed."""
+    """PyIceberg's FileIO, which opens only what is allowed.
+
+    renew: gives the properties anew, with keys of S3 that are good for longer.
+    """
+
+    def __init__(
+        self, properties: Mapping[str, str], renew: Callable[[], Mapping[str, str]] | None = None
+    ) -> None:
+        super().__init__(properties)
+        self._renew, self._renewing = renew, threading.Lock()
+        self._renew_at = self._half_time()
+
+    def s3_keys(self) -> Keys | None:
+        """Those of a session when at least half of its time is left, if it can be renewed."""
+        if self._renew is not None and time.time() >= self._renew_at:
+            with self._renewing:
+                if time.time() >= self._renew_at:
+                    others = {k: v for k, v in self.properties.items() if k not in _OF_SESSION}
+                    self.properties = others | dict(self._renew())
+                    self._renew_at = self._half_time()
+        return super().s3_keys()
+
+    def _half_time(self) -> float:
+        """By when half of a session's time is over; never for keys that have no end."""
+        end = self.properties.get(SESSION_END, "")
+        return (time.time() + int(end) / 1000) / 2 if re.fullmatch(r"\d{1,15}", end) else math.inf
 
     def check(self, location: str) -> None:
         """Raises LocationNotAllowedError."""
@@ -82,14 +111,22 @@ class Storage:
     """Files by location. Pickles as its properties only, so tasks on other machines open their own handles.
 
     properties: Iceberg FileIO properties (`s3.endpoint`, `s3.access-key-id`, ...), secrets resolved.
+    renew: gives them anew when half the time of a session is over. It does not travel: a task has what was
+    good when it was sent.
     """
 
-    def __init__(self, properties: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        properties: Mapping[str, str] | None = None,
+        renew: Callable[[], Mapping[str, str]] | None = None,
+    ) -> None:
         self.properties = dict(properties or {})
-        self.io = LimitedFileIO(self.properties)
+        self.io = LimitedFileIO(self.properties, renew)
 
     def __reduce__(self) -> tuple[type[Storage], tuple[dict[str, str]]]:
-        return Storage, (self.properties,)
+        if SESSION_END in self.properties:
+            self.io.s3_keys()
+        return Storage, (dict(self.io.properties),)
 
     def __eq__(self, other: object) -> bool:
         """By properties: what one job has read of an immutable file, the next one need not read again."""

@@ -7,6 +7,7 @@ from urllib.parse import unquote, urlsplit
 
 from stores.azure import azure_host
 from stores.places import FILE_IO, of_index, of_tables
+from trust.rest_answers import RENEWALS
 from trust.secrets import PLACES, SecretUnreadableError, is_own_setting, is_reference, may_read, read_secret
 from worker.contract.control_plane import Limits
 from worker.io.storage import Storage
@@ -134,8 +135,9 @@ def index_storage_of(
 
 def python_properties(java: Mapping[str, str]) -> dict[str, str]:
     """The file properties among Java's, in PyIceberg's words; `stores` knows Azure's in Java's, too."""
-    # An empty one stands for a record's that is not to be used beside what a catalog vends.
-    python = {key: value for key, value in _of_files(java).items() if value}
+    # An empty one stands for a record's that is not to be used beside what a catalog vends. Where that is had
+    # anew is for Java alone: they travel to tasks.
+    python = {key: value for key, value in _of_files(java).items() if value and key not in RENEWALS}
     if "s3.path-style-access" in python:
         by_path = python.pop("s3.path-style-access").lower() == "true"
         python["s3.force-virtual-addressing"] = "false" if by_path else "true"

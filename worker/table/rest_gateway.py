@@ -57,6 +57,8 @@ _HOP = frozenset(
     )
 )
 _AUTHORIZING = ("authorization", "x-amz-security-token")
+_RENEWAL = "renewed/"
+"""Before the path of a table, of whose answer only the credentials are wanted."""
 _EXPIRED = (HTTPStatus.UNAUTHORIZED, 419)
 _DELEGATION = "header.x-iceberg-access-delegation"
 
@@ -79,7 +81,7 @@ class RestGateway:
         token = secrets.token_urlsafe(32)
         gateways[token] = self
         self.url = f"http://127.0.0.1:{server.server_address[1]}/{token}"
-        self._catalog.answers.gateway_url = self.url
+        self._catalog.gateway_url = self._catalog.answers.gateway_url = self.url
 
     def java_properties(self, java: Mapping[str, str]) -> dict[str, str]:
         """Java's properties of the catalog, for Java behind the gateway."""
@@ -94,7 +96,28 @@ class RestGateway:
         """
         self.refusal = None
         with Budget(_ANSWER_SECONDS):
+            if path.startswith(_RENEWAL):
+                return self._renew(path.removeprefix(_RENEWAL), headers)
             return self._ask(method, path, headers, body)
+
+    def _renew(self, table: str, headers: Mapping[str, str]) -> _Answer:
+        """The credentials that the catalog vends for a table by now, as Iceberg's protocol tells them alone.
+
+        table: its path. What is vended with a table is had again with it, whatever else a catalog offers.
+        """
+        status, kept, content = answer = self._ask("GET", f"{table}?snapshots=refs", headers, b"")
+        if status != HTTPStatus.OK:
+            return answer
+        said = json.loads(content)
+        location = str(said.get("metadata-location"))
+        given = {"prefix": "s3", "config": said.get("config", {})}
+        fitting = [
+            one for one in said.get("storage-credentials", []) if location.startswith(one.get("prefix", ""))
+        ]
+        best = max(fitting, key=lambda one: len(one["prefix"]), default=given)
+        config = {name: value for name, value in best["config"].items() if value and name.startswith("s3.")}
+        told = {"storage-credentials": [{"prefix": best["prefix"], "config": config}]}
+        return status, kept, json.dumps(told).encode()
 
     def _ask(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> _Answer:
         catalog = self._catalog
@@ -146,6 +169,7 @@ class _GuardedRestCatalog(RestCatalog):
 
     def __init__(self, name: str, **properties: Any) -> None:
         self.given_uri = str(properties["uri"])  # where it tells its configuration, whatever that says
+        self.gateway_url: str | None = None
         self.answers = RestAnswers(properties, properties[_EGRESS].check)
         super().__init__(name, **properties)
 
@@ -169,8 +193,16 @@ class _GuardedRestCatalog(RestCatalog):
     def _take_apart(self, response: Response, *_: Any, **__: Any) -> None:
         """Before anybody reads it."""
         if response.ok and response.content:
-            response._content = self.answers.harmless(response.content)
+            response._content = self.answers.harmless(response.content, self._renewal_url(response.request))
             response.encoding = "utf-8"
+
+    def _renewal_url(self, request: PreparedRequest) -> str | None:
+        """Where Java has anew what is vended with a table that it asked for."""
+        base = f"{self.uri.rstrip('/')}/"
+        path = str(request.url).partition("?")[0]
+        if not self.gateway_url or request.method != "GET" or not path.startswith(base):
+            return None
+        return f"{self.gateway_url}/{_RENEWAL}{path.removeprefix(base)}"
 
     def _hide_what_was_sent(self, response: Response, *_: Any, **__: Any) -> None:
         """Before anybody quotes a refusal, or a part of it, which may repeat what it refuses."""

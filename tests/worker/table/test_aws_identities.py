@@ -1,15 +1,26 @@
 """Iceberg's Java finds who this machine is on AWS where Python does, and assumes the role of a record."""
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.aws import KINDS, ROLE, SHOWN, Aws, aws, environment
-from worker.table.catalogs import CatalogUnreachableError, java_map, java_properties
+from tests.aws import KINDS, ROLE, SHOWN, Aws, aws, environment, vended
+from tests.factories import TableBuilder
+from tests.http_server import Answer, Request, answering, rest_catalog
+from trust.egress import Egress
+from worker.table.catalogs import (
+    CatalogUnreachableError,
+    file_io_properties,
+    java_map,
+    java_properties,
+    load_table,
+)
 
 pytestmark = pytest.mark.integration
 
@@ -116,3 +127,34 @@ def test_java_renews_what_ends(spark: SparkSession, server: Aws, tmp_path: Path)
             server.lifetime *= 3600
         io.close()
     assert server.used[-1] != server.used[-2]
+
+
+@pytest.mark.parametrize("where", ["config", "storage-credentials"])
+def test_java_has_anew_what_a_catalog_vends(
+    spark: SparkSession, server: Aws, table_name: str, where: str
+) -> None:
+    """A catalog that says when it ends, and nowhere else to ask for it."""
+    server.used.clear()
+    server.refused.clear()
+    metadata = TableBuilder.create(spark, table_name).metadata.model_dump(mode="json", by_alias=True)
+
+    def load(_: Request) -> Answer:
+        keys = vended(server, timedelta(seconds=1))
+        others = [{"prefix": "s3://other/", "config": keys}, {"prefix": "s3://lake/", "config": keys}]
+        given = {"config": keys} if where == "config" else {"config": {}, where: others}
+        return Answer({"metadata-location": "s3://lake/metadata.json", "metadata": metadata, **given})
+
+    with answering(rest_catalog() | {"/v1/namespaces/db/tables/t": load}) as catalog:
+        given = {"uri": catalog.url, "s3.endpoint": server.url, "s3.region": "eu-central-1"}
+        given["header.X-Iceberg-Access-Delegation"] = "vended-credentials"
+        table = load_table(
+            spark.sparkContext._jvm, "rest", "c", given, ["db", "t"], egress=Egress(("127.0.0.0/8",))
+        )
+        for _ in range(2):
+            assert table.io().newInputFile("s3://lake/a").getLength() == len(b"content")
+            server.over()
+            time.sleep(1.1)  # what was told is over then
+        travels = file_io_properties(table)
+    assert server.refused == []
+    assert len(set(server.used)) >= 2
+    assert not [name for name in travels if "refresh" in name]
