@@ -97,8 +97,8 @@ class _SigningAdapter(HTTPAdapter):
         from botocore.auth import SigV4Auth
         from botocore.awsrequest import AWSRequest
 
-        region = self._region or self._identity.region_of_machine()
-        if not region:
+        self._region = self._region or self._identity.region_of_machine()
+        if not self._region:
             raise CannotSignError(
                 "Nothing says for which region of AWS requests to the catalog are to be signed.",
                 "Set `rest.signing-region` in the record, such as eu-central-1.",
@@ -118,7 +118,7 @@ class _SigningAdapter(HTTPAdapter):
         body: bytes = given.encode() if isinstance(given, str) else given
         headers["x-amz-content-sha256"] = sha256(body).hexdigest()
         signed = AWSRequest(request.method, request.url, dict(headers), body)
-        SigV4Auth(keys, self._service, region).add_auth(signed)
+        SigV4Auth(keys, self._service, self._region).add_auth(signed)
         headers.update(dict(signed.headers.items()))
         return keys.token or ""
 

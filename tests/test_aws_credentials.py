@@ -18,6 +18,7 @@ from service.settings import Settings
 from stores.aws import CredentialsError
 from tests.aws import KINDS, ROLE, SHOWN, Aws, aws, environment, vended
 from worker.io.storage import Storage
+from worker.jobs.foreign_errors import meaning_of
 
 
 @pytest.fixture
@@ -152,7 +153,10 @@ def test_nothing_is_asked_for_without_an_identity_unless_a_record_says_so(
     for ask in (by_arrow, by_obstore, by_glue):
         with pytest.raises(CredentialsError, match="no credentials of AWS here") as caught:
             ask(server, {})
-        assert "AWS_ACCESS_KEY_ID, a web identity, a profile" in caught.value.remedy
+        told = meaning_of(caught.value)
+        assert told is not None
+        assert (told.code, told.retryable) == ("storage_error", True)
+        assert "AWS_ACCESS_KEY_ID, a web identity, a profile" in told.remedy
     assert server.used == []
     by_arrow(server, {"s3.anonymous": "true"})
     by_obstore(server, {"s3.anonymous": "true"})

@@ -8,6 +8,7 @@ from typing import Any
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
+from stores.aws import CredentialsError
 from trust.bounds import LimitExceededError, OutOfTimeError
 from trust.egress import AmbiguousHostError, HostNotAllowedError
 from trust.locations import LocationNotAllowedError
@@ -60,6 +61,7 @@ _MEANINGS: tuple[tuple[type[Exception], Callable[[Any], JobError]], ...] = (
     ),
     (HostNotAllowedError, lambda error: CatalogHostError(str(error))),
     (SentElsewhereError, lambda error: CatalogRedirectsError(error.detail, error.remedy)),
+    (CredentialsError, lambda error: StorageError(error.detail, error.remedy)),
     (OutOfTimeError, lambda error: CatalogTimeError(str(error), error.remedy)),
     (LimitExceededError, lambda error: CatalogLimitError(str(error), error.remedy)),
 )
