@@ -72,6 +72,9 @@ _COMMANDS = """\
     icestream up               # the service, its pages, a worker and a lookup server, on this machine
     icestream serve            # the service alone
     icestream worker           # a worker, on any Spark master
+    icestream login            # keeps the address of a service and a key for it
+    icestream status           # is all well, what is pending, what is wrong, and what to do
+    icestream top              # the tables with most pending, running jobs and workers, drawn anew
     icestream tables list --status blocked
 
 All that the API does is a command. Where the service is and who calls, `icestream login URL` asks once: it
@@ -92,6 +95,7 @@ before `ICESTREAM_URL`, and that before the file; without any, it is `http://127
 - What tables, catalogs and workers have named is shown without characters that steer a terminal.
 - A change is refused if somebody else changed the same thing a moment before.
 - The exit code is 0 if the service did what was asked, 1 if it did not, and 2 if the command was wrong.
+  `status` ends with 1 if anything needs a person, or if the service can't be reached.
   `jobs wait` ends with 1 unless the job succeeded, and its last line says what the job did not do.
 
 ## Programs

@@ -14,7 +14,7 @@ import typer
 from service.command.completion import names_of
 from service.command.operations import Field, Operation, Output, load_document, operations
 
-_OUTPUT = Annotated[Output, typer.Option("--output", "-o", help="How it is printed.")]
+OutputOption = Annotated[Output, typer.Option("--output", "-o", help="How it is printed.")]
 _YES = Annotated[bool, typer.Option("--yes", "-y", help="Do it without a question.", show_default=False)]
 _TABLE_TO_ENROL = Annotated[
     str | None,
@@ -62,7 +62,7 @@ def _command(operation: Operation) -> Callable[..., None]:
         parameters.append(_parameter("table", _TABLE_TO_ENROL, None))
     if operation.takes_away:
         parameters.append(_parameter("yes", _YES, False))
-    parameters.append(_parameter("output", _OUTPUT, Output.TABLE))
+    parameters.append(_parameter("output", OutputOption, Output.TABLE))
     parameters.sort(key=lambda one: one.default is not inspect.Parameter.empty)
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -80,7 +80,7 @@ def _is_in_name(operation: Operation, field: Field) -> bool:
 
 def wait(
     job_id: Annotated[str, _JOB],
-    output: _OUTPUT = Output.TABLE,
+    output: OutputOption = Output.TABLE,
 ) -> None:
     """Wait until a job has ended, and show it. Ends with 1 unless it succeeded."""
     from service.command import calls as client
@@ -115,7 +115,7 @@ def look_up(
     max_staleness_seconds: Annotated[
         float, typer.Option(help="How old the look at the catalog may be.", min=0, max=3_600)
     ] = 1,
-    output: _OUTPUT = Output.TABLE,
+    output: OutputOption = Output.TABLE,
 ) -> None:
     """Tell where the rows of keys are, whether they are live, and what they hold."""
     from service.command import lookup

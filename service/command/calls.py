@@ -33,7 +33,7 @@ _ENDED = ("succeeded", "failed", "cancelled")
 _err = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
 
 
-def _say(words: str, style: str = "") -> None:
+def say(words: str, style: str = "") -> None:
     """On standard error, with nothing that steers the terminal."""
     _err.print(harmless(words), style=style)
 
@@ -64,11 +64,11 @@ def _make_sure(operation: Operation, given: Mapping[str, Any]) -> None:
     named = " ".join(str(given[field.python_name]) for field in operation.fields if field.place == "path")
     command = f"{operation.group} {operation.name} {named}".strip()
     if not sys.stdin.isatty():
-        _say(f"Nobody can be asked whether {command} is meant: say so with --yes. Nothing was done.")
+        say(f"Nobody can be asked whether {command} is meant: say so with --yes. Nothing was done.")
         raise typer.Exit(2)
-    _say(operation.description.partition("\n\n")[0])
+    say(operation.description.partition("\n\n")[0])
     if not typer.confirm(harmless(f"{command}: is that what you want?", lines=False), err=True):
-        _say("Nothing was done.")
+        say("Nothing was done.")
         raise typer.Exit(1)
 
 
@@ -83,12 +83,12 @@ def wait(job_id: str, output: Output) -> None:
                 break
             words = " ".join(filter(None, (job["status"], job["waiting_for"], progress(job))))
             if words != told:
-                _say(words)
+                say(words)
                 told = words
             time.sleep(_WAITS_SECONDS)
     print_answer(job, output)
     if reason := reason_of(job):
-        _say(reason)
+        say(reason)
     if job["status"] != "succeeded":
         raise typer.Exit(1)
 
@@ -109,19 +109,19 @@ def log_in(url: str | None) -> None:
             me = json_of(connection.request("GET", "/api/v1/me"))
         path = saved_login.save(saved_login.Login(url, key))
     except IcestreamError as error:
-        _end(error)
-    _say(f"Logged in to {url} as {me['name']} ({me['role']}). {path} keeps that, for you alone.")
+        end(error)
+    say(f"Logged in to {url} as {me['name']} ({me['role']}). {path} keeps that, for you alone.")
     for variable in ("ICESTREAM_URL", "ICESTREAM_API_KEY"):
         if os.environ.get(variable):
-            _say(f"{variable} is set, and goes before it.")
+            say(f"{variable} is set, and goes before it.")
 
 
 def log_out() -> None:
     try:
         forgotten = saved_login.forget()
     except IcestreamError as error:
-        _end(error)
-    _say(
+        end(error)
+    say(
         "Logged out. `icestream auth revoke-api-key` ends the key itself."
         if forgotten
         else "Nobody is logged in."
@@ -137,7 +137,7 @@ class Client:
             login = saved_login.find()
             self._connection = Connection(login.url, login.api_key, wait_seconds=wait_seconds)
         except IcestreamError as error:
-            _end(error)
+            end(error)
 
     def __enter__(self) -> "Client":
         return self
@@ -173,7 +173,7 @@ class Client:
         try:
             return self._connection.lookups_path(table)
         except IcestreamError as error:
-            _end(error)
+            end(error)
 
     def find(self, parameter: str, given: Any) -> str:
         """The id of what is named; of a table whose job is meant, that of its newest one."""
@@ -185,9 +185,9 @@ class Client:
             query = {"table_id": self._connection.table_id(given)}
             newest = self._connection.read_list("/api/v1/jobs", query, 1)["items"]
         except IcestreamError as error:
-            _end(error)
+            end(error)
         if not newest:
-            _end(UnknownNameError(f"{given} has no job.", "`icestream jobs request` queues one."))
+            end(UnknownNameError(f"{given} has no job.", "`icestream jobs request` queues one."))
         return str(newest[0]["id"])
 
     def split_name(self, given: Json) -> Json:
@@ -202,9 +202,7 @@ class Client:
         before = [name for name in catalogs if named.startswith(f"{name}.")]
         if not before:
             known = ", ".join(catalogs) or "none yet"
-            _end(
-                UnknownNameError(f"No catalog's name begins {named}; there are: {known}.", "Write it first.")
-            )
+            end(UnknownNameError(f"No catalog's name begins {named}; there are: {known}.", "Write it first."))
         catalog = max(before, key=len)
         return {**given, "catalog": catalog, "identifier": [named.removeprefix(f"{catalog}.")]}
 
@@ -213,7 +211,7 @@ class Client:
         try:
             return self._connection.read_list(path, query, limit, page_items)
         except IcestreamError as error:
-            _end(error)
+            end(error)
 
     def version(self, path: str) -> str | None:
         """The version of what is at `path` now, or None where nothing is read."""
@@ -237,7 +235,7 @@ class Client:
             with self._connection.http.stream("GET", path, params=query, timeout=None) as answer:
                 if answer.is_error:
                     answer.read()
-                    _end(refusal(answer))
+                    end(refusal(answer))
                 for line in answer.iter_lines():
                     if line.startswith("data:"):
                         # As JSON that has no character but those of ASCII.
@@ -246,13 +244,13 @@ class Client:
         except KeyboardInterrupt:
             return
         except httpx.TransportError as error:
-            _end(self._connection.unreachable(error))
+            end(self._connection.unreachable(error))
 
     def _request(self, method: str, path: str, **options: Any) -> httpx.Response:
         try:
             return self._connection.request(method, path, **options)
         except IcestreamError as error:
-            _end(error)
+            end(error)
 
 
 def _parts(name: str, given: list[str]) -> list[str]:
@@ -264,7 +262,7 @@ def _parts(name: str, given: list[str]) -> list[str]:
         return word.split(".")
     parts = _parsed(name, word)
     if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
-        _end(
+        end(
             SetupError(
                 f"--{name} is no list of words: {word}.", "Write shop.orders, or a list of its parts in JSON."
             )
@@ -284,21 +282,21 @@ def _parsed(name: str, text: str | list[str]) -> Any:
     try:
         return json.loads(Path(text[1:]).read_text() if text.startswith("@") else text)
     except (OSError, ValueError) as error:
-        _end(SetupError(f"--{name.replace('_', '-')} is not JSON: {error}.", "Write JSON, or @FILE with it."))
+        end(SetupError(f"--{name.replace('_', '-')} is not JSON: {error}.", "Write JSON, or @FILE with it."))
 
 
-def _end(error: IcestreamError) -> NoReturn:
+def end(error: IcestreamError) -> NoReturn:
     if isinstance(error, ProblemError) and error.title:
-        _say(f"{error.title} ({error.status})", style="bold red")
+        say(f"{error.title} ({error.status})", style="bold red")
         mistakes = _mistakes(error.fields)
         if not mistakes or any(message not in error.detail for message in mistakes.values()):
-            _say(error.detail)
+            say(error.detail)
         for field, message in mistakes.items():
             if message not in error.remedy:
-                _say(f"  {field}: {message}")
+                say(f"  {field}: {message}")
     else:
-        _say(error.detail, style="bold red")
-    _say(error.remedy)
+        say(error.detail, style="bold red")
+    say(error.remedy)
     raise typer.Exit(1)
 
 

@@ -14,6 +14,7 @@ import typer
 
 from service import __version__
 from service.command import api_commands
+from service.command.operations import Output
 
 if TYPE_CHECKING:
     from service.command.up import Demo
@@ -63,6 +64,24 @@ def choose(
         from service.command.saved_login import ask_at
 
         ask_at(url)
+
+
+@app.command()
+def status(output: api_commands.OutputOption = Output.TABLE) -> None:
+    """Tell whether all is well: what is pending, what is wrong, and what to do. Ends with 1 if not."""
+    from service.command import watch
+
+    watch.status(output)
+
+
+@app.command()
+def top(
+    interval: Annotated[float, typer.Option(min=0.5, max=3_600, help="Seconds between two looks.")] = 2,
+) -> None:
+    """Show the tables with most pending, running jobs and workers, drawn anew until Ctrl-C."""
+    from service.command import watch
+
+    watch.top(interval)
 
 
 @app.command()

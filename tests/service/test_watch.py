@@ -1,0 +1,139 @@
+"""`icestream status` and `top`, against the service itself."""
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+from rich.text import Text
+from typer.testing import CliRunner, Result
+
+from icestream.errors import UnreachableError
+from service.command.main import app
+from service.command.watch import follow
+from tests.service.conftest import ADMIN_KEY, Running, alike_on_both
+from tests.service.iceberg_tables import IcebergCatalog
+
+# The database has no part in it.
+database_kind = alike_on_both
+Call = Callable[..., Result]
+
+
+@pytest.fixture
+def call(service: Running, iceberg: IcebergCatalog, monkeypatch: pytest.MonkeyPatch) -> Call:
+    """Runs a command against a service that knows tables `local.db.a`, with two deletes, and `local.db.t`."""
+    monkeypatch.setenv("ICESTREAM_URL", service.url)
+    monkeypatch.setenv("ICESTREAM_API_KEY", ADMIN_KEY)
+    service.register(iceberg)
+    iceberg.create("db.a")
+    iceberg.delete_keys("db.a", [1, 2])
+    for name in ("db.t", "db.a"):
+        service.poll(service.enroll(name)["id"])
+
+    def run(*arguments: str) -> Result:
+        return CliRunner().invoke(app, arguments)
+
+    return run
+
+
+def test_status_ends_well_where_all_is_well(call: Call, service: Running) -> None:
+    service.start_worker()
+    told = call("status")
+    assert told.exit_code == 0, told.output
+    head, blank, *figures = told.stdout.splitlines()
+    assert re.fullmatch(rf"Icestream \S+ at {service.url}: all is well\.", head)
+    assert [blank, figures[0], figures[3]] == ["", "tables   2 healthy", "workers  1 alive"]
+    assert re.fullmatch(r"pending  2 equality deletes in 1 file, the oldest \S+ old", figures[1])
+    assert len(figures) == 4
+
+
+def test_status_tells_what_is_wrong_and_what_to_do_and_ends_with_1(
+    call: Call, service: Running, iceberg: IcebergCatalog
+) -> None:
+    Path(iceberg.catalog.load_table("db.a").metadata_location.removeprefix("file://")).unlink()
+    service.poll(service.admin.get("/tables?search=db.a").json()["items"][0]["id"])
+    told = call("status")
+    assert told.exit_code == 1
+    assert told.stdout.splitlines()[0].endswith("2 things to look at.")
+    title, detail, remedy = told.stdout[told.stdout.index("db.a is unknown") :].splitlines()[:3]
+    assert title == "db.a is unknown"
+    assert "metadata.json" in detail
+    assert remedy.startswith("  ")
+    assert "Start one with `icestream worker`." in told.stdout
+    as_json = call("status", "-o", "json")
+    assert as_json.exit_code == 1
+    assert [one["title"] for one in json.loads(as_json.stdout)["concerns"]] == [
+        "db.a is unknown",
+        "No worker is alive",
+    ]
+
+
+def test_status_of_a_service_that_is_away_ends_with_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ICESTREAM_URL", "http://127.0.0.1:1")
+    monkeypatch.setenv("ICESTREAM_API_KEY", "some-key")
+    for command in ("status", "top"):
+        told = CliRunner().invoke(app, [command])
+        assert told.exit_code == 1
+        assert "can't be reached" in " ".join(told.stderr.split())
+
+
+def test_top_shows_the_fullest_table_first_with_jobs_and_workers(call: Call, service: Running) -> None:
+    table = service.admin.get("/tables?search=db.t").json()["items"][0]["id"]
+    service.admin.post(f"/tables/{table}/jobs", json={"kind": "index"}).raise_for_status()
+    assert service.claim(service.start_worker()) is not None
+    told = call("top")
+    assert told.exit_code == 0, told.output
+    lines = [line.rstrip() for line in told.stdout.splitlines()]
+    at = {word: lines.index(word) for word in ("tables", "jobs", "workers")}
+    assert [lines[at["tables"] + number].split()[0] for number in (1, 2, 3)] == [
+        "table",
+        "local.db.a",
+        "local.db.t",
+    ]
+    assert lines[at["jobs"] + 2].split()[:3] == ["local.db.t", "index", "running"]
+    assert lines[at["workers"] + 2].split()[1] == "yes"
+    assert "1 running, 0 waiting" in lines[1]
+
+
+def test_top_is_drawn_anew_and_survives_a_service_that_is_away_for_a_while() -> None:
+    screen = StringIO()
+    console = Console(file=screen, force_terminal=True, width=60, height=10)
+
+    def frames() -> Iterator[Text]:
+        yield Text("the first look")
+        raise UnreachableError("The service can't be reached: \x1b[2Jgone.", "Wait.")
+
+    first = frames()
+    looks = [lambda: next(first), lambda: next(first), lambda: Text("the last look")]
+
+    def read() -> Text:
+        if not looks:
+            raise KeyboardInterrupt
+        return looks.pop(0)()
+
+    follow(console, read, 0)
+    drawn = screen.getvalue()
+    shown = [drawn.index(words) for words in ("the first look", "can't be reached", "the last look")]
+    assert shown == sorted(shown)
+    assert "\x1b[2Jgone" not in drawn
+    assert drawn.rstrip().endswith("\x1b[?25h") or "\x1b[?1049l" in drawn
+
+
+@pytest.mark.parametrize(("width", "height"), [(40, 15), (80, 24), (200, 50)])
+def test_a_frame_fits_the_screen(
+    width: int, height: int, call: Call, service: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from icestream.connection import Connection
+    from service.command.watch import _frame
+
+    service.start_worker()
+    with Connection(service.url, ADMIN_KEY) as connection:
+        screen = StringIO()
+        Console(file=screen, width=width).print(_frame(connection, width, height))
+    lines = screen.getvalue().splitlines()
+    assert len(lines) <= height
+    assert max(map(cell_len, lines)) <= width
