@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import pytest
 from pyspark.sql import SparkSession
 
 from tests.factories import TableBuilder, WrittenFile, visible_rows
@@ -75,3 +76,21 @@ class Lake:
     def staged_rows(self) -> Counter[tuple[Any, ...]]:
         """What Iceberg's reader shows of the branch, its equality deletes applied."""
         return visible_rows(self._spark, self._identifier, branch=BRANCH)
+
+
+@pytest.fixture
+def lake(spark: SparkSession, jobs: Jobs, table_name: str) -> Lake:
+    return Lake(spark, jobs, table_name)
+
+
+class Meanwhile:
+    """What somebody else does between the look at the table and the commit, so many times."""
+
+    def __init__(self, jobs: Jobs, does: Callable[[int], object], times: int = 1) -> None:
+        self.times, self.does, self.done = times, does, 0
+        jobs.reporter.before_commit = self
+
+    def __call__(self) -> None:
+        if self.done < self.times:
+            self.done += 1
+            self.does(self.done)

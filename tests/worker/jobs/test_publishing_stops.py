@@ -1,0 +1,190 @@
+"""What can't be published stops publication, with a reason and a remedy; so does a branch that is another now."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.factories import garble
+from tests.staging import BRANCH, Lake, in_order, row
+from tests.staging import lake as lake
+from worker.process.errors import JobError
+
+pytestmark = pytest.mark.integration
+
+
+def _reason(result: Mapping[str, Any]) -> tuple[str, int]:
+    """Why nothing more was published, and how many snapshots were."""
+    stopped = result["stopped_at"]
+    assert stopped["reason"]
+    assert stopped["remedy"]
+    return stopped["code"], result["staged_snapshots"]
+
+
+@pytest.mark.parametrize(
+    ("what", "code"),
+    [
+        ("compaction", "staged_removal"),
+        ("removal", "staged_removal"),
+        ("conversion", "staged_removal"),
+        ("overwrite", "staged_overwrite"),
+        ("damage", "corrupt_file"),
+        ("compacted target", "staged_position_delete"),
+        ("cherry-pick", "data_file_live_already"),
+        ("added twice", "data_file_live_already"),
+    ],
+)
+def test_nothing_is_published_from_a_snapshot_on_that_cannot_be(lake: Lake, what: str, code: str) -> None:
+    table = lake.create(row(1, 1), row(2, 2), partitioned_by=["region"] if what == "overwrite" else [])
+    (on_target,) = table.data_file_paths
+    lake.upsert(row(1, 10))
+    (staged,) = table.data_files([row(3, 3)])
+    lake.stage(staged)
+    (file,) = table.data_files([row(4, 4)])
+    expected = [row(1, 10), row(2, 2), row(3, 3)]
+    match what:
+        case "compaction":
+            rewrite = table.java.newRewrite().toBranch(BRANCH)
+            rewrite.deleteFile(table.parsed(staged)).addFile(table.parsed(file)).commit()
+        case "removal":
+            table.java.newDelete().toBranch(BRANCH).deleteFile(table.parsed(staged)).commit()
+        case "conversion":
+            lake.jobs.run("convert", branch=BRANCH)
+        case "overwrite":
+            (file,) = table.data_files([row(4, 4, "us")])
+            table.java.newReplacePartitions().toBranch(BRANCH).addFile(table.parsed(file)).commit()
+        case "damage":
+            (deletes,) = table.equality_deletes([{"id": 2}])
+            lake.stage(deletes)
+            garble(Path(deletes.path.removeprefix("file://")))
+        case "compacted target":
+            lake.stage(*table.deletion_vectors({on_target: [1]}))
+            table.compact()
+        case "cherry-pick":
+            table.append([row(7, 7)])
+            table.java.manageSnapshots().cherrypick(table.metadata.refs[BRANCH].snapshot_id).commit()
+            expected = [row(1, 10), row(2, 2), row(3, 3), row(7, 7)]
+        case "added twice":
+            lake.stage(staged)
+    lake.stage(*table.data_files([row(9, 9)]))
+
+    result = lake.publish()
+
+    assert _reason(result) == (code, 1 if what == "cherry-pick" else 2)
+    assert lake.rows() == in_order(*expected)
+    again = lake.publish()
+    assert _reason(again) == (code, 0)
+    assert (again["commits"], again["published_snapshot_id"]) == (0, None)
+    assert any("Nothing is published from staged snapshot" in one for one in lake.jobs.reporter.decisions)
+
+
+def test_float_keys_stop_publication_where_they_come(lake: Lake) -> None:
+    table = lake.create(columns="id bigint, region string, value double")
+    lake.stage(*table.data_files([row(1, 1)]))
+    lake.stage(*table.equality_deletes([{"value": 1.0}]))
+    lake.stage(*table.data_files([row(2, 2)]))
+
+    assert _reason(lake.publish()) == ("float_key", 1)
+    assert lake.rows() == in_order(row(1, 1))
+    assert table.metadata.refs[BRANCH].snapshot_id != table.snapshot_id
+
+
+def _remedied(lake: Lake, code: str) -> str:
+    with pytest.raises(JobError) as refused:
+        lake.publish()
+    assert refused.value.code == code
+    assert refused.value.remedy
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("how", ["rolled back", "replaced"])
+def test_a_staging_branch_that_lost_what_was_published_stops_publication(lake: Lake, how: str) -> None:
+    table = lake.create(row(1, 1))
+    fork = table.snapshot_id
+    lake.upsert(row(1, 10))
+    lake.upsert(row(2, 2))
+    published = table.metadata.refs[BRANCH].snapshot_id
+    lake.publish()
+    manage = table.java.manageSnapshots()
+    if how == "rolled back":
+        manage.replaceBranch(BRANCH, fork).commit()
+    else:
+        manage.removeBranch(BRANCH).createBranch(BRANCH, fork).commit()
+    lake.upsert(row(2, 20))
+
+    assert f"snapshot {published} was published" in _remedied(lake, "staging_branch_replaced")
+    assert lake.rows() == in_order(row(1, 10), row(2, 2))
+
+    lake.publish(parameters={"from": BRANCH, "after": fork})
+    assert lake.rows() == in_order(row(1, 10), row(2, 20))
+    lake.publish(parameters={"from": BRANCH, "after": fork})
+    assert lake.rows() == in_order(row(1, 10), row(2, 20)), "the target tells by then"
+
+
+def test_a_staging_branch_that_starts_anew_at_the_targets_head_goes_on(lake: Lake) -> None:
+    table = lake.create(row(1, 1))
+    lake.upsert(row(1, 10))
+    lake.publish()
+    table.java.manageSnapshots().replaceBranch(BRANCH, table.snapshot_id).commit()
+    lake.upsert(row(1, 11))
+
+    assert lake.publish()["staged_snapshots"] == 1
+    assert lake.rows() == in_order(row(1, 11))
+
+
+def test_what_a_rollback_of_the_target_took_away_is_published_again(lake: Lake) -> None:
+    table = lake.create(row(1, 1))
+    fork = table.snapshot_id
+    lake.upsert(row(1, 10))
+    lake.publish()
+    table.java.manageSnapshots().rollbackTo(fork).commit()
+    lake.upsert(row(2, 2))
+
+    assert lake.publish()["staged_snapshots"] == 2
+    assert lake.rows() == in_order(row(1, 10), row(2, 2))
+
+
+def test_snapshots_that_expired_before_they_were_published_stop_publication(lake: Lake) -> None:
+    table = lake.create(row(1, 1))
+    lake.upsert(row(1, 10))
+    published = table.metadata.refs[BRANCH].snapshot_id
+    lake.publish()
+    lake.upsert(row(2, 2))
+    # The last one that is published is not needed any more.
+    table.java.expireSnapshots().expireSnapshotId(published).commit()
+    lake.publish()
+    assert lake.rows() == in_order(row(1, 10), row(2, 2))
+    lake.upsert(row(3, 3))
+    waiting = table.metadata.refs[BRANCH].snapshot_id
+    lake.upsert(row(4, 4))
+    table.java.expireSnapshots().expireSnapshotId(waiting).commit()
+
+    assert "end before" in _remedied(lake, "staged_snapshots_expired")
+    assert lake.rows() == in_order(row(1, 10), row(2, 2))
+
+
+def test_where_the_snapshot_expired_that_both_branches_had_its_id_tells(lake: Lake) -> None:
+    table = lake.create(row(1, 1))
+    fork = table.snapshot_id
+    lake.upsert(row(1, 10))
+    table.append([row(5, 5)])
+    table.java.expireSnapshots().expireSnapshotId(fork).commit()
+
+    lake.publish()
+
+    assert lake.rows() == in_order(row(1, 10), row(5, 5))
+
+
+def test_where_nothing_says_what_was_published_nothing_is(lake: Lake) -> None:
+    table = lake.create(row(1, 1))
+    fork = table.snapshot_id
+    lake.upsert(row(1, 10))
+    table.append([row(5, 5)])
+    second = table.snapshot_id
+    table.append([row(6, 6)])
+    table.java.expireSnapshots().expireSnapshotId(fork).expireSnapshotId(second).commit()
+
+    assert "says what was published" in _remedied(lake, "staged_snapshots_expired")
+    lake.publish(parameters={"from": BRANCH, "after": fork})
+    assert lake.rows() == in_order(row(1, 10), row(5, 5), row(6, 6))
