@@ -1,4 +1,4 @@
-"""What can't be published stops publication, with a reason and a remedy; so does a branch that is another now."""
+"""What can not be published stops publication, with reason and remedy; so does a branch that was replaced."""
 
 from collections.abc import Mapping
 from pathlib import Path
