@@ -2,6 +2,8 @@
 
 import os
 import pickle
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from datetime import timedelta
@@ -73,6 +75,19 @@ def test_each_identity_of_a_machine_is_found_whatever_asks(
     assert server.refused == []
     # One of them asked for all.
     assert len(server.given) <= 1
+
+
+def test_a_task_asks_as_the_machine_that_it_runs_on(
+    server: Aws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark sends it as a pickle; its machine is a process here."""
+    become("environment", server=server, directory=tmp_path, monkeypatch=monkeypatch)
+    (tmp_path / "task").write_bytes(pickle.dumps(Storage(record(server))))
+    become("web identity", server=server, directory=tmp_path, monkeypatch=monkeypatch)
+    program = "import pickle, sys; print(pickle.load(open(sys.argv[1], 'rb')).read('s3://lake/a'))"
+    command = [sys.executable, "-c", program, str(tmp_path / "task")]
+    assert subprocess.run(command, check=True, capture_output=True).stdout == b"b'content'\n"
+    assert server.used[-1].startswith(SHOWN["web identity"])
 
 
 @pytest.mark.parametrize("first", [kind for kind in KINDS if kind != "profile with a role"])

@@ -170,6 +170,13 @@ def test_what_libraries_raise_is_explained(kind: str, error: Exception, words: s
     [
         ("/v1/config", Answer({"error": {}}, 401), "credentials", "refuses the credentials", "`token`"),
         ("/v1/config", Answer("no", 403), "credentials", "knows the credentials, but forbids", "Grant"),
+        (
+            "/v1/config",
+            Answer({"message": "Signature expired: 20261125T000000Z is now earlier than"}, 403),
+            "credentials",
+            "the time of the signature is not now",
+            "clock",
+        ),
         ("/v1/config", Answer("boom", 500), "credentials", "The catalog fails itself", "own log"),
         ("/v1/config", Answer("down", 503), "credentials", "The catalog fails itself", "own log"),
         (
