@@ -273,6 +273,17 @@ def test_keys_of_the_record_for_catalogs_go_before_those_of_the_machine(
     assert not {name for name in java if name.startswith("rest.") and "key" in name}
 
 
+def test_a_token_beside_a_signature_is_told_in_no_refusal_either() -> None:
+    def repeat(request: Request) -> Answer:
+        return Answer({"message": f"not {request.headers['original-authorization'].split()[1]}"}, 403)
+
+    with answering({"/v1/config": repeat}) as server:
+        record = RECORD | {"uri": server.url, "token": "token-of-the-record"}
+        with pytest.raises(CatalogUnreachableError) as caught:
+            load_table(None, "rest", "c", record, ("db", "t"), egress=Egress(LOOPBACK))
+    assert "not ***" in caught.value.detail
+
+
 @pytest.mark.parametrize("told", [told_by_service, told_by_worker])
 def test_no_session_is_told_of_in_a_refusal(
     told: Callable[[dict[str, str]], tuple[str, str]], monkeypatch: pytest.MonkeyPatch

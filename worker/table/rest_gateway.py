@@ -56,7 +56,7 @@ _HOP = frozenset(
         "transfer-encoding",
     )
 )
-_AUTHORIZING = ("authorization", "x-amz-security-token")
+_AUTHORIZING = ("authorization", "original-authorization", "x-amz-security-token")
 _RENEWAL = "renewed/"
 """Before the path of a table, of whose answer only the credentials are wanted."""
 _EXPIRED = (HTTPStatus.UNAUTHORIZED, 419)
