@@ -21,6 +21,7 @@ from stores.aws import CredentialsError
 from tests.aws import KINDS, ROLE, SHOWN, Aws, aws, environment, vended
 from worker.io.storage import Storage
 from worker.jobs.foreign_errors import meaning_of
+from worker.process.errors import StorageError
 
 
 @pytest.fixture
@@ -203,6 +204,12 @@ def test_what_a_catalog_vends_is_had_anew_in_time(
 ) -> None:
     become("environment", server=server, directory=tmp_path, monkeypatch=monkeypatch)
     clock = time.time()
+    asked: list[float] = []
+
+    def fail() -> dict[str, str]:
+        asked.append(clock)
+        raise StorageError("away")
+
     monkeypatch.setattr("worker.io.storage.time", SimpleNamespace(time=lambda: clock))
     storage = Storage(record(server) | vended(server), renew=lambda: vended(server))
     before = hash(storage)
@@ -217,8 +224,16 @@ def test_what_a_catalog_vends_is_had_anew_in_time(
         assert one.read("s3://lake/a") == b"content"
         assert one.create(f"s3://lake/{id(one)}", b"new")
     assert (server.used[-1], server.refused, hash(storage)) == ("vended-2", [], before)
-    # Without its end, nobody knows when.
+    # A catalog that is away then is asked again, until the session is over.
+    away = Storage(record(server) | vended(server), renew=fail)
+    for seconds in (901, 1, 9):
+        clock += seconds
+        away.read("s3://lake/a")
+    assert len(asked) == 2
     clock += 100_000
+    with pytest.raises(StorageError, match="away"):
+        away.read("s3://lake/a")
+    # Without its end, nobody knows when.
     endless = {name: value for name, value in vended(server).items() if "expires" not in name}
     Storage(record(server) | endless, renew=lambda: vended(server)).read("s3://lake/a")
-    assert server.given == ["vended-1", "vended-2", "vended-3"]
+    assert server.given == [f"vended-{number}" for number in range(1, 5)]

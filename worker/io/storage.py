@@ -32,6 +32,7 @@ from stores.file_io import GOOGLE_SCHEMES, S3_KEYS, LocationFileIO, is_google_pu
 from trust.locations import Places
 from trust.rest_answers import SESSION_END
 from worker.process.deadline import check_time
+from worker.process.errors import JobError
 from worker.process.threads import CANT_START
 
 if TYPE_CHECKING:  # names that obstore has for type checkers only
@@ -42,6 +43,8 @@ ALLOWED_LOCATIONS = "icestream.allowed-locations"
 OWN_FILES = "icestream.own-files"
 """The property that names files and folders of the service itself, a line each, which are never opened."""
 
+_RENEW_SECONDS = 10.0
+"""After which a catalog that did not answer is asked again for a session, as long as the last one is good."""
 _OF_SESSION = frozenset((*S3_KEYS, SESSION_END))
 _CREATE_RETRIES: RetryConfig = {"max_retries": 3, "retry_timeout": timedelta(seconds=30)}
 _CREATE_CLIENT: ClientConfig = {"timeout": timedelta(seconds=20)}
@@ -77,10 +80,21 @@ class LimitedFileIO(LocationFileIO):
         if self._renew is not None and time.time() >= self._renew_at:
             with self._renewing:
                 if time.time() >= self._renew_at:
-                    others = {k: v for k, v in self.properties.items() if k not in _OF_SESSION}
-                    self.properties = others | dict(self._renew())
-                    self._renew_at = self._half_time()
+                    self._have_anew(self._renew)
         return super().s3_keys()
+
+    def _have_anew(self, renew: Callable[[], Mapping[str, str]]) -> None:
+        try:
+            renewed = dict(renew())
+        except JobError as error:
+            is_over = time.time() >= int(self.properties[SESSION_END]) / 1000
+            if is_over or not error.retryable:
+                raise
+            self._renew_at = time.time() + _RENEW_SECONDS
+            return
+        others = {key: value for key, value in self.properties.items() if key not in _OF_SESSION}
+        self.properties = others | renewed
+        self._renew_at = self._half_time()
 
     def _half_time(self) -> float:
         """By when half of a session's time is over; never for keys that have no end."""
