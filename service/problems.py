@@ -408,7 +408,8 @@ PROBLEMS: dict[str, ProblemType] = {
         "This kind of job has no dry run",
         "Only conversions, publications, maintenance of the table and verifications can do without changing "
         "anything.",
-        "Leave dry_run out, or request a dry run of `convert`, `publish`, `expire_snapshots` or `verify`.",
+        "Leave dry_run out, or request a dry run of `convert`, `publish`, `expire_snapshots`, "
+        "`rewrite_manifests` or `verify`.",
         _ERRORS,
     ),
     "no-staging-branch": ProblemType(

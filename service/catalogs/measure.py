@@ -54,6 +54,8 @@ class Measurement:
     Their bytes are those of the snapshots' summaries, which count delete files, too.
     """
     has_identifier_fields: bool
+    small_manifests: int = 0
+    """Of the present spec, and of at most three quarters of the size that they should have."""
 
 
 _CachedDelete = tuple[str, int, int, tuple[int, ...], int | None]
@@ -125,8 +127,12 @@ def measure(table: Table, branch: str, cache: ManifestCache, since: set[int | No
     times = commit_times(table)
     deletes = []
     data_files = rows = 0
+    small = 0
+    target = _manifest_bytes(table.metadata.properties)
     for manifest in head.manifests(table.io):
         check_time()
+        is_present = manifest.partition_spec_id == table.metadata.default_spec_id
+        small += is_present and 4 * manifest.manifest_length <= 3 * target
         if manifest.content == ManifestContent.DELETES:
             for path, deleted, size, field_ids, snapshot_id in cache.equality_deletes(manifest, table.io):
                 deletes.append(EqualityDelete(path, deleted, size, field_ids, times[snapshot_id]))
@@ -142,7 +148,14 @@ def measure(table: Table, branch: str, cache: ManifestCache, since: set[int | No
         data_files,
         {snapshot_id: _added_since(snapshots, head, snapshot_id, everything) for snapshot_id in since},
         has_identifier_fields,
+        small,
     )
+
+
+def _manifest_bytes(properties: Mapping[str, str]) -> int:
+    """How large a table wants its manifests; 0 if it says nothing that can be meant."""
+    text = properties.get("commit.manifest.target-size-bytes", "8388608")
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else 0
 
 
 def branch_head(table: Table, branch: str) -> Snapshot | None:

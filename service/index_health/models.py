@@ -52,6 +52,8 @@ class HealthView(Message):
     """Age of the oldest of these; 0 when there is none."""
     stopped_at: StoppedAt | None
     """What stops their publication, and what to do; null if nothing does."""
+    small_manifests: int
+    """The head has so many manifests that are smaller than they should be."""
     snapshots: int
     """The table has so many snapshots, whatever branch has them."""
     oldest_snapshot_at: datetime | None

@@ -331,6 +331,7 @@ def get_health(session: Session, table: EnrolledTable, policy: EffectivePolicy |
         bytes=totals.bytes,
         sorted_runs=totals.sorted_runs,
         dead_ratio=totals.dead_ratio,
+        small_manifests=health.small_manifests,
         snapshots=health.snapshots,
         oldest_snapshot_at=health.oldest_snapshot_at,
         expired_elsewhere_at=health.expired_elsewhere_at,

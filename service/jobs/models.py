@@ -26,6 +26,7 @@ RequestableKind = Literal[
     "convert",
     "publish",
     "expire_snapshots",
+    "rewrite_manifests",
     "compact",
     "rebuild",
     "verify",
@@ -57,9 +58,16 @@ class ExpireParameters(Message):
     """So many snapshots of each branch stay, however old they are; as the policy says if left out."""
 
 
+class RewriteManifestsParameters(Message):
+    """Options of a job that writes manifests anew: there are none."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
 _PARAMETERS: dict[str, type[Message]] = {
     JobKind.PUBLISH.value: PublishParameters,
     JobKind.EXPIRE_SNAPSHOTS.value: ExpireParameters,
+    JobKind.REWRITE_MANIFESTS.value: RewriteManifestsParameters,
 }
 
 
@@ -80,8 +88,8 @@ class JobRequest(Message):
     """What is to be done."""
     dry_run: bool = False
     """Change nothing. Of a conversion: say what it would do, what it would read and write, and how long it
-    would take. Of a publication: say what it would publish. Of an expiry: say which snapshots and files would
-    go. Of a verification: compare, and rebuild nothing. Other kinds have no dry run."""
+    would take. Of a publication: say what it would publish. Of maintenance: say what would go, or be written
+    anew. Of a verification: compare, and rebuild nothing. Other kinds have no dry run."""
     parameters: dict[str, Any] = ModelField(default_factory=dict)
     """The worker has options for some kinds of jobs; usually none are given. A publication takes the staging
     branch (`from`) if it is not that of the enrolment, and `after`: a snapshot of it that counts as published
@@ -209,6 +217,8 @@ class JobView(Message):
     the reason and what to do (`stopped_at`).
 
     Of an expiry: `expiry`, with how many snapshots and files went, and what holds the others.
+
+    Of a rewriting of manifests: `manifests`, with how many were written anew as how many.
 
     Of a job of an erasure: `erasure`, with keys by their numbers in the request; receipts have their hashes.
 

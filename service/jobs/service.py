@@ -52,7 +52,10 @@ SORTING = Sorting(
     default="-created_at",
 )
 
-MAINTENANCE = {JobKind.EXPIRE_SNAPSHOTS: ("older_than_seconds", "retain_last")}
+MAINTENANCE: dict[JobKind, tuple[str, ...]] = {
+    JobKind.EXPIRE_SNAPSHOTS: ("older_than_seconds", "retain_last"),
+    JobKind.REWRITE_MANIFESTS: (),
+}
 """The kinds of jobs that maintain tables, with what of their policies is a parameter of theirs."""
 LISTED_CONVERSIONS = 5_000
 """So many conversions of a table are listed one by one."""
@@ -409,8 +412,8 @@ def waiting_for(job: Job, table: EnrolledTable, catalog: Catalog, others: Others
 def _check_dry_run(kind: JobKind, *, dry_run: bool) -> None:
     if dry_run and not kind.has_dry_run:
         message = (
-            "Only `convert`, `publish`, `expire_snapshots` and `verify` have one: leave dry_run out, or"
-            " request one of these."
+            "Only `convert`, `publish`, `expire_snapshots`, `rewrite_manifests` and `verify` have one: leave"
+            " dry_run out, or request one of these."
         )
         raise InvalidError(
             "no-dry-run",

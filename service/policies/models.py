@@ -139,6 +139,23 @@ class ExpireSnapshotsPolicy(Message):
     """Jobs of the kind start by themselves only while one of these is open; empty: as the schedule says."""
 
 
+class RewriteManifestsPolicy(Message):
+    """When small manifests are written anew as few large ones, of a table's branch main."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    enabled: bool | None = None
+    """Whether such jobs start by themselves."""
+    manifests: Annotated[int, ModelField(ge=2, le=10**9)] | None = None
+    """The head of the branch has so many small manifests."""
+    min_interval_seconds: Seconds | None = None
+    """Two such jobs are at least so far apart, because each rewrites what was written since."""
+    cron: Cron | None = None
+    """Small manifests are written anew at these moments, too, if there are any."""
+    windows: list[Window] | None = None
+    """Jobs of the kind start by themselves only while one of these is open; empty: as the schedule says."""
+
+
 class SchedulePolicy(Message):
     """When jobs may start by themselves, and which go first. Requests are not held up by windows."""
 
@@ -220,6 +237,8 @@ class PolicySettings(Message):
     """When what is staged is published."""
     expire_snapshots: ExpireSnapshotsPolicy = ModelField(default_factory=ExpireSnapshotsPolicy)
     """When old snapshots are let go."""
+    rewrite_manifests: RewriteManifestsPolicy = ModelField(default_factory=RewriteManifestsPolicy)
+    """When small manifests are written anew."""
     compact: CompactPolicy = ModelField(default_factory=CompactPolicy)
     """When the index is compacted."""
     verify: VerifyPolicy = ModelField(default_factory=VerifyPolicy)
@@ -369,6 +388,18 @@ class EffectiveExpireSnapshotsPolicy(Message):
     windows: list[Window]
 
 
+class EffectiveRewriteManifestsPolicy(Message):
+    """Every value that holds for the rewriting of manifests."""
+
+    model_config = described_as(RewriteManifestsPolicy)
+
+    enabled: bool
+    manifests: int
+    min_interval_seconds: float
+    cron: str
+    windows: list[Window]
+
+
 class EffectiveCompactPolicy(Message):
     """Every value that holds for compactions of the index."""
 
@@ -451,6 +482,8 @@ class EffectivePolicy(Message):
     """When what is staged is published."""
     expire_snapshots: EffectiveExpireSnapshotsPolicy
     """When old snapshots are let go."""
+    rewrite_manifests: EffectiveRewriteManifestsPolicy
+    """When small manifests are written anew."""
     compact: EffectiveCompactPolicy
     """When the index is compacted."""
     verify: EffectiveVerifyPolicy

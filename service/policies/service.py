@@ -38,6 +38,7 @@ from service.policies.models import (
     PublishPolicy,
     ResourcesPolicy,
     RetryPolicy,
+    RewriteManifestsPolicy,
     SchedulePolicy,
     ValueSource,
     VerifyPolicy,
@@ -92,6 +93,9 @@ BUILT_IN: dict[str, tuple[str, PolicySettings]] = {
                 cron="",
                 windows=[],
             ),
+            rewrite_manifests=RewriteManifestsPolicy(
+                enabled=False, manifests=100, min_interval_seconds=3_600, cron="", windows=[]
+            ),
             compact=CompactPolicy(
                 enabled=True,
                 sorted_runs=16,
@@ -135,6 +139,7 @@ BUILT_IN: dict[str, tuple[str, PolicySettings]] = {
             convert=ConvertPolicy(enabled=False),
             publish=PublishPolicy(enabled=False),
             expire_snapshots=ExpireSnapshotsPolicy(enabled=False),
+            rewrite_manifests=RewriteManifestsPolicy(enabled=False),
             compact=CompactPolicy(enabled=False),
             verify=VerifyPolicy(enabled=False),
         ),

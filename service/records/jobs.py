@@ -23,6 +23,7 @@ class JobKind(StrEnum):
     DELETE = "delete"
     PUBLISH = "publish"
     EXPIRE_SNAPSHOTS = "expire_snapshots"
+    REWRITE_MANIFESTS = "rewrite_manifests"
     ERASE = "erase"
     """Not requested by itself: each belongs to an erasure."""
     DROP_INDEX = "drop_index"
@@ -44,7 +45,7 @@ class JobKind(StrEnum):
     @property
     def is_maintenance(self) -> bool:
         """Whether it calls one of Iceberg's own actions, with parameters that the policy has."""
-        return self in (JobKind.EXPIRE_SNAPSHOTS,)
+        return self in (JobKind.EXPIRE_SNAPSHOTS, JobKind.REWRITE_MANIFESTS)
 
     @property
     def lets_snapshots_expire(self) -> bool:
@@ -58,10 +59,9 @@ class JobKind(StrEnum):
 
     @property
     def has_dry_run(self) -> bool:
-        return self in (
+        return self.is_maintenance or self in (
             JobKind.CONVERT,
             JobKind.PUBLISH,
-            JobKind.EXPIRE_SNAPSHOTS,
             JobKind.VERIFY,
             JobKind.UPSERT,
             JobKind.DELETE,

@@ -387,6 +387,19 @@ class ExpiryReport(Message):
     """What holds snapshots that are old enough."""
 
 
+class ManifestsReport(Message):
+    """What a rewriting of manifests did, or would do."""
+
+    manifests_rewritten: Amount = 0
+    """So many manifests of the branch's head were written anew."""
+    manifests_added: Amount = 0
+    """So many manifests are in their place."""
+    manifests_left: Amount = 0
+    """The branch's head has so many manifests now."""
+    bytes_rewritten: Amount = 0
+    """The manifests that were written anew had so many bytes."""
+
+
 class JobResult(Message):
     """What a job did, or a dry run would do: each kind tells some of this, and other fields are ignored."""
 
@@ -438,6 +451,8 @@ class JobResult(Message):
     """Publication has stopped at this staged snapshot; null if nothing stopped it."""
     expiry: ExpiryReport | None = None
     """What an expiry of snapshots did."""
+    manifests: ManifestsReport | None = None
+    """What a rewriting of manifests did."""
     erasure: ErasureReport | None = None
     """What a job of an erasure has done and seen."""
     commits: Amount = 0

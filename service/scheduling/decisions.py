@@ -18,10 +18,12 @@ SCHEDULED = (
     JobKind.INDEX,
     JobKind.CONVERT,
     JobKind.PUBLISH,
+    JobKind.REWRITE_MANIFESTS,
     JobKind.EXPIRE_SNAPSHOTS,
     JobKind.COMPACT,
     JobKind.VERIFY,
 )
+"""Those that become due at the same time wait in this order: what is let go comes after what replaces it."""
 
 
 class Action(StrEnum):
@@ -82,6 +84,8 @@ class TableState:
     oldest_convertible_at: datetime | None
     staged: StagedState | None
     """None of a table without a staging branch."""
+    small_manifests: int
+    """Of the branch's head; 0 of any but main."""
     past: Past
     expired_elsewhere_at: datetime | None
     """When a snapshot was found to be gone that no job had let expire."""
@@ -119,6 +123,7 @@ def cron_of(policy: EffectivePolicy) -> dict[JobKind, str]:
         JobKind.INDEX: policy.index.cron,
         JobKind.CONVERT: policy.convert.cron,
         JobKind.PUBLISH: policy.publish.cron,
+        JobKind.REWRITE_MANIFESTS: policy.rewrite_manifests.cron,
         JobKind.EXPIRE_SNAPSHOTS: policy.expire_snapshots.cron,
         JobKind.COMPACT: policy.compact.cron,
         JobKind.VERIFY: policy.verify.cron,
@@ -127,7 +132,7 @@ def cron_of(policy: EffectivePolicy) -> dict[JobKind, str]:
 
 def windows_of(policy: EffectivePolicy, kind: JobKind) -> list[Window]:
     """Within which a kind starts by itself; none for always."""
-    own = policy.expire_snapshots.windows if kind is JobKind.EXPIRE_SNAPSHOTS else []
+    own = getattr(policy, kind.value).windows if kind.is_maintenance else []
     return own or policy.schedule.windows
 
 
@@ -343,6 +348,22 @@ def _decide_expire_snapshots(state: TableState, policy: EffectivePolicy, now: da
     return _not_too_soon(found, state, policy_of_kind.min_interval_seconds, now)
 
 
+def _decide_rewrite_manifests(state: TableState, policy: EffectivePolicy, now: datetime) -> Decision:
+    kind, small, policy_of_kind = JobKind.REWRITE_MANIFESTS, state.small_manifests, policy.rewrite_manifests
+    refusal = _refusal(kind, state, now, enabled=policy_of_kind.enabled)
+    if refusal is not None:
+        return refusal
+    if small < 2:
+        return Decision(kind, Action.WAIT, "nothing-small", "There are no two small manifests.")
+    backoff = _backoff(kind, state, policy, now)
+    if backoff is not None:
+        return backoff
+    triggers = [_of_count("manifests", small, policy_of_kind.manifests, "small manifest")]
+    due = _fired(policy_of_kind.cron, state, policy, kind, now)
+    found = _reached_or_due(kind, triggers, counted(small, "small manifest"), due)
+    return _not_too_soon(found, state, policy_of_kind.min_interval_seconds, now)
+
+
 def _not_too_soon(decision: Decision, state: TableState, min_seconds: float, now: datetime) -> Decision:
     last = state.last.get(decision.kind)
     since = (now - last.ended_at).total_seconds() if last is not None else min_seconds
@@ -411,6 +432,7 @@ _DECIDE = {
     JobKind.INDEX: _decide_index,
     JobKind.CONVERT: _decide_convert,
     JobKind.PUBLISH: _decide_publish,
+    JobKind.REWRITE_MANIFESTS: _decide_rewrite_manifests,
     JobKind.EXPIRE_SNAPSHOTS: _decide_expire_snapshots,
     JobKind.COMPACT: _decide_compact,
     JobKind.VERIFY: _decide_verify,
@@ -479,6 +501,7 @@ def deadlines(state: TableState, policy: EffectivePolicy) -> Iterator[datetime]:
         yield state.past.oldest_at + timedelta(seconds=policy.expire_snapshots.age_seconds)
     ages = {
         JobKind.INDEX: policy.index.age_seconds,
+        JobKind.REWRITE_MANIFESTS: policy.rewrite_manifests.min_interval_seconds,
         JobKind.EXPIRE_SNAPSHOTS: policy.expire_snapshots.min_interval_seconds,
         JobKind.COMPACT: policy.compact.min_interval_seconds,
         JobKind.VERIFY: policy.verify.age_seconds,

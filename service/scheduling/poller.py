@@ -517,6 +517,7 @@ class Poller:
         health.oldest_convertible_at = _since(oldest, health.oldest_convertible_at, now)
         # Nobody publishes any more what was looked at, if that was taken back meanwhile.
         _store_staged(health, staged if table.publish_from is not None else Staged(), now)
+        health.small_manifests = found.small_manifests
         health.data_files = found.data_files
         everything = found.new_since[None]
         new = found.new_since.get(health.indexed_snapshot_id, everything)

@@ -21,7 +21,7 @@ from service.records.health import TableHealth
 from service.records.jobs import POLICY, JobKind
 from service.records.tables import EnrolledTable
 from service.scheduling import clock
-from service.scheduling.decisions import Action, Decision, TableState, cron_of, deadlines, decide
+from service.scheduling.decisions import Action, Decision, TableState, cron_of, deadlines, decide, windows_of
 from service.scheduling.state import table_state
 
 
@@ -43,7 +43,7 @@ def schedule(
     if state.held and state.spent is None:
         claims.release_held(session, table.id, now)
     decided = decide(state, policy, now)
-    for decision in decided:
+    for number, decision in enumerate(decided):
         before = decisions.get(decision.kind.value, {})
         began = before.get("code") != decision.code or before.get("action") != decision.action.value
         decisions[decision.kind.value] = {
@@ -58,7 +58,7 @@ def schedule(
                 table,
                 decision.kind,
                 policy,
-                now,
+                now + timedelta(microseconds=number),  # in their order: what expires comes last
                 parameters=_parameters(table, decision.kind, policy),
                 trigger=decision.sentence,
                 requested_by=POLICY,
@@ -104,6 +104,6 @@ def _changes(state: TableState, policy: EffectivePolicy, now: datetime) -> Itera
     for cron in cron_of(policy).values():
         if cron:
             yield from islice(fires(cron, zone, now, now + timedelta(days=366)), 1)
-    for windows in (policy.schedule.windows, policy.expire_snapshots.windows):
-        if windows:
+    for kind in state.kinds:
+        if windows := windows_of(policy, kind):
             yield next_opening(windows, zone, now)

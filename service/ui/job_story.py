@@ -24,6 +24,7 @@ _STAGE_WORDS = {
     "deletes": "Write deletion vectors and position deletes",
     "rows": "Write data files with new rows",
     "clear": "Take what is published off the staging branch",
+    "rewrite": "Write files anew",
     "expire": "Let snapshots expire",
     "delete": "Delete files that no snapshot needs",
     "commit": "Commit to the Iceberg table",
@@ -287,6 +288,8 @@ def figures_of(job: JobView) -> list[Figure]:
         return _erasure_figures(result["erasure"])
     if result.get("expiry"):
         return _expiry_figures(result["expiry"])
+    if result.get("manifests"):
+        return _manifests_figures(result["manifests"])
     if "staged_snapshots" in result:
         return _publish_figures(result)
     if "rows_added" in result:
@@ -345,6 +348,18 @@ def _expiry_figures(report: dict[str, Any]) -> list[Figure]:
             count(report.get("manifests_deleted")),
             f"and {plural(report.get('manifest_lists_deleted'), 'manifest list')}",
         ),
+    ]
+
+
+def _manifests_figures(report: dict[str, Any]) -> list[Figure]:
+    return [
+        Figure(
+            "Manifests written anew",
+            count(report.get("manifests_rewritten")),
+            f"as {count(report.get('manifests_added'))}",
+        ),
+        Figure("Size of these", size(report.get("bytes_rewritten"))),
+        Figure("Manifests of the head", count(report.get("manifests_left"))),
     ]
 
 

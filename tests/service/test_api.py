@@ -328,6 +328,13 @@ def test_an_expiry_that_asks_for_what_there_is_not_is_refused(
     assert service.admin.get("/jobs").json()["items"] == []
 
 
+def test_a_rewriting_of_manifests_has_no_options(service: Running, table: dict[str, Any]) -> None:
+    body = {"kind": "rewrite_manifests", "parameters": {"staging_location": "s3://other/place"}}
+    answer = service.admin.post(f"/tables/{table['id']}/jobs", json=body)
+    assert answer.status_code == 422
+    assert [error["field"] for error in answer.json()["errors"]] == ["body.parameters.staging_location"]
+
+
 def test_what_a_request_for_an_expiry_leaves_out_the_policy_says(
     service: Running, table: dict[str, Any]
 ) -> None:

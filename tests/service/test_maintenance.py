@@ -74,6 +74,27 @@ def test_that_somebody_else_lets_snapshots_expire_is_told_and_our_own_jobs_are_n
     assert "snapshots.expired-elsewhere" in [event["kind"] for event in events]
 
 
+def test_small_manifests_are_written_anew_by_a_job_of_the_policy_and_before_snapshots_expire(
+    service: Running, table: dict[str, Any]
+) -> None:
+    assert health(service, table)["small_manifests"] == 3
+    off = {"enabled": False}
+    settings = {
+        "index": off,
+        "expire_snapshots": AT_ONCE,
+        "rewrite_manifests": {"enabled": True, "manifests": 3, "min_interval_seconds": 0},
+    }
+    assert service.admin.post("/policies", json={"name": "tidy", "settings": settings}).status_code == 201
+    attached = {"level": "table", "table_id": table["id"], "policy": "tidy"}
+    assert service.admin.put("/policy-attachments", json=attached).is_success
+    service.poll(table["id"])
+    for kind in ("rewrite_manifests", "expire_snapshots"):
+        assignment = service.claim(service.start_worker())
+        assert assignment is not None
+        assert assignment["job"]["kind"] == kind
+        service.finish(assignment, result={"dry_run": False})
+
+
 @pytest.mark.parametrize(
     ("given", "field"),
     [

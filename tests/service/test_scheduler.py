@@ -17,6 +17,7 @@ from service.policies.models import (
     EffectivePublishPolicy,
     EffectiveResourcesPolicy,
     EffectiveRetryPolicy,
+    EffectiveRewriteManifestsPolicy,
     EffectiveSchedulePolicy,
     EffectiveVerifyPolicy,
 )
@@ -48,6 +49,9 @@ POLICY = EffectivePolicy(
         cron="",
         windows=[],
     ),
+    rewrite_manifests=EffectiveRewriteManifestsPolicy(
+        enabled=True, manifests=10, min_interval_seconds=600, cron="", windows=[]
+    ),
     compact=EffectiveCompactPolicy(
         enabled=True, sorted_runs=16, dead_ratio=0.5, dead_bytes=1000, min_interval_seconds=600, cron=""
     ),
@@ -78,6 +82,7 @@ IDLE = TableState(
     convertible=Volume(),
     oldest_convertible_at=None,
     staged=None,
+    small_manifests=0,
     past=Past(),
     expired_elsewhere_at=None,
     sorted_runs=3,
@@ -263,6 +268,21 @@ def test_a_window_of_its_own_takes_the_place_of_the_schedules() -> None:
         assert found.code == code
         if own == [never_now]:
             assert NOW + timedelta(hours=12) in _changes(past(1, 2), policy, NOW)
+
+
+@pytest.mark.parametrize(
+    ("small", "since_seconds", "code"),
+    [
+        (1, 601, "nothing-small"),
+        (9, 601, "below-triggers"),
+        (10, 599, "min-interval"),
+        (10, 600, "manifests"),
+    ],
+)
+def test_manifests_are_written_anew_once_many_are_small(small: int, since_seconds: int, code: str) -> None:
+    last = {JobKind.REWRITE_MANIFESTS: LastJob(NOW - timedelta(seconds=since_seconds))}
+    found = decision(replace(IDLE, small_manifests=small, last=last), JobKind.REWRITE_MANIFESTS)
+    assert (found.code, found.action is Action.TRIGGER) == (code, code == "manifests")
 
 
 def pauses(*last: LastJob) -> list[int]:

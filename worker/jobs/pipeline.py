@@ -12,6 +12,7 @@ from worker.jobs.conversion import convert_table
 from worker.jobs.erasure import erase
 from worker.jobs.foreign_errors import meaning_of
 from worker.jobs.indexing import compact_index, drop_index, index_table, rebuild_index
+from worker.jobs.manifest_rewriting import rewrite_manifests
 from worker.jobs.publishing import publish
 from worker.jobs.report_duplicates import report_duplicates
 from worker.jobs.snapshot_expiry import expire_snapshots
@@ -32,6 +33,7 @@ _KINDS: dict[str, Callable[[Job, PinnedTable, IndexWarehouse], Outcome]] = {
     "erase": erase,
     "publish": publish,
     "expire_snapshots": expire_snapshots,
+    "rewrite_manifests": rewrite_manifests,
 }
 
 

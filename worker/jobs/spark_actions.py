@@ -6,6 +6,8 @@ table names. What it deletes, it only names: the job decides, and deletes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from py4j.java_gateway import JavaObject
@@ -14,6 +16,9 @@ from worker.attempt.job import Job
 from worker.attempt.pinned_table import PinnedTable
 from worker.table.catalogs import jvm_of
 from worker.table.manifests import manifests_of_all_snapshots
+from worker.table.row_delta import java_list, java_object
+
+_SOURCE = Path(__file__).with_name("SparkActions.java")
 
 
 def actions(job: Job) -> Any:
@@ -37,3 +42,14 @@ def check_manifests(table: PinnedTable) -> None:
     """
     for path in manifests_of_all_snapshots(table.metadata, table.storage.io):
         table.storage.io.check(path)
+
+
+def certain(java_table: JavaObject) -> JavaObject:
+    """The same table, whose commits fail only if they did: an action deletes what it has written then."""
+    operations = java_object(java_table, _SOURCE, "CertainOperations", java_table.operations())
+    return table_of(operations, java_table)
+
+
+def chosen(java_table: JavaObject, paths: Sequence[str]) -> JavaObject:
+    """A predicate of Java's: whether a manifest is one of these."""
+    return java_object(java_table, _SOURCE, "IsChosen", java_list(jvm_of(java_table), paths))

@@ -106,6 +106,15 @@ RESULTS: dict[str, dict[str, Any]] = {
         "files_cleared": 2,
         "stopped_at": {"snapshot_id": 8, "code": "x", "reason": "it overwrites", "remedy": "Roll back."},
     },
+    "rewrite_manifests": _SEEN
+    | {
+        "manifests": {
+            "manifests_rewritten": 3,
+            "manifests_added": 1,
+            "manifests_left": 2,
+            "bytes_rewritten": 9,
+        }
+    },
     "expire_snapshots": _SEEN
     | {
         "expiry": {

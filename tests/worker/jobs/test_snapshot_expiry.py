@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyiceberg.catalog.sql import SqlCatalog
 from pyspark.sql import SparkSession
 
 from tests.deaths import killed_at_call_of
-from tests.factories import TableBuilder, WrittenFile, visible_rows
+from tests.factories import Catalog, TableBuilder, WrittenFile, visible_rows
 from tests.jobs import Jobs
 from tests.readers import duckdb_rows, pyiceberg_rows
+from tests.rest_catalog import commit_by_java, running_rest_catalog
 from tests.thorough import V3_FIRST, first_always
 from worker.attempt.job import Job
 from worker.contract.control_plane import AttemptId
@@ -252,3 +255,35 @@ def test_one_who_always_comes_first_ends_the_job(
     with pytest.raises(CommitConflictError) as raised:
         expire(jobs)
     assert (snapshots(table), raised.value.remedy[:21]) == (before, "Let snapshots expire ")
+
+
+def test_a_branch_that_a_rest_catalog_moves_meanwhile_leads_to_what_it_names(
+    new_table: NewTable, spark: SparkSession, catalog: Catalog, jobs: Jobs
+) -> None:
+    """Such a catalog gets changes, not metadata: of those that it has made meanwhile it is told nothing."""
+    table = in_past(new_table())
+    first, _, head = snapshots(table)
+    table.java.manageSnapshots().createBranch("work", head).commit()
+    commit, calls = commit_by_java(spark, catalog.name, catalog.properties), count()
+
+    def move_work_first(body: dict[str, Any]) -> None:
+        if any(one["action"] == "remove-snapshots" for one in body["updates"]) and not next(calls):
+            table.java.manageSnapshots().replaceBranch("work", first).commit()
+        commit(body)
+
+    with (
+        SqlCatalog(catalog.name, **catalog.properties) as tables,
+        running_rest_catalog(tables, move_work_first) as rest,
+    ):
+        of_rest = Jobs(spark, rest, table.identifier, jobs.index)
+        told = expire(of_rest)
+        table.append([row(20)])
+        table.append([row(30)])
+        shown = visible_rows(spark, table.identifier)
+        written = of_rest.run("rewrite_manifests").result["manifests"]
+
+    assert next(calls) > 1, "it has looked once more"
+    assert (told["snapshots_expired"], snapshots(table)[:2]) == (1, [first, head])
+    assert visible_rows(spark, table.identifier, branch="work").total() == 10
+    assert written["manifests_rewritten"] > written["manifests_added"] == 1
+    assert visible_rows(spark, table.identifier) == shown
