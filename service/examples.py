@@ -145,6 +145,7 @@ FIELDS: dict[str, Any] = {
     "BulkItem.problem": None,
     "BulkResult.done": 1,
     "BulkResult.refused": 0,
+    "AttachmentView.table": "lake.sales.orders",
     "Candidate.key_sets": [["id"]],
     "Candidate.name": "sales.orders",
     "Candidate.problem": None,

@@ -53,6 +53,9 @@ def call(operation: Operation, given: Json, output: Output, *, is_sure: bool) ->
             client.follow(path, query)
         elif operation.page_items is not None:
             answer = client.read_list(path, query, given.get("limit"), operation.page_items)
+            if operation.id == "find_candidates" and output in (Output.TABLE, Output.WIDE):
+                # By the name that enrols them.
+                answer["items"] = [{**one, "catalog": given["catalog_id"]} for one in answer["items"]]
             print_answer(answer, output, operation.id)
         else:
             version = client.version(path) if operation.takes_version else None

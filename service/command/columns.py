@@ -12,9 +12,9 @@ from service.quantities import brief, sized
 
 Json = dict[str, Any]
 _LISTS = {
-    "find_candidates": "name equality_deletes equality_delete_files oldest table_id | bytes format_version",
+    "find_candidates": "table equality_deletes equality_delete_files oldest | bytes format_version table_id",
     "list_api_keys": "name role state used age | expires_at created_by prefix scopes id",
-    "list_attachments": "level table catalog namespace policy | updated_at",
+    "list_attachments": "policy level table catalog namespace | updated_at",
     "list_audit_entries": "at principal action target outcome | role request_id id",
     "list_catalogs": "name type paused age | max_running_jobs index_warehouse id",
     "list_deliveries": "id kind status age attempts | status_code next_attempt_at message_id",
@@ -101,7 +101,8 @@ def shown(name: str, value: Any) -> str | None:
         return f"{value:,}" if is_counted and isinstance(value, int) else str(value)
     if name.endswith("at") and (at := _moment(value)) is not None:
         return f"{at:%Y-%m-%d %H:%M:%S} UTC"
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    between = "." if name in ("identifier", "namespace") else ", "
+    return between.join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _column(name: str) -> Column:

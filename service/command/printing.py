@@ -27,6 +27,8 @@ _LEAST_CELLS = 8
 _NAMES_SHARE = 0.35
 """So much of the width is left to the first column, which has names, before others go."""
 _GAP = 2
+_LINE_CELLS = 60
+"""Of a list of words, what is longer has a line for each."""
 _WIDEST = 100_000
 _STYLES = {
     **dict.fromkeys(("healthy", "succeeded", "delivered", "active"), "green"),
@@ -156,7 +158,9 @@ def _branches(value: Any) -> list[tuple[str, Any]]:
     """The parts of what has several, with what each is called; of a list, by its name or number."""
     if isinstance(value, Mapping):
         return [("", value)] if value else []
-    if isinstance(value, list) and any(isinstance(one, Mapping | list) for one in value):
+    if isinstance(value, list) and (
+        any(isinstance(one, Mapping | list) for one in value) or sum(map(len, map(str, value))) > _LINE_CELLS
+    ):
         return [(_called(one, number), one) for number, one in enumerate(value, 1)]
     return []
 

@@ -618,6 +618,8 @@ class AttachmentView(Message):
     """The namespace is given by its parts; null at other levels."""
     table_id: str | None
     """The id of the table that it holds for; null at other levels."""
+    table: str | None
+    """The name of this table has its catalog before it, with dots; null at other levels."""
     policy: str
     """The policy has this name."""
     version: int

@@ -660,11 +660,13 @@ def _place(session: Session, attachment: PolicyAttachment) -> str:
 
 def _attachment_view(session: Session, row: PolicyAttachment) -> AttachmentView:
     catalog = session.get_one(Catalog, row.catalog_id).name if row.catalog_id else None
+    table = session.get_one(EnrolledTable, row.table_id) if row.table_id else None
     return AttachmentView(
         level=Level(row.level),
         catalog=catalog,
         namespace=row.namespace,
         table_id=row.table_id,
+        table=f"{session.get_one(Catalog, table.catalog_id).name}.{table.name}" if table else None,
         policy=session.get_one(Policy, row.policy_id).name,
         version=row.version,
         updated_at=row.updated_at,

@@ -59,6 +59,8 @@ def test_the_nearest_level_that_sets_a_value_wins(service: Running, table: dict[
     assert attach(service, "for-catalog", "catalog", catalog="local") == 200
     assert attach(service, "for-namespace", "namespace", catalog="local", namespace=["db"]) == 200
     assert attach(service, "for-table", "table", table_id=table["id"]) == 200
+    listed = service.admin.get("/policy-attachments").json()["items"]
+    assert [one["table"] for one in listed if one["level"] != "system"] == [None, None, "local.db.t"]
     found = service.admin.get(f"/tables/{table['id']}/policy").json()
     sources = {
         name: (found["values"][name]["value"], found["values"][name]["source"]["place"])

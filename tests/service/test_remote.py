@@ -94,6 +94,7 @@ def test_a_table_is_enrolled_by_its_name_with_dots_or_in_parts(call: Call, name:
     named = ("--catalog", "local", *given) if name else ("local.db.t",)
     table = answer(call("tables", "enroll", *named, "-o", "json"))
     assert table["identifier"] == ["db", "t"]
+    assert "local.db.t " in call("discovery", "find-candidates", "local", "--all-tables").stdout
     found = answer(call("discovery", "find-candidates", "local", "--all-tables", "-o", "json"))
     assert [one["identifier"] for one in found["items"]] == [["db", "t"]]
 
