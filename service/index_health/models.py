@@ -129,5 +129,9 @@ class HealthSampleView(Message):
     """Share of entries that point to files which are gone, 0 to 1."""
     unconvertible: int
     """How many equality delete files cannot be converted."""
+    staged_rows: int
+    """The staged snapshots had so many rows and row-level deletes."""
+    staged_age_seconds: float
+    """Age of the oldest staged snapshot; 0 when all was published."""
     key_sets: list[KeySetSample]
     """What the index of each key set was like."""

@@ -503,6 +503,10 @@ def store_status(
     return view
 
 
+_AGES = ("lag_seconds", "staged_age_seconds")
+"""Of a sample: what grows by itself while nothing changes."""
+
+
 def record_sample(
     session: Session, table: EnrolledTable, health: TableHealth, policy: EffectivePolicy, now: datetime
 ) -> None:
@@ -517,7 +521,7 @@ def record_sample(
         key_sets=[one.model_dump(include=set(KeySetSample.model_fields)) for one in view.key_sets],
         **view.model_dump(include=HealthSample.model_fields.keys() - alike),
     )
-    ignored = {"id", "at", "lag_seconds", "resolution"}
+    ignored = {"id", "at", "resolution", *_AGES}
     if (
         last is None
         or last.model_dump(exclude=ignored) != sample.model_dump(exclude=ignored)
@@ -527,19 +531,22 @@ def record_sample(
 
 
 def keep_last_look(session: Session, health: TableHealth) -> None:
-    """Append a sample of the last look at a table in which nothing but the lag had changed until then.
+    """Append a sample of the last look at a table in which nothing but ages had changed until then.
 
     While that is so, tables are not measured. Without it, history would not show how long the lag became.
     """
     last = _last_sample(session, health.table_id)
-    if last is None or not last.lag_seconds or health.measured_at is None:
+    if last is None or health.measured_at is None:
+        return
+    ages = {name: age for name in _AGES if (age := getattr(last, name))}
+    if not ages:
         return
     since = health.measured_at - last.at
     if since >= timedelta(seconds=SAMPLE_SECONDS):
         grown = {
             "id": None,
             "at": health.measured_at,
-            "lag_seconds": last.lag_seconds + since.total_seconds(),
+            **{name: age + since.total_seconds() for name, age in ages.items()},
             "resolution": _resolution(last.at, health.measured_at),
         }
         session.add(HealthSample(**last.model_dump() | grown))

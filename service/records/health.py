@@ -146,6 +146,8 @@ class HealthSample(SQLModel, table=True):
     sorted_runs: int
     dead_ratio: float
     unconvertible: int
+    staged_rows: int = Field(default=0, sa_type=BigInteger)
+    staged_age_seconds: float = 0
     key_sets: list[dict[str, Any]] = Field(default_factory=list, sa_type=Json)
 
 

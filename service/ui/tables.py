@@ -1,6 +1,6 @@
 """The pages of tables: the list, one table with its plots and plans, and what can be done with it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -17,7 +17,7 @@ from service.db.database import CurrentDatabase, ReadSession, utc_now
 from service.errors import IcestreamError, NotFoundError
 from service.http.paging import EVERYTHING, PageRequest, Search, page_request
 from service.index_health import service as index_health
-from service.index_health.models import HealthSampleView
+from service.index_health.models import HealthSampleView, HealthView
 from service.jobs import events
 from service.jobs import service as jobs
 from service.jobs.models import JobRequest, JobView, RequestableKind
@@ -140,7 +140,7 @@ def _table_page(
     conversions = jobs.list_conversion_times(session, row.id, since)
     health = index_health.get_health(session, row)
     samples = _samples(session, row.id, since, now, days)
-    plots = _plots(samples, conversions, health.lag_seconds, since, now)
+    plots = _plots(samples, conversions, health, since, now)
     return render(
         request,
         "tables/show.html",
@@ -338,13 +338,13 @@ def _mark_words(plots: Sequence[Plot], days: int, settings: Settings) -> str:
 def _plots(
     samples: Sequence[HealthSampleView],
     conversions: Sequence[datetime],
-    lag_seconds: float,
+    health: HealthView,
     since: datetime,
     now: datetime,
 ) -> list[Plot]:
     """The most wanted first; none before there are two samples.
 
-    lag_seconds: now. It grows by itself while the same deletes are pending, of which no sample tells.
+    health: now. Its ages grow by themselves while the same is pending or staged, of which no sample tells.
     """
     if len(samples) < 2:
         return []
@@ -359,11 +359,12 @@ def _plots(
         ),
         draw(
             "Lag",
-            [*((sample.at, sample.lag_seconds) for sample in samples), (now, lag_seconds)],
+            [*((sample.at, sample.lag_seconds) for sample in samples), (now, health.lag_seconds)],
             write=duration,
             ages=True,
             round_top=round_up_duration,
         ),
+        *(_staged_plots(samples, health, now, draw) if any(one.staged_rows for one in samples) else ()),
         draw(
             "Size of the index",
             [(sample.at, sample.bytes) for sample in samples],
@@ -380,3 +381,27 @@ def _plots(
         ),
     )
     return [each for each in drawn if each is not None]
+
+
+def _staged_plots(
+    samples: Sequence[HealthSampleView], health: HealthView, now: datetime, draw: Callable[..., Plot | None]
+) -> tuple[Plot | None, ...]:
+    """draw: `plot`, of the same days as the others."""
+    return (
+        draw(
+            "Staged rows",
+            [(sample.at, sample.staged_rows) for sample in samples],
+            write=count,
+            write_axis=short_count,
+        ),
+        draw(
+            "Age of what is staged",
+            [
+                *((sample.at, sample.staged_age_seconds) for sample in samples),
+                (now, health.staged_age_seconds),
+            ],
+            write=duration,
+            ages=True,
+            round_top=round_up_duration,
+        ),
+    )

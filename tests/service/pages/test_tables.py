@@ -5,6 +5,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 from sqlmodel import delete, select
 
 from service.auth import audit
@@ -148,6 +149,36 @@ def test_the_lag_of_an_idle_table_grows_to_what_its_figure_says(
     line = [tuple(map(float, point.split(","))) for point in re.findall(r"[\d.]+,[\d.]+", told)]
     assert [x for x, _ in line[-2:]] == [0, 1000], "one straight line"
     assert line[-1][1] < line[-2][1]
+
+
+def test_what_was_staged_and_how_old_it_became_is_drawn(
+    service: Running, admin: Person, iceberg: IcebergCatalog
+) -> None:
+    iceberg.create("barn.doves")
+    iceberg.append("barn.doves", [1])
+    iceberg.catalog.load_table("barn.doves").manage_snapshots().create_branch(
+        iceberg.head("barn.doves"), "ingest"
+    ).commit()
+    doves = service.enroll("barn.doves", policy="manual", publish={"from": "ingest"})["id"]
+    service.poll(doves)
+    clean = iceberg.catalog.load_table("barn.doves").metadata_location
+    assert "Staged rows over" not in admin.open(f"/tables/{doves}").html
+    iceberg.delete_keys("barn.doves", [1, 2], branch="ingest")
+    service.poll(doves)
+    with service.database.write() as session:
+        samples = session.exec(select(HealthSample).where(HealthSample.table_id == doves)).all()
+        samples[-1].at -= timedelta(hours=1)
+        age = samples[-1].staged_age_seconds
+    with iceberg.catalog.engine.begin() as connection:
+        moved = "UPDATE iceberg_tables SET metadata_location = :head WHERE table_name = 'doves'"
+        connection.execute(text(moved), {"head": clean})
+    service.poll(doves)
+    history = service.admin.get(f"/tables/{doves}/health/history").json()["items"][::-1]
+    assert [one["staged_rows"] for one in history] == [0, 2, 2, 0]
+    assert [one["staged_age_seconds"] - age >= 3600 for one in history] == [False, False, True, False]
+    page = admin.open(f"/tables/{doves}").html
+    assert "Staged rows over" in page
+    assert "Age of what is staged over" in page
 
 
 def test_a_table_tells_what_was_done_to_it_and_why_its_jobs_ran(

@@ -357,6 +357,8 @@ def _create_tables() -> None:
         sa.Column("sorted_runs", sa.Integer(), nullable=False),
         sa.Column("dead_ratio", sa.Float(), nullable=False),
         sa.Column("unconvertible", sa.Integer(), nullable=False),
+        sa.Column("staged_rows", sa.BigInteger(), nullable=False),
+        sa.Column("staged_age_seconds", sa.Float(), nullable=False),
         sa.Column("key_sets", JSON, nullable=False),
         sa.ForeignKeyConstraint(
             ["table_id"],
