@@ -99,6 +99,7 @@ def test_every_list_is_shown_in_each_of_its_orders(admin: Person, table: dict[st
             assert admin.open(f"{path}?sort={sort}").status == 200, (path, sort)
     admin.open("/tables")
     assert admin.follow("Status").path == "/tables?sort=-status"
+    assert admin.follow("Pending deletes").path == "/tables?sort=-pending_equality_deletes"
 
 
 def test_plots_cover_as_many_days_as_are_asked_for(admin: Person, table: dict[str, Any]) -> None:
