@@ -216,15 +216,15 @@ class Look:
     ) -> None:
         specs = {spec.spec_id: spec for spec in metadata.partition_specs}
 
-        def read_list(location: str) -> tuple[list[Manifest], Trace]:
-            why = None
+        def read_list(snapshot: Snapshot) -> tuple[list[Manifest], Trace]:
+            location, why = snapshot.manifest_list, None
             try:
                 found = self._keys.in_path(location)
                 for told in read_list_values(storage.io, location):
                     if (spec := specs.get(told.partition_spec_id)) is not None:
                         found |= self._keys.in_list(told, spec, is_named=True)
                         why = FORMER_COLUMN if self._keys.is_former_of(spec.fields) else why
-                return read_manifest_list(storage.io, location), Trace(found, why)
+                return read_manifest_list(storage.io, snapshot), Trace(found, why)
             except (JobError, FileNotFoundError) as error:
                 return [], Trace(why=unreadable(error))
 
@@ -241,9 +241,9 @@ class Look:
             return Named({file.path: file for file in (*data_files, *deletes)}), Trace(found, why)
 
         with Threads(_READ_AT_ONCE, "look") as threads:
-            lists = [one.manifest_list for one in snapshots if one.manifest_list not in self._lists]
-            for location, (manifests, trace) in zip(lists, threads.map(read_list, lists), strict=True):
-                self._lists[location], self.traces[location] = manifests, trace
+            unread = [one for one in snapshots if one.manifest_list not in self._lists]
+            for one, (manifests, trace) in zip(unread, threads.map(read_list, unread), strict=True):
+                self._lists[one.manifest_list], self.traces[one.manifest_list] = manifests, trace
             new = {
                 manifest.path: manifest
                 for one in snapshots

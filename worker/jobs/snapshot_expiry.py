@@ -286,7 +286,7 @@ def _named_by(table: PinnedTable, metadata: TableMetadata, snapshot_ids: Collect
             continue
         found.add(snapshot.manifest_list)
         with suppress(JobError, FileNotFoundError):
-            for manifest in read_manifest_list(io, snapshot.manifest_list):
+            for manifest in read_manifest_list(io, snapshot):
                 found.add(manifest.path)
                 with suppress(JobError, FileNotFoundError, LocationNotAllowedError):
                     data_files, deletes = read_manifest(io, manifest, specs)

@@ -132,7 +132,7 @@ class Added:
     @classmethod
     def of(cls, snapshot: Snapshot, io: FileIO, specs: Mapping[int, PartitionSpec]) -> Added:
         """Raises as `read_snapshot_files`."""
-        manifests = read_manifest_list(io, snapshot.manifest_list)
+        manifests = read_manifest_list(io, snapshot)
         own = [one for one in manifests if one.added_snapshot_id == snapshot.snapshot_id]
         read = [read_manifest(io, one, specs) for one in own if one.added != 0]
         removed = [file for one in own if one.removed != 0 for file in read_removed(io, one, specs)]

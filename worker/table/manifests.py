@@ -93,10 +93,7 @@ def read_snapshot_files(metadata: TableMetadata, snapshot: Snapshot, io: FileIO)
     UnsupportedTableError for partition values that can't be read or have no JSON form.
     """
     specs = {spec.spec_id: spec for spec in metadata.partition_specs}
-    manifests = read_manifest_list(io, snapshot.manifest_list)
-    if not manifests and _counts_files(snapshot):
-        # Cut off right before its first block, a list is a whole file without a row.
-        raise CorruptMetadataError(f"{snapshot.manifest_list} is empty, but its snapshot counts files")
+    manifests = read_manifest_list(io, snapshot)
     delete_files: list[DeleteFile] = []
     with Threads(_READ_THREADS) as threads:
 
@@ -139,9 +136,9 @@ def manifests_of_all_snapshots(
     metadata: TableMetadata, io: FileIO, content: ManifestContent | None = None
 ) -> dict[str, Manifest]:
     """Of whatever snapshot, by path. content: of this alone. Reads every manifest list."""
-    lists = {snapshot.manifest_list for snapshot in metadata.snapshots}
+    snapshots = {snapshot.manifest_list: snapshot for snapshot in metadata.snapshots}
     with Threads(_READ_THREADS) as threads:
-        read = threads.map(lambda location: read_manifest_list(io, location), lists)
+        read = threads.map(lambda snapshot: read_manifest_list(io, snapshot), snapshots.values())
         return {one.path: one for of_list in read for one in of_list if content in (None, one.content)}
 
 
@@ -187,7 +184,7 @@ def read_bounds(
         NestedField(2, "data_file", StructType(*fields), required=True),
     )
     found = {}
-    for manifest in read_manifest_list(io, snapshot.manifest_list):
+    for manifest in read_manifest_list(io, snapshot):
         for status, (path, nulls, lower, upper) in _AvroFile(io, manifest.path).rows(schema):
             if status == DELETED or path not in paths:
                 continue
@@ -432,11 +429,11 @@ _MANIFEST_LIST = Schema(
 )
 
 
-def read_manifest_list(io: FileIO, location: str) -> list[Manifest]:
+def read_manifest_list(io: FileIO, snapshot: Snapshot) -> list[Manifest]:
     """Raises as `read_snapshot_files`."""
-    file = _AvroFile(io, location)
+    file = _AvroFile(io, snapshot.manifest_list)
     with holding(file.held_bytes), file.told_as_corrupt():
-        return [
+        found = [
             Manifest(
                 path,
                 spec_id,
@@ -452,6 +449,10 @@ def read_manifest_list(io: FileIO, location: str) -> list[Manifest]:
                 _MANIFEST_LIST
             )
         ]
+        if not found and _counts_files(snapshot):
+            # Cut off right before its first block, a list is a whole file without a row.
+            raise CorruptMetadataError(f"{snapshot.manifest_list} is empty, but its snapshot counts files")
+        return found
 
 
 def read_manifest(

@@ -278,10 +278,11 @@ def test_what_others_let_expire_is_not_deleted(new_table: NewTable, erase: Erase
     assert pq.read_table(kept.removeprefix("file:")).num_rows == 2
 
 
-@pytest.mark.parametrize("dies", [False, True])
+@pytest.mark.parametrize(("dies", "is_cut"), [(False, False), (False, True), (True, False)])
 def test_nothing_is_deleted_while_a_manifest_list_can_not_be_read(
-    new_table: NewTable, jobs: Jobs, erase: Erase, dies: bool
+    new_table: NewTable, jobs: Jobs, erase: Erase, dies: bool, is_cut: bool
 ) -> None:
+    """Cut off behind its header, a list is a whole one that names nothing."""
     table = new_table()
     table.append([row(0), row(1)])
     table.java.manageSnapshots().createTag("audit", table.snapshot_id).commit()
@@ -289,6 +290,9 @@ def test_nothing_is_deleted_while_a_manifest_list_can_not_be_read(
     (snapshot,) = [one for one in table.metadata.snapshots if one.snapshot_id != table.snapshot_id]
     listed = Path(snapshot.manifest_list.removeprefix("file:"))
     away = listed.rename(listed.with_name("away"))
+    if is_cut:
+        whole = away.read_bytes()
+        listed.write_bytes(whole[: whole.index(whole[-16:]) + 16])
     with killed_at_commit_of(expiry, "java_expiry", "after") if dies else nullcontext():
         erase(0, job_id="killed")
     if dies:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from py4j.protocol import Py4JNetworkError
 from pyiceberg.io import FileIO
+from pyiceberg.table.snapshots import Snapshot
 from pyspark.sql import SparkSession
 
 from tests.deaths import killed_at_its_commit
@@ -73,9 +74,9 @@ def test_each_staged_snapshot_is_read_once_however_often_others_come_first(
         lake.upsert(row(2, value))
     read: list[str] = []
 
-    def counted(io: FileIO, path: str) -> Sequence[Manifest]:
-        read.append(path)
-        return read_manifest_list(io, path)
+    def counted(io: FileIO, snapshot: Snapshot) -> Sequence[Manifest]:
+        read.append(snapshot.manifest_list)
+        return read_manifest_list(io, snapshot)
 
     def loaded(*arguments: Any) -> Any:
         looks.append(arguments)

@@ -23,6 +23,7 @@ from worker.contract.control_plane import AttemptId
 from worker.erasure import expiry
 from worker.process.errors import JobError
 from worker.table.commit_errors import CommitConflictError
+from worker.table.manifests import CorruptMetadataError
 
 pytestmark = pytest.mark.integration
 NewTable = Callable[..., TableBuilder]
@@ -214,6 +215,22 @@ def test_a_manifest_that_lies_elsewhere_is_not_opened(
     with pytest.raises(JobError, match="elsewhere"):
         expire(jobs, allowed_locations=allowed)
     assert len(snapshots(table)) == 2
+
+
+def test_nothing_expires_while_what_a_tag_needs_can_not_be_told(new_table: NewTable, jobs: Jobs) -> None:
+    """Cut off behind its header, a manifest list is a whole one that names nothing."""
+    table = in_past(new_table())
+    head = table.metadata.current_snapshot()
+    assert head is not None
+    table.java.manageSnapshots().createTag("kept", head.snapshot_id).commit()
+    delete_all(table)
+    files, listed = files_of(table), Path(head.manifest_list.removeprefix("file:"))
+    whole = listed.read_bytes()
+    listed.write_bytes(whole[: whole.index(whole[-16:]) + 16])
+    listed.with_name(f".{listed.name}.crc").unlink()
+    with pytest.raises(CorruptMetadataError, match="is empty, but its snapshot counts files"):
+        expire(jobs)
+    assert files_of(table) == files
 
 
 def test_no_class_that_the_table_names_is_loaded_and_no_branch_is_dropped(

@@ -76,7 +76,7 @@ def test_bounds_are_found_of_the_files_and_columns_that_are_asked_for(tmp_path: 
 def test_the_values_of_entries_are_those_of_their_files(tmp_path: Path) -> None:
     metadata, snapshot = planning.make_snapshot(tmp_path, data_files=3, delete_files=1)
     io, specs = PyArrowFileIO(), metadata.specs()
-    manifest = manifests.read_manifest_list(io, snapshot.manifest_list)[0]
+    manifest = manifests.read_manifest_list(io, snapshot)[0]
     files, _ = manifests.read_manifest(io, manifest, specs)
     entries = list(manifests.read_entry_values(io, manifest, specs[manifest.partition_spec_id]))
     assert [(one.paths, one.partition, one.is_removed) for one in entries] == [
