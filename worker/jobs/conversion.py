@@ -175,6 +175,8 @@ class Conversion:
             if commit.snapshot_id in self._commits or PLAN not in commit.summary:
                 continue
             self._commits[commit.snapshot_id] = commit
+            if commit.attempt == assignment.attempt:
+                continue
             left = int(commit.summary.get(COMMITS_LEFT, 0))
             self._job.decide(
                 f"Attempt {commit.attempt} committed snapshot {commit.snapshot_id} before it was lost:"

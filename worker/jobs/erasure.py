@@ -180,7 +180,7 @@ class _Erasure:
     def _convert(self, table: PinnedTable, deletes: Sequence[DeleteFile]) -> PinnedTable:
         """What can't be converted stays, and is told by the conversion."""
         conversion = Conversion(self._job, self._warehouse, self._plans)
-        conversion.convert(table, deletes, commits_left=0)
+        conversion.convert(table, deletes, commits_left=1)  # whether it is the last nobody knows
         self._plans = conversion.plans + 1
         return self._pinned()
 
