@@ -24,6 +24,8 @@ from service.settings import Settings
 from service.workers.models import ClaimRequest, WorkerRequest, WorkerView
 
 _LOOK_SECONDS = 0.4
+_FIRST_LOOK_SECONDS = 0.1
+"""Sooner, since a job that ended often makes another one due; each further pause is twice as long."""
 _FORGET_AFTER = timedelta(days=1)
 SORTING = Sorting(
     {"name": Worker.name, "registered_at": Worker.registered_at}, key=Worker.id, default="-registered_at"
@@ -66,9 +68,11 @@ async def claim_job(
     )
     if request.is_stopping:
         return None
+    look_seconds = _FIRST_LOOK_SECONDS
     while assignment is None and time.monotonic() < deadline and not stopping.is_set():
         # Jitter keeps many idle workers from looking all at once.
-        pause = _LOOK_SECONDS * random.uniform(0.5, 1.5)  # noqa: S311
+        pause = look_seconds * random.uniform(0.5, 1.5)  # noqa: S311
+        look_seconds = min(2 * look_seconds, _LOOK_SECONDS)
         await asyncio.sleep(min(pause, max(deadline - time.monotonic(), 0)))
         if await is_gone():
             return None
