@@ -1,4 +1,4 @@
-"""What can not be published stops publication, with reason and remedy; so does a branch that was replaced."""
+"""What can't be published stops publication, with a reason and a remedy, and so does another branch."""
 
 from collections.abc import Mapping
 from pathlib import Path
