@@ -148,7 +148,7 @@ mutants: install $(VENV)/spark-classes.jsa ## Make small mistakes in the code, a
 	@$(BIN)/python -m tests.mutants $(ARGS)
 
 .PHONY: screenshots
-screenshots: install ## Take a picture of every page, in both themes and two widths, into build/screenshots
+screenshots: install ## Take a picture of every page, in both themes and two widths; and those of docs/images
 	@scripts/install_system_packages chromium
 	$(BIN)/python -m tests.browser.screenshots build/screenshots
 

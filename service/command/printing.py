@@ -110,7 +110,8 @@ def _fit(widths: dict[Any, int], reason_width: int, width: int) -> int:
     first = next(iter(widths))
     least = min(reason_width, _REASON_CELLS)
     # Names give way first, and again when nothing else is left.
-    widths[first] = min(widths[first], max(widths[first] + room() - least, int(width * _NAMES_SHARE)))
+    lacking = min(room() - min(reason_width, 2 * _REASON_CELLS), 0)
+    widths[first] = min(widths[first], max(widths[first] + lacking, int(width * _NAMES_SHARE)))
     while len(widths) > _KEPT and room() < least:
         widths.popitem()
     least = min(reason_width, _LEAST_CELLS)

@@ -1,11 +1,14 @@
 """`python -m tests.browser.screenshots DIR` writes a PNG of every page, in both themes and two widths.
 
+Those that documents show, and a picture of commands, it puts into docs/images.
+
 For people to look at. The figures are a plausible installation: the tables and their equality deletes are
 real, what the worker reports is played, and the past day of measurements is written to the database.
 """
 
 import base64
 import math
+import shutil
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -35,8 +38,12 @@ from tests.browser.running_service import (
     publish_result,
     running_service,
 )
+from tests.browser.terminal import draw
 from tests.patience import wait_until
 
+DOCUMENTS = Path(__file__).parents[2] / "docs" / "images"
+COMMANDS = ("status", "tables list --sort=-status")
+IN_DOCUMENTS = {"table-top-desktop-light.png": "table.png", "terminal.svg": "terminal.svg"}
 WIDTHS = {"desktop": 1280, "phone": 390}
 THEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 
@@ -308,6 +315,7 @@ def take(browser: Browser, service: RunningService, pages: Pages, directory: Pat
             page.get_by_role("alert").wait_for()
             page.screenshot(path=directory / ("register-refused" + kind), full_page=True)
             page.goto(service.url + pages.signed_in["table"])
+            page.screenshot(path=directory / ("table-top" + kind))
             page.get_by_text("More jobs").click()
             page.screenshot(path=directory / ("table-menu" + kind))
             find_key(page, service.url + pages.signed_in["find"])
@@ -337,6 +345,14 @@ def main(directory: Path) -> None:
         take(browser, service, Pages({"overview": "/", "workers": "/workers"}, {}), directory, "-empty")
         take(browser, service, furnish(service), directory)
         browser.close()
+        draw(
+            ["status", "tables list --sort=-status"],
+            service.url,
+            service.admin_key,
+            directory / "terminal.svg",
+        )
+    for shown, name in IN_DOCUMENTS.items():
+        shutil.copy(directory / shown, DOCUMENTS / name)
 
 
 if __name__ == "__main__":

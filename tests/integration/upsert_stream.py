@@ -1,6 +1,12 @@
-"""A Flink job that streams upserts and deletes into a table, and the rows that must be left at its end."""
+"""A Flink job that streams upserts and deletes into a table, and the rows that must be left at its end.
+
+`python -m tests.integration.upsert_stream DIRECTORY NAMESPACE.TABLE` writes to a table of the SQLite catalog
+in that directory, and makes both first if they are not there: docs/tutorial.md needs somebody who writes.
+"""
 
 import subprocess
+import sys
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -167,3 +173,35 @@ class RunningStream:
         self._reader.join()
         assert self._process.stdin is not None
         self._process.stdin.close()
+
+
+def main(directory: Path, identifier: str) -> None:
+    """Makes the table, unless it is there, and streams ten checkpoints into it, others each time."""
+    from pyiceberg.catalog.sql import SqlCatalog
+    from pyiceberg.schema import Schema
+    from pyiceberg.types import LongType, NestedField, StringType
+
+    from tests import maven
+
+    directory.mkdir(parents=True, exist_ok=True)
+    there = Catalog("lake", directory / "catalog.db", (directory / "warehouse").as_uri())
+    lake = SqlCatalog(there.name, uri=f"sqlite:///{directory / 'catalog.db'}", warehouse=there.warehouse)
+    lake.create_namespace_if_not_exists(identifier.rpartition(".")[0])
+    types = {"id": LongType(), "tenant": StringType(), "amount": LongType()}
+    fields = [NestedField(at, name, kind, name == "id") for at, (name, kind) in enumerate(types.items(), 1)]
+    table = lake.create_table_if_not_exists(identifier, Schema(*fields, identifier_field_ids=[1]))
+    stream = UpsertStream(records=20_000, keys=4_000, seed=1 + len(table.history()))
+    with (
+        tempfile.NamedTemporaryFile(suffix=".log") as log,
+        stream.start(maven.build(PROJECT), there, identifier, Path(log.name)) as running,
+    ):
+        running.finish()
+    lake.close()
+    checkpoints = len(running.committed_snapshot_ids)
+    sys.stdout.write(
+        f"Flink has committed {checkpoints} checkpoints of {identifier}: {stream.records:,} changes.\n"
+    )
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])

@@ -36,12 +36,14 @@ PROGRAMS = (
 )
 """What is no call of the API; tests/service/test_cli.py starts them."""
 TOKEN = "token-of-these-lookup-servers-0123"
-ENDLESS = ("jobs follow-events",)
+ENDLESS = ("jobs follow-events", "jobs wait lake.")
+"""No worker runs here; tests/integration/test_tutorial.py has one."""
 REGISTERS = "catalogs create"
 
 
 KEYED = {
     "shop.orders": ("order_id", "status"),
+    "shop.payments": ("id", "amount"),
     "sales.customers": ("id", "region"),
 }
 """Tables whose rows are looked up by a key, and its column and another one."""

@@ -1,0 +1,103 @@
+"""docs/tutorial.md, run as whoever reads it would: every command of it, in its order."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.patience import PATIENCE_SECONDS, wait_until
+from tests.server_process import free_port
+
+pytestmark = [pytest.mark.integration, pytest.mark.thorough]
+ROOT = Path(__file__).parents[2]
+SHIMS = {
+    # There is no cluster: the chart is rendered with what would be installed, and what it needs is noted.
+    "helm": (
+        '[ "$1" = install ] && shift && '
+        'exec "$REAL_HELM" template "$@" --kube-version 1.30.0 > "$LAKE/manifests.yaml"'
+    ),
+    "kubectl": 'echo "$@" >> "$LAKE/secrets"',
+}
+
+
+def blocks() -> list[str]:
+    """The commands of each block from step 2 on."""
+    text = (ROOT / "docs" / "tutorial.md").read_text()
+    steps = text[text.index("## 2.") :]
+    found = re.findall(r"(?:^(?: {4}.*)?\n)+", steps, re.MULTILINE)
+    return [re.sub(r"^ {4}", "", block, flags=re.MULTILINE).strip() for block in found if block.strip()]
+
+
+def test_the_tutorial_does_what_it_says(tmp_path: Path) -> None:
+    lake, port, receiver = tmp_path / "lake", free_port(), free_port()
+
+    def here(commands: str) -> str:
+        places = {"$HOME/lake": str(lake), "127.0.0.1:8000": f"127.0.0.1:{port}", "9009": str(receiver)}
+        for place, other in places.items():
+            commands = commands.replace(place, other)
+        return commands
+
+    (tmp_path / "bin").mkdir()
+    for name, words in SHIMS.items():
+        (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{words}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("ICESTREAM_API")},
+        "ICESTREAM_PORT": str(port),
+        "ICESTREAM_DATA_DIR": str(tmp_path / "data"),
+        "ICESTREAM_POLL_INTERVAL_SECONDS": "1",
+        "XDG_CONFIG_HOME": str(tmp_path / "config"),
+        "REAL_HELM": subprocess.check_output([ROOT / "scripts" / "install_helm"], text=True).strip(),
+    }
+    bash = ["bash", "-euo", "pipefail", "-c"]
+    first, *others = map(here, blocks())
+    assert first.splitlines()[-1] == "icestream up"
+    for shown, run in {
+        "source .venv/bin/activate": f"PATH={Path(sys.executable).parent}:$PATH",
+        "icestream up": "exec icestream up --no-browser",
+    }.items():
+        first = first.replace(shown, run)
+    log = (tmp_path / "up.log").open("wb")
+    with log, subprocess.Popen([*bash, first], cwd=ROOT, env=environment, stdout=log, stderr=log) as up:
+        try:
+            # A person reads what `up` says before they open another terminal.
+            said = tmp_path / "up.log"
+            wait_until(lambda: "The worker is ready" in said.read_text(), "the worker to be ready")
+            script = "\n".join(others).replace(
+                "source .venv/bin/activate", f"PATH={tmp_path}/bin:{Path(sys.executable).parent}:$PATH"
+            )
+            # What it has started goes with it.
+            script = f"trap 'kill $(jobs -p) 2>/dev/null || true' EXIT\n{script}\n{checks()}"
+            done = subprocess.run(
+                [*bash, script], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+            )
+            assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-6000:]
+        finally:
+            up.send_signal(signal.SIGTERM)
+            up.wait(PATIENCE_SECONDS)
+    assert "webhook.test" in (lake / "alerts.log").read_text()
+    assert "converted" in done.stdout
+    manifests = list(yaml.safe_load_all((lake / "manifests.yaml").read_text()))
+    named = set(re.findall(r"'secret(?:Key)?Ref': \{[^}]*'name': '([\w-]+)'", str(manifests)))
+    made = set(re.findall(r"secret generic (\S+)", (lake / "secrets").read_text()))
+    assert named == made, "what the page makes is what the chart needs"
+
+
+def checks() -> str:
+    """What must be so once the page has been followed: the policy has converted what Flink wrote last."""
+    return """
+for attempt in $(seq 600); do
+    pending=$(icestream tables get lake.shop.payments -o json | python -c 'import json, sys
+told = json.load(sys.stdin)
+print(told["pending_equality_delete_files"], told["measured_at"] is not None)')
+    if [ "$pending" = "0 True" ]; then echo converted; break; fi
+    sleep 1
+done
+for attempt in $(seq 100); do grep -q webhook.test "$LAKE/alerts.log" && break; sleep 0.2; done
+icestream status
+"""
