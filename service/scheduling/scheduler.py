@@ -58,7 +58,7 @@ def schedule(
                 table,
                 decision.kind,
                 policy,
-                now + timedelta(microseconds=number),  # in their order: what expires comes last
+                now - timedelta(microseconds=len(decided) - number),  # in order: what expires comes last
                 parameters=_parameters(table, decision.kind, policy),
                 trigger=decision.sentence,
                 requested_by=POLICY,
