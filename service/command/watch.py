@@ -7,6 +7,7 @@ from typing import Any
 import typer
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.padding import Padding
 from rich.text import Text
 
 from icestream.connection import Connection, Json, json_of
@@ -36,7 +37,9 @@ def status(output: Output) -> None:
         if output in (Output.JSON, Output.YAML):
             print_answer(overview, output)
         else:
-            console = Console(highlight=False, soft_wrap=True)
+            console = Console(highlight=False)
+            if not console.is_terminal:
+                console = Console(highlight=False, width=_WIDEST)
             for line in [_head(connection, overview), Text(), *_figures(overview), *_concerns(overview)]:
                 console.print(line)
     if overview["concerns"]:
@@ -113,15 +116,16 @@ def _figures(overview: Json) -> list[Text]:
     return [Text.assemble((f"{name:<9}", "dim"), harmless(words)) for name, words in lines.items()]
 
 
-def _concerns(overview: Json) -> list[Text]:
+def _concerns(overview: Json) -> list[RenderableType]:
     """Each with what to do about it."""
-    lines = []
+    lines: list[RenderableType] = []
     for one in overview["concerns"]:
         title = harmless(one["title"], lines=False)
         lines += [Text(), Text(title, style=f"bold {_STYLES.get(one['severity'], '')}")]
         for words in (one["detail"], one["remedy"]):
             if words:
-                lines.append(Text(f"  {' '.join(harmless(words).split())}"))
+                words = Text(" ".join(harmless(words).split()))
+                lines.append(Padding(words, (0, 0, 0, 2), expand=False))
     return lines
 
 
