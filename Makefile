@@ -138,6 +138,11 @@ bench-lookups: install ## Measure lookup servers over HTTP, beside DuckDB, PyIce
 bench-writes: install ## Measure writes by key over HTTP, beside MERGE of Spark and upsert of PyIceberg, for docs/benchmarks.md
 	@$(BIN)/python -m tests.benchmarks.writes $(ARGS)
 
+.PHONY: bench-publish
+bench-publish: install ## Measure how long what Flink stages waits for its publication, for docs/benchmarks.md
+	@scripts/install_system_packages jdk maven
+	$(BIN)/python -m tests.benchmarks.publish $(ARGS)
+
 .PHONY: soak
 soak: install ## Compare random histories of tables with a model (ARGS="--minutes 60", ARGS="--seed 123")
 	@scripts/install_system_packages java

@@ -88,12 +88,14 @@ class Dataset:
     rows: int
     format_version: Literal[2, 3] = 3
     partitions: int = 0
+    suffix: str = ""
+    """Of its catalog's name."""
 
     @cached_property
     def catalog(self) -> Catalog:
         self.directory.mkdir(parents=True, exist_ok=True)
         name = f"{self.kind}_{self.rows}_v{self.format_version}"
-        name += f"_in_{self.partitions}" if self.partitions else ""
+        name += f"_in_{self.partitions}" if self.partitions else self.suffix
         return sqlite_catalog(self.spark, name, self.directory)
 
     @cached_property
@@ -108,6 +110,23 @@ class Dataset:
     def twin(self) -> Dataset:
         """A V2 table of the same data files. It lies within, so that neither outlives the other."""
         return Dataset(self.spark, self.directory / "v2", self.kind, self.rows, 2)
+
+    @cached_property
+    def streamed(self) -> Dataset:
+        """A table of the same data files, with the columns that `UpsertStream` writes; within, too."""
+        return Dataset(self.spark, self.directory / "streamed", self.kind, self.rows, suffix="_streamed")
+
+    @cached_property
+    def positions(self) -> Int64Array:
+        """Where in the table each row lies, by its number."""
+        positions = np.empty(self.rows, np.int64)
+        positions[self._order] = np.arange(self.rows)
+        return positions
+
+    @property
+    def _order(self) -> Int64Array:
+        """The numbers of the rows, as they lie in the table."""
+        return np.random.default_rng(1).permutation(self.rows)
 
     @property
     def _marker(self) -> Path:
@@ -126,6 +145,17 @@ class Dataset:
         if not self.twin._marker.exists():
             self.twin._make(lambda table: _append_files(table, self.table))
         self.twin.rewind()
+
+    def load_streamed(self) -> Dataset:
+        """Makes `streamed` unless an earlier run has; this one is loaded."""
+        streamed = self.streamed
+        if not streamed._marker.exists():
+            streamed._make(lambda table: _append_files(table, self.table))
+            for change in ("RENAME COLUMN value TO amount", "RENAME COLUMN note TO tenant"):
+                self.spark.sql(f"ALTER TABLE {streamed.table.identifier} {change}")
+            self.spark.sql(f"ALTER TABLE {streamed.table.identifier} ALTER COLUMN tenant AFTER id")
+        streamed.rewind()
+        return streamed
 
     def fill_partitions(self, rows: DataFrame) -> None:
         """Makes the table of these rows, in its partitions by their ids, unless an earlier run has."""
@@ -152,7 +182,7 @@ class Dataset:
         self._marker.write_text(json.dumps({"snapshot_id": table.snapshot_id}))
 
     def _data_files(self, table: TableBuilder, say: Callable[[str], None]) -> list[WrittenFile]:
-        order = np.random.default_rng(1).permutation(self.rows)
+        order = self._order
         size = min(FILE_ROWS, -(-self.rows // FILES))
         written: list[WrittenFile] = []
         for start in range(0, self.rows, size):
@@ -189,6 +219,8 @@ class Dataset:
 
         A rewritten table is a whole copy, and each commit would make the metadata longer for the next.
         """
+        for branch in self.table.metadata.refs.keys() - {"main"}:
+            self.table.java.manageSnapshots().removeBranch(branch).commit()
         self.select(self.loaded_snapshot_id)
         now = int(time.time() * 1000)
         self.table.java.expireSnapshots().expireOlderThan(now).retainLast(1).commit()

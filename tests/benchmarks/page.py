@@ -15,6 +15,7 @@ class Part(StrEnum):
     LOOKUPS = "lookups"
     WRITES = "writes"
     WRITES_ALONE = "writes-alone"
+    PUBLISH = "publish"
     DUPLICATES = "duplicates"
     OBJECT_STORES = "object-stores"
     QUEUE = "queue"
@@ -27,6 +28,7 @@ class Part(StrEnum):
             Part.LOOKUPS: "Lookups over HTTP",
             Part.WRITES: "Writes by key",
             Part.WRITES_ALONE: "Writes by key, twice the rows",
+            Part.PUBLISH: "Publication of staging branches",
             Part.DUPLICATES: "Duplicates",
             Part.OBJECT_STORES: "Object stores",
             Part.QUEUE: "Queue and polling",

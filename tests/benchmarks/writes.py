@@ -7,8 +7,6 @@ Each write begins at the table as it was loaded, and is held to the rows that it
 from __future__ import annotations
 
 import sys
-import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +16,6 @@ from typing import Annotated
 
 import duckdb
 import duckdb_extensions
-import httpx
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -27,14 +24,12 @@ from pyiceberg.catalog.sql import SqlCatalog
 
 from icestream import Client
 from icestream.client import Table
-from service.db.database import migrate
 from tests.benchmarks.datasets import FILE_ROWS, Dataset, Kind
-from tests.benchmarks.measure import Figure, descendants, high_water_mark, mebibytes, timed
+from tests.benchmarks.measure import Figure, mebibytes, timed
 from tests.benchmarks.page import Part, write_part
 from tests.benchmarks.report import machine
 from tests.benchmarks.report import table as markdown
-from tests.benchmarks.servers import KEY, SERVE, WORK, running, server
-from tests.patience import PATIENCE_SECONDS
+from tests.benchmarks.servers import KEY, served
 from tests.rest_catalog import running_rest_catalog
 from worker.spark.session import create_spark
 
@@ -118,47 +113,13 @@ def check(dataset: Dataset, change: Change) -> None:
 
 
 @contextmanager
-def served(dataset: Dataset) -> Iterator[tuple[Write, Callable[[], int]]]:
+def written_by(dataset: Dataset) -> Iterator[tuple[Write, Callable[[], int]]]:
     """What writes a change over HTTP and waits until it is committed; and the memory of the worker and its
     JVM at most, in bytes."""
-    with tempfile.TemporaryDirectory(prefix="icestream-writes-") as name:
-        directory = Path(name)
-        settings = {
-            "ICESTREAM_DATA_DIR": str(directory / "service"),
-            "ICESTREAM_ALLOWED_LOCATIONS": f"{dataset.directory.as_uri()},{directory.as_uri()}",
-            "ICESTREAM_BOOTSTRAP_KEY": KEY,
-            "ICESTREAM_REQUESTS_PER_MINUTE": "0",
-            "ICESTREAM_INDEX_WAREHOUSE": (directory / "index").as_uri(),
-            "ICESTREAM_PORT": "0",
-        }
-        migrate(f"sqlite:///{directory}/service/icestream.db")
-        with server(SERVE, directory / "service.log", **settings) as (url, _):
-            worker = {"ICESTREAM_URL": url, "ICESTREAM_API_KEY": KEY, "ICESTREAM_WORKER_NAME": "benchmark"}
-            with running(WORK, directory / "worker.log", **worker) as process, Client(url, KEY) as client:
-                table = _enrolled(url, dataset, client)
-                yield (
-                    partial(_write, table, (directory / "staging").as_uri()),
-                    lambda: sum(map(high_water_mark, [process.pid, *descendants(process.pid)])),
-                )
-
-
-def _enrolled(url: str, dataset: Dataset, client: Client) -> Table:
-    """With an index."""
-    name = dataset.catalog.name
-    headers = {"Authorization": f"Bearer {KEY}"}
-    with httpx.Client(base_url=f"{url}/api/v1", headers=headers, timeout=PATIENCE_SECONDS) as http:
-        record = {"name": name, "type": "sql", "properties": dataset.catalog.properties}
-        http.post("/catalogs", json=record).raise_for_status()
-        enrolled = {"catalog": name, "identifier": ["db", "t"], "policy": "manual", "key_sets": [["id"]]}
-        answer = http.post("/tables", json=enrolled)
-        assert answer.is_success, answer.text
-        path = f"/tables/{answer.json()['id']}/jobs"
-        job = http.post(path, json={"kind": "index"}).raise_for_status().json()
-        while job["status"] not in ("succeeded", "failed"):
-            time.sleep(0.5)
-            job = http.get(f"/jobs/{job['id']}").raise_for_status().json()
-        assert job["status"] == "succeeded", job
-    return client.table(f"{name}.db.t")
+    with served(dataset) as service, Client(service.url, KEY) as client:
+        table = client.table(f"{dataset.catalog.name}.db.t")
+        staging = (service.directory / "staging").as_uri()
+        yield partial(_write, table, staging), lambda: service.worker_memory
 
 
 def _write(table: Table, staging: str, change: Change) -> None:
@@ -227,7 +188,7 @@ def in_partitions(dataset: Dataset, directory: Path) -> list[list[object]]:
         place = directory / f"{dataset.kind}-{dataset.rows}-in-{partitions}"
         there = Dataset(spark, place, dataset.kind, dataset.rows, partitions=partitions)
         there.fill_partitions(spark.table(dataset.table.identifier))
-        with served(there) as (write, _):
+        with written_by(there) as (write, _):
             what = f"in {partitions} partitions"
             lines += measure(there, PARTITION_SIZES, 1, f"Icestream, {what}", write)
     return lines
@@ -245,7 +206,7 @@ def main(
     kind = Kind.INT64
     dataset = Dataset(spark, directory.resolve() / f"{kind}-{rows}-v3", kind, rows)
     dataset.load(lambda what: print(what, file=sys.stderr))  # noqa: T201
-    with served(dataset) as (write, memory):
+    with written_by(dataset) as (write, memory):
         lines = measure(dataset, SMALL, rounds, "Icestream", write)
         told = f"The worker and its JVM took {mebibytes(memory())} of memory (RSS) at most."
         large = measure(dataset, [LARGE], 1, "Icestream", write)

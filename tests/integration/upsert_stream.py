@@ -53,10 +53,15 @@ class UpsertStream:
     parts: int = 1
     """Each but the first comes when `RunningStream.go_on` is called."""
 
+    @property
+    def ids(self) -> Unsigned:
+        """Of record n, its id."""
+        return self._random(np.arange(self.records, dtype=np.uint64), 0, self.keys)
+
     def expected_rows(self) -> Counter[tuple[Any, ...]]:
         """Return the rows left at the end: the last write of each key, unless a delete follows it."""
         n = np.arange(self.records, dtype=np.uint64)
-        ids = self._random(n, 0, self.keys)
+        ids = self.ids
         tenants = self._random(n, 1, TENANTS)
         deletes = self._random(n, 2, 8) == 0
         keys = ids * np.uint64(TENANTS) + tenants if "tenant" in self.key else ids
