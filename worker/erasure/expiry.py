@@ -82,26 +82,37 @@ def exact_operations(java_table: JavaObject, snapshot_ids: Iterable[int], *, dry
 
 
 def files_of(
-    storage: Storage, look: Look, metadata: TableMetadata, snapshot_ids: Collection[int]
-) -> set[str]:
-    """The paths of all files that some snapshots need, as far as their manifests can be read."""
+    storage: Storage,
+    look: Look,
+    metadata: TableMetadata,
+    snapshot_ids: Collection[int],
+    *,
+    have_expired: bool = False,
+) -> tuple[set[str], str | None]:
+    """The paths of all files that some snapshots need; otherwise as `Look.named_by`."""
     snapshots = [one for one in metadata.snapshots if one.snapshot_id in snapshot_ids]
     statistics = [
         one.statistics_path
         for one in (*metadata.statistics, *metadata.partition_statistics)
         if one.snapshot_id in snapshot_ids
     ]
-    return look.named_by(metadata, snapshots, storage)[0].union(statistics)
+    named, unreadable = look.named_by(metadata, snapshots, storage, have_expired=have_expired)
+    return named.union(statistics), unreadable
 
 
 def files_of_expired(
     table: PinnedTable,
     snapshot_ids: Collection[int],
-    named: Callable[[TableMetadata, Collection[int]], set[str]],
-) -> set[str]:
-    """What is `named` by those that have expired, as far as earlier metadata files are still there."""
+    named: Callable[[TableMetadata, Collection[int]], tuple[set[str], str | None]],
+) -> tuple[set[str], str | None]:
+    """What is `named` by those that have expired, as earlier metadata files tell it; and why there may be
+    more, such as that no metadata file tells it any more.
+
+    named: by snapshots of some metadata; and the path of what can't be read, so that there may be more.
+    """
     sought = {*snapshot_ids}.difference(snapshot.snapshot_id for snapshot in table.metadata.snapshots)
     found: set[str] = set()
+    why = None
     for entry in table.metadata.metadata_log[: -_LOG_AT_MOST - 1 : -1]:
         if not sought:
             break
@@ -110,9 +121,13 @@ def files_of_expired(
         except (OSError, ValueError, ValidationError, LocationNotAllowedError):
             continue
         there = sought.intersection(snapshot.snapshot_id for snapshot in earlier.snapshots)
-        found |= named(earlier, there)
+        paths, unreadable = named(earlier, there)
+        found |= paths
+        why = why or (unreadable and f"{unreadable} can't be read")
         sought -= there
-    return found
+    if sought:
+        why = f"no metadata file in the table's log tells of {counted(len(sought), 'snapshot')} any more"
+    return found, why
 
 
 def delete_unneeded(job: Job, table: PinnedTable, look: Look, paths: Collection[str]) -> set[str]:

@@ -132,6 +132,11 @@ class Traces:
     def keys(self) -> frozenset[int]:
         return NOTHING.union(*(trace.keys for _, trace in self))
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether all files are known that the snapshot names."""
+        return all(trace.is_read for trace in self.metadata.values())
+
 
 class Look:
     """What was looked through so far."""
@@ -145,16 +150,28 @@ class Look:
         self._lists: dict[str, list[Manifest]] = {}
 
     def named_by(
-        self, metadata: TableMetadata, snapshots: Sequence[Snapshot], storage: Storage
+        self,
+        metadata: TableMetadata,
+        snapshots: Sequence[Snapshot],
+        storage: Storage,
+        *,
+        have_expired: bool = False,
     ) -> tuple[set[str], str | None]:
         """The paths of all files that some snapshots need, without metadata files; and that of a manifest or
-        manifest list that can't be read, so that there may be more."""
+        manifest list that can't be read, so that there may be more.
+
+        have_expired: what is missing was deleted, after all that it named.
+        """
         with self._job.stage("look"):
             self._read_manifests(metadata, snapshots, storage)
         lists = {one.manifest_list for one in snapshots}
         manifests = {one.path for path in lists for one in self._lists[path]}
-        known = (None, FORMER_COLUMN)
-        unreadable = (path for path in sorted(lists | manifests) if self.traces[path].why not in known)
+        traces = {path: self.traces[path] for path in sorted(lists | manifests)}
+        unreadable = (
+            path
+            for path, trace in traces.items()
+            if not trace.is_read and not (have_expired and trace.is_missing)
+        )
         named = lists.union(manifests, *(self._named[path].files for path in manifests))
         return named, next(unreadable, None)
 

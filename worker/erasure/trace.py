@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from worker.process.errors import JobError, Reason
 
 NOTHING: frozenset[int] = frozenset()
+MISSING = "missing_file"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,15 @@ class Trace:
     def is_clean(self) -> bool:
         return not self.keys and self.why is None
 
+    @property
+    def is_read(self) -> bool:
+        """Of a manifest or a list of these: whether all is known that it names."""
+        return self.why is None or self.why is FORMER_COLUMN
+
+    @property
+    def is_missing(self) -> bool:
+        return self.why is not None and self.why.code == MISSING
+
 
 FORMER_COLUMN = Reason(
     "former_column",
@@ -37,4 +47,6 @@ FORMER_COLUMN = Reason(
 def unreadable(error: Exception) -> Reason:
     if isinstance(error, JobError):
         return error.reason
+    if isinstance(error, FileNotFoundError):
+        return Reason(MISSING, str(error), "Restore the file, or let its snapshots expire.")
     return Reason("unreadable_file", str(error), "Restore the file, or let its snapshots expire.")

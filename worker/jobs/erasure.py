@@ -109,6 +109,8 @@ class _Erasure:
         """The snapshots that an attempt of the job has let expire, or was about to."""
         self._left: set[str] = set()
         """Files of snapshots that have expired which were not deleted."""
+        self._why_more: str | None = None
+        """Why there may be more of these than anybody knows."""
         self._look = Look(job, self._keys)
         self._indexes = ErasedIndexes(job, warehouse, keys)
 
@@ -204,20 +206,23 @@ class _Erasure:
     # expire
 
     def _expire(self) -> None:
-        """No snapshot is left that has a trace of a key and that nothing holds, unless others add some."""
+        """No snapshot is left that has a trace of a key and that nothing holds, unless others add some. None
+        expires while what one of them names can't be told: no file could be deleted."""
         job = self._job
         self._delete_left_behind()
         for _ in range(LOOKS):
             table = self._pinned()
             metadata = table.metadata
             traces = self._look.at_snapshots(metadata, metadata.snapshots, table.storage)
+            if not all(of_one.is_whole for of_one in traces.values()):
+                return
             held = holds(job, metadata)
             doomed = [number for number, of_one in traces.items() if of_one.keys and number not in held]
             doomed = doomed[:_EXPIRED_AT_ONCE]
             if not doomed:
                 return
             self._announce_expiry(table, doomed)
-            files = files_of(table.storage, self._look, metadata, doomed)
+            files, _ = files_of(table.storage, self._look, metadata, doomed)
             try:
                 with job.stage("expire"):
                     expire(job, table, doomed)
@@ -231,7 +236,9 @@ class _Erasure:
     def _delete_left_behind(self) -> None:
         """The files of snapshots that lost attempts let expire."""
         table = self._pinned()
-        if files := files_of_expired(table, self._expiring, partial(files_of, table.storage, self._look)):
+        named = partial(files_of, table.storage, self._look, have_expired=True)
+        files, self._why_more = files_of_expired(table, self._expiring, named)
+        if files:
             self._left |= delete_unneeded(self._job, self._pinned(), self._look, files)
 
     def _announce_expiry(self, table: PinnedTable, doomed: Sequence[int]) -> None:
@@ -251,6 +258,9 @@ class _Erasure:
     def _looked(self, table: PinnedTable) -> Findings:
         """What holds which keys, of all that is left."""
         findings = self._of_snapshots(table)
+        if self._why_more is not None:
+            told = f"snapshots expired, and which files they named can't be told: {self._why_more}"
+            findings.miss(table.metadata.location, Reason("unknown_files", told, _UNKNOWN_REMEDY))
         self._indexes.tell(table, findings)
         self._tell_of_metadata(table, findings)
         self._tell_of_unnamed(table, findings)
@@ -261,6 +271,8 @@ class _Erasure:
         findings = Findings()
         traces = self._look.at_snapshots(metadata, metadata.snapshots, table.storage)
         held = holds(self._job, metadata)
+        is_known = all(of_one.is_whole for of_one in traces.values())
+        unheld = _CAME_MEANWHILE if is_known else _UNREADABLE
         for snapshot_id, of_one in traces.items():
             for path, trace in of_one:
                 if trace.why is not None:
@@ -268,7 +280,7 @@ class _Erasure:
             if snapshot_id == table.snapshot_id:
                 self._tell_of_head(table, of_one, findings)
             else:
-                hold = held.get(snapshot_id, _CAME_MEANWHILE)
+                hold = held.get(snapshot_id, unheld)
                 findings.hold(of_one.keys, hold, snapshot_id)
         return findings
 
@@ -404,9 +416,19 @@ def _may_be_named(damaged: str) -> Hold:
     )
 
 
+_UNKNOWN_REMEDY = (
+    "They were looked for in the table's location alone. See where files may lie that were brought from"
+    " elsewhere (add_files), delete there what nothing needs, and erase again."
+)
 _LIST_REMEDY = "Let the worker list the place (its allowed locations, its rights), and erase again."
 _CAME_MEANWHILE = Hold(
     "snapshot", "It came while the job ran, or others committed first each time.", "Erase again."
+)
+_UNREADABLE = Hold(
+    "snapshot",
+    "No snapshot expires while nobody can tell what one of them names: a manifest, or a list of these, can't"
+    " be read.",
+    "Restore that file, or let the snapshots expire that need it, and erase again.",
 )
 
 

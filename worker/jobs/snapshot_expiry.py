@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -223,7 +222,7 @@ class _Expiry:
         expired.difference_update(snapshot.snapshot_id for snapshot in table.metadata.snapshots)
         if expired:
             with self._job.stage("look"):
-                named = expiry.files_of_expired(table, expired, partial(_named_by, table))
+                named, why_more = expiry.files_of_expired(table, expired, partial(_named_by, table))
                 try:
                     needed = paths_of_all_snapshots(table.metadata, table.storage.io)
                 except (JobError, OSError) as error:
@@ -236,6 +235,11 @@ class _Expiry:
             if deleted:
                 self._done.deleted["files_of_lost_attempts_deleted"] += deleted
                 self._job.decide(f"{counted(deleted, 'file')} deleted that an attempt which died had left.")
+            if why_more is not None:
+                self._job.decide(
+                    f"An attempt that died may have left more files of snapshots that it let expire:"
+                    f" {why_more}. If there are any, a removal of orphan files takes them."
+                )
         return True
 
     # report
@@ -276,22 +280,37 @@ class _Expiry:
         return outcome(job, table, self._warehouse, result, table.files, [], table.snapshot_id, cleared)
 
 
-def _named_by(table: PinnedTable, metadata: TableMetadata, snapshot_ids: Collection[int]) -> set[str]:
-    """The files of some snapshots, as far as their manifests are still there."""
+def _named_by(
+    table: PinnedTable, metadata: TableMetadata, snapshot_ids: Collection[int]
+) -> tuple[set[str], str | None]:
+    """The files of some snapshots, as far as their manifests are still there; and the path of one that can't
+    be read."""
     io = table.storage.io
+    unreadable = None
     specs = {spec.spec_id: spec for spec in metadata.partition_specs}
     found: set[str] = set()
     for snapshot in metadata.snapshots:
         if snapshot.snapshot_id not in snapshot_ids:
             continue
         found.add(snapshot.manifest_list)
-        with suppress(JobError, FileNotFoundError):
-            for manifest in read_manifest_list(io, snapshot):
-                found.add(manifest.path)
-                with suppress(JobError, FileNotFoundError, LocationNotAllowedError):
-                    data_files, deletes = read_manifest(io, manifest, specs)
-                    found.update(file.path for file in (*data_files, *deletes))
-    return found
+        try:
+            manifests = read_manifest_list(io, snapshot)
+        except FileNotFoundError:
+            continue
+        except JobError:
+            unreadable = snapshot.manifest_list
+            continue
+        for manifest in manifests:
+            found.add(manifest.path)
+            try:
+                data_files, deletes = read_manifest(io, manifest, specs)
+            except FileNotFoundError:
+                continue
+            except (JobError, LocationNotAllowedError):
+                unreadable = manifest.path
+                continue
+            found.update(file.path for file in (*data_files, *deletes))
+    return found, unreadable
 
 
 def _is_in(place: str, locations: Iterable[str]) -> bool:

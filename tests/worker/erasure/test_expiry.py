@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyspark.sql import SparkSession
 
 from staging.history import staged_snapshots
@@ -32,6 +32,7 @@ from tests.worker.erasure.tables import (
 )
 from worker.erasure import expiry
 from worker.io.storage import Storage
+from worker.table.manifests import read_manifest_list
 
 pytestmark = pytest.mark.integration
 
@@ -278,7 +279,7 @@ def test_what_others_let_expire_is_not_deleted(new_table: NewTable, erase: Erase
     assert pq.read_table(kept.removeprefix("file:")).num_rows == 2
 
 
-@pytest.mark.parametrize(("dies", "is_cut"), [(False, False), (False, True), (True, False)])
+@pytest.mark.parametrize(("dies", "is_cut"), [(False, True), (True, False), (True, True)])
 def test_nothing_is_deleted_while_a_manifest_list_can_not_be_read(
     new_table: NewTable, jobs: Jobs, erase: Erase, dies: bool, is_cut: bool
 ) -> None:
@@ -289,17 +290,23 @@ def test_nothing_is_deleted_while_a_manifest_list_can_not_be_read(
     table.append([row(2)])
     (snapshot,) = [one for one in table.metadata.snapshots if one.snapshot_id != table.snapshot_id]
     listed = Path(snapshot.manifest_list.removeprefix("file:"))
+    how: dict[str, Any] = {}
+    if dies:
+        with killed_at_commit_of(expiry, "java_expiry", "after"):
+            erase(0, job_id="killed")
+        how = {"job_id": "killed", "attempt": 2, "leftovers": [jobs.reporter.left_by("killed")]}
     away = listed.rename(listed.with_name("away"))
     if is_cut:
         whole = away.read_bytes()
         listed.write_bytes(whole[: whole.index(whole[-16:]) + 16])
-    with killed_at_commit_of(expiry, "java_expiry", "after") if dies else nullcontext():
-        erase(0, job_id="killed")
-    if dies:
-        erase(0, job_id="killed", attempt=2, leftovers=[jobs.reporter.left_by("killed")])
+
+    report = erase(0, **how)
+
     away.rename(listed)
     assert numbers_of(table, branch="audit") == [0, 1]
-    assert f"{snapshot.manifest_list} names can't be read" in "".join(jobs.reporter.decisions)
+    assert report["snapshots_expired_count"] == 0
+    told = f"{snapshot.manifest_list} names can't be read" in "".join(jobs.reporter.decisions)
+    assert told == dies
 
 
 def test_nothing_is_deleted_once_the_table_says_so(new_table: NewTable, jobs: Jobs, erase: Erase) -> None:
@@ -311,6 +318,13 @@ def test_nothing_is_deleted_once_the_table_says_so(new_table: NewTable, jobs: Jo
     report = erase(0, job_id="killed", attempt=2, leftovers=[jobs.reporter.left_by("killed")])
     assert Path(kept.removeprefix("file:")).exists()
     assert {one["holder"] for one in report["held"]} == {"orphan_file"}
+
+
+def bring(table: TableBuilder, place: Path, *rows: dict[str, Any]) -> None:
+    """Takes a file into the table from elsewhere."""
+    pq.write_table(pa.Table.from_pylist(list(rows)), place / "brought.parquet")
+    source = f"`parquet`.`{place}/brought.parquet`"
+    table.spark.sql(f"CALL local.system.add_files('{table.identifier}', '{source}')")
 
 
 @pytest.mark.parametrize(
@@ -330,9 +344,7 @@ def test_a_file_elsewhere_is_deleted_or_told(
     """One that add_files brought, which has no ids of columns. Who goes on after a death has not looked at it
     before, so that it can't tell whose it is."""
     table = new_table()
-    pq.write_table(pa.Table.from_pylist([row(0), row(1)]), tmp_path / "brought.parquet")
-    source = f"`parquet`.`{tmp_path}/brought.parquet`"
-    table.spark.sql(f"CALL local.system.add_files('{table.identifier}', '{source}')")
+    bring(table, tmp_path, row(0), row(1))
     delete = Storage.delete
 
     def delete_or_refuse(storage: Storage, location: str) -> bool:
@@ -353,6 +365,61 @@ def test_a_file_elsewhere_is_deleted_or_told(
     assert holders(report) == [(told, f"file:{tmp_path}/brought.parquet", keys)] * refuses
     assert report["counts"]["gone"] == 2 - len(keys)
     assert (tmp_path / "brought.parquet").exists() == refuses
+
+
+@pytest.mark.parametrize("lost", ["metadata", "manifest"])
+def test_what_expired_snapshots_named_may_be_left_where_nobody_can_tell_it(
+    new_table: NewTable, jobs: Jobs, erase: Erase, tmp_path: Path, lost: str
+) -> None:
+    """The attempt that let them expire died before it deleted anything."""
+    table = new_table(properties={**PLAIN, "write.metadata.previous-versions-max": "1"})
+    bring(table, tmp_path, row(0), row(1), row(2))
+    (manifest,) = manifests_of_head(table)
+    with killed_at_commit_of(expiry, "java_expiry", "after"):
+        erase(1, job_id="killed")
+    if lost == "metadata":
+        table.append([row(5)])
+        table.append([row(6)])
+    else:
+        manifest.write_bytes(b"Obj\x01")
+
+    report = erase(1, 7, job_id="killed", attempt=2, leftovers=[jobs.reporter.left_by("killed")])
+
+    assert (tmp_path / "brought.parquet").exists()
+    assert report["counts"]["unknown"] == 2
+    assert "which files they named can't be told" in " ".join(one["reason"] for one in report["held"])
+
+
+def manifests_of_head(table: TableBuilder) -> list[Path]:
+    """Those that its own snapshot added."""
+    snapshot = table.metadata.current_snapshot()
+    assert snapshot is not None
+    added = read_manifest_list(PyArrowFileIO(), snapshot)
+    own = [one.path for one in added if one.added_snapshot_id == snapshot.snapshot_id]
+    return [Path(path.removeprefix("file:")) for path in own]
+
+
+def test_no_snapshot_expires_while_what_one_of_them_names_can_not_be_read(
+    new_table: NewTable, erase: Erase, tmp_path: Path
+) -> None:
+    """Nobody would know any more which files that one named, and those of others could not be deleted."""
+    table = new_table()
+    table.append([row(0), row(3)])
+    bring(table, tmp_path, row(0), row(1))
+    brought = table.snapshot_id
+    (manifest,) = manifests_of_head(table)
+    table.compact()
+    whole = manifest.read_bytes()
+    manifest.write_bytes(b"Obj\x01")
+
+    report = erase(0, 7)
+
+    assert report["counts"] == {"gone": 0, "invisible": 0, "held": 1, "unknown": 1}
+    told = [one for one in report["held"] if one["snapshot_id"] == brought]
+    assert {(one["holder"], *one["keys"]) for one in told} == {("snapshot", 0), ("unreadable_file", 1)}
+    manifest.write_bytes(whole)
+    assert erase(0, 7)["counts"]["gone"] == 2
+    assert files_with([0], place_of(table), tmp_path) == []
 
 
 @pytest.mark.parametrize("is_list", [False, True])
