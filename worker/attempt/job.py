@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar
 from telemetry.traces import span
 from worker.contract.control_plane import AnnouncedPlan, Assignment
 from worker.spark.tasks import TaskRunner, Work
+from worker.table.manifests import ReadManifests
 
 A = TypeVar("A")
 SMALLEST_FRACTION = 1 / 64
@@ -61,7 +62,7 @@ class Usage:
 class Job:
     """One attempt at a job, with all that its stages need.
 
-    redacted: makes of a sentence what may be kept.
+    redacted: makes of a sentence what may be kept. manifests: that were read at the last look at the table.
     """
 
     assignment: Assignment
@@ -70,6 +71,7 @@ class Job:
     decisions: list[str] = field(default_factory=list)
     usage: Usage = field(default_factory=Usage)
     redacted: Callable[[str], str] = str
+    manifests: ReadManifests = field(default_factory=dict)
 
     @property
     def stages(self) -> list[dict[str, Any]]:

@@ -49,7 +49,10 @@ class PinnedTable:
 
 
 def pin_table(job: Job, *, reads_files: bool = True) -> PinnedTable:
-    """Loads the table and reads every live file of the head of the branch, unless these are not needed."""
+    """Loads the table and reads every live file of the head of the branch, unless these are not needed.
+
+    Of a job that looks again only what is new is read.
+    """
     assignment = job.assignment
     java_table = _load(job)
     storage = Storage(
@@ -58,7 +61,7 @@ def pin_table(job: Job, *, reads_files: bool = True) -> PinnedTable:
         renew=lambda: catalogs.file_io_properties(_load(job)),
     )
     try:
-        return _pin(java_table, storage, assignment.table.branch, reads_files=reads_files)
+        return _pin(job, java_table, storage, reads_files=reads_files)
     except FileNotFoundError as error:
         raise MissingMetadataError(str(error)) from error
     except ValidationError as error:
@@ -94,8 +97,8 @@ def index_storage(assignment: Assignment, tables: Storage) -> Storage:
     return index_storage_of(catalog_properties(assignment), assignment.index.warehouse, assignment, tables)
 
 
-def _pin(java_table: JavaObject, storage: Storage, branch: str, *, reads_files: bool) -> PinnedTable:
-    io = storage.io
+def _pin(job: Job, java_table: JavaObject, storage: Storage, *, reads_files: bool) -> PinnedTable:
+    io, branch = storage.io, job.assignment.table.branch
     metadata = FromInputFile.table_metadata(
         io.new_input(java_table.operations().current().metadataFileLocation())
     )
@@ -107,5 +110,5 @@ def _pin(java_table: JavaObject, storage: Storage, branch: str, *, reads_files: 
         raise BranchNotFoundError(f"it has no branch {branch}; it has {known}")
     snapshot = metadata.snapshot_by_id(reference.snapshot_id)
     assert snapshot is not None
-    files = read_snapshot_files(metadata, snapshot, io) if reads_files else NO_FILES
+    files = read_snapshot_files(metadata, snapshot, io, job.manifests) if reads_files else NO_FILES
     return PinnedTable(java_table, metadata, snapshot, files, storage, branch)

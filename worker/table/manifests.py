@@ -58,6 +58,7 @@ _READ_THREADS = 8
 _SCHEMAS_KEPT = 64
 _HEADER_KEPT = 100_000  # characters; Iceberg's have 8,000
 _READ_AHEAD = 64  # manifests whose files are held apart at most
+_FILES_KEPT = 500_000  # from one look to the next, with some 150 bytes each
 _FACTOR = 10  # by which a metadata file is larger in memory while it is read
 DATA_FILE_BYTES, DELETE_FILE_BYTES = 250, 1_500
 """That a live file of a snapshot takes in memory, about."""
@@ -86,26 +87,42 @@ class MissingMetadataError(JobError):
     retryable = True
 
 
-def read_snapshot_files(metadata: TableMetadata, snapshot: Snapshot, io: FileIO) -> SnapshotFiles:
+def read_snapshot_files(
+    metadata: TableMetadata, snapshot: Snapshot, io: FileIO, read_before: ReadManifests | None = None
+) -> SnapshotFiles:
     """Every live data and delete file of `snapshot`, in manifest order.
 
+    read_before: manifests of the same table which are not read again; it becomes those of this snapshot.
     Raises FileNotFoundError when a manifest is missing, CorruptMetadataError when one is damaged, and
     UnsupportedTableError for partition values that can't be read or have no JSON form.
     """
     specs = {spec.spec_id: spec for spec in metadata.partition_specs}
     manifests = read_manifest_list(io, snapshot)
     delete_files: list[DeleteFile] = []
+    known, kept = read_before or {}, ReadManifests()
+    room = 0 if read_before is None else _FILES_KEPT
+
+    def read(manifest: Manifest) -> tuple[DataFiles, list[DeleteFile]]:
+        return known.get(manifest) or read_manifest(io, manifest, specs)
+
     with Threads(_READ_THREADS) as threads:
 
         def data_files() -> Iterator[DataFiles]:
+            nonlocal room
             for start in range(0, len(manifests), _READ_AHEAD):
                 some = manifests[start : start + _READ_AHEAD]
-                for of_manifest, deletes in threads.map(lambda m: read_manifest(io, m, specs), some):
+                for manifest, (of_manifest, deletes) in zip(some, threads.map(read, some), strict=True):
                     take_room(DATA_FILE_BYTES * len(of_manifest) + DELETE_FILE_BYTES * len(deletes))
+                    if len(of_manifest) + len(deletes) <= room:
+                        kept[manifest] = of_manifest, deletes
+                        room -= len(of_manifest) + len(deletes)
                     delete_files.extend(deletes)
                     yield of_manifest
 
         joined = DataFiles.joined(data_files())
+    if read_before is not None:
+        read_before.clear()
+        read_before.update(kept)
     return SnapshotFiles(
         joined, tuple(delete_files), frozenset(spec_id for spec_id, spec in specs.items() if is_global(spec))
     )
@@ -397,6 +414,10 @@ class Manifest:
     added: int | None = None
     removed: int | None = None
     min_sequence_number: int = 0
+
+
+ReadManifests = dict[Manifest, tuple[DataFiles, list[DeleteFile]]]
+"""What manifests name, kept from one look at a table to the next: a manifest never changes."""
 
 
 _LIST_VALUES = Schema(

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from py4j.protocol import Py4JNetworkError
+from pyiceberg.io import FileIO
 from pyspark.sql import SparkSession
 
 from icestream.writes import sent
@@ -26,6 +27,7 @@ from worker.contract.control_plane import AnnouncedPlan, StaleAttemptError
 from worker.process.errors import JobCancelledError, JobError
 from worker.table import row_delta
 from worker.table.commit import find_commits
+from worker.table.manifests import Manifest, read_manifest
 
 pytestmark = pytest.mark.integration
 
@@ -223,12 +225,19 @@ def test_a_row_that_came_with_the_same_key_meanwhile_is_no_duplicate(
     table.append([row(1, 1), row(2, 2)])
     jobs.run("index", key_sets=[["id"]])
     Meanwhile(jobs, lambda time: table.append([row(9, time), row(2, 100 + time)]), times=3)
+    read: list[str] = []
 
-    result = write.upsert(row(9, 90), row(2, 20))
+    def counted(io: FileIO, manifest: Manifest, *how: Any) -> Any:
+        read.append(manifest.path)
+        return read_manifest(io, manifest, *how)
+
+    with patch("worker.table.manifests.read_manifest", counted):
+        result = write.upsert(row(9, 90), row(2, 20))
 
     assert rows_of(table) == in_order(row(1, 1), row(9, 90), row(2, 20))
     assert result["rows_deleted"] == 7
     # Each look read what was new at that head, and nothing else.
+    assert len(read) == len(set(read)) >= 4
     assert result["key_sets"][0]["data_files_scanned"] == 3
     assert any(one.startswith("Others committed first") for one in jobs.reporter.decisions)
 

@@ -195,3 +195,15 @@ def _ids(columns: Iterable[NestedField]) -> set[tuple[int, str]]:
     """Id and name, also of what lists and maps hold."""
     indexes = (index_by_id(Schema(column)) for column in columns if column.name != "data_file")
     return {(field_id, field.name) for index in indexes for field_id, field in index.items()}
+
+
+def test_what_was_read_before_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    metadata, snapshot = planning.make_snapshot(tmp_path, data_files=3, delete_files=1)
+    io, read_before = PyArrowFileIO(), manifests.ReadManifests()
+    files = manifests.read_snapshot_files(metadata, snapshot, io, read_before)
+    for manifest in read_before:
+        Path(manifest.path.removeprefix("file:")).unlink()
+    assert manifests.read_snapshot_files(metadata, snapshot, io, read_before) == files
+    monkeypatch.setattr(manifests, "_FILES_KEPT", 2)
+    assert manifests.read_snapshot_files(metadata, snapshot, io, read_before) == files
+    assert [len(deletes) for _, deletes in read_before.values()] == [1], "the other one has three files"
