@@ -91,7 +91,8 @@ public class HeadUnmoved implements SnapshotAncestryValidator {
  * The operations of a table as long as it writes where it was checked that it may: a table's writer may change that
  * between two tries. They have a given location provider. Whenever Iceberg commits deletion vectors, it asks for one,
  * and loads the class that the table names by then (`write.location-provider.impl`). It then uses none: ours have
- * their places. Rows that were written for one schema, spec and format version are committed to no other.
+ * their places. Rows that were written for one schema, spec and format version are committed to no other, as far as the
+ * table was loaded: a REST catalog makes no such comparison.
  */
 public class GuardedOperations implements TableOperations {
     private final TableOperations operations;

@@ -1,8 +1,9 @@
 """One plan of a write, from the head that was pinned to its commit; and the same again at later heads.
 
 lookup -> deletes and rows -> commit. Invariant: the commit happens on the very head at which the rows of all
-keys were looked for, with the schema and spec that its files were written for, or not at all. So the write
-takes effect at once, at its place in the table's history.
+keys were looked for, or not at all. So the write takes effect at once, at its place in the table's history.
+It is also for the schema and spec that its files were written for, as the table was loaded last: a REST
+catalog is told of the head alone, so these may change in the moment before, as under any writer of Iceberg.
 """
 
 from __future__ import annotations
