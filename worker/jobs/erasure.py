@@ -85,8 +85,7 @@ def erase(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Outcome:
 
 
 def _announced_by_earlier_attempts(job: Job) -> set[int]:
-    own = [one for one in job.assignment.leftovers if one.job_id == job.assignment.job.id]
-    return {number for one in own for plan in one.plans for number in plan.expires}
+    return {number for one in job.assignment.leftovers for plan in one.plans for number in plan.expires}
 
 
 def _without_keys(error: Exception, keys: ErasedKeys) -> JobError:
@@ -106,7 +105,7 @@ class _Erasure:
         self._plans = 0
         self._expired: list[int] = []
         self._expiring = _announced_by_earlier_attempts(job)
-        """The snapshots that an attempt of the job has let expire, or was about to."""
+        """The snapshots that an attempt, also of another job, has let expire, or was about to."""
         self._left: set[str] = set()
         """Files of snapshots that have expired which were not deleted."""
         self._why_more: str | None = None

@@ -320,6 +320,20 @@ def test_nothing_is_deleted_once_the_table_says_so(new_table: NewTable, jobs: Jo
     assert {one["holder"] for one in report["held"]} == {"orphan_file"}
 
 
+def test_what_an_attempt_of_another_job_let_expire_goes_too(
+    new_table: NewTable, jobs: Jobs, erase: Erase
+) -> None:
+    """Nobody else would know of it: what all attempts left is told as cleared."""
+    table = new_table()
+    (kept,) = table.append([row(0), row(1)])
+    with killed_at_commit_of(expiry, "java_expiry", "after"):
+        erase(0, job_id="killed")
+    assert Path(kept.removeprefix("file:")).exists()
+    report = erase(1, job_id="next", leftovers=[jobs.reporter.left_by("killed")])
+    assert not Path(kept.removeprefix("file:")).exists()
+    assert report["counts"]["gone"] == 1
+
+
 def bring(table: TableBuilder, place: Path, *rows: dict[str, Any]) -> None:
     """Takes a file into the table from elsewhere."""
     pq.write_table(pa.Table.from_pylist(list(rows)), place / "brought.parquet")
