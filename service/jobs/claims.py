@@ -42,6 +42,7 @@ from service.records.tables import EnrolledTable
 from service.records.workers import Worker
 from service.settings import Settings
 from telemetry.traces import record_span
+from trust.locations import is_under
 
 _CLEARING = tuple(
     kind.value
@@ -405,6 +406,7 @@ def _start_attempt(
             branch=table.branch,
             key_sets=table.key_sets,
             seen_equality_field_ids=seen_equality_field_ids(session, table.id),
+            overlapping_locations=_overlapping_locations(session, job, table),
         ),
         catalog=AssignedCatalog(name=catalog.name, type=catalog.type, properties=catalog.properties),
         index=AssignedIndex(warehouse=index_warehouse(settings, catalog)),
@@ -414,6 +416,21 @@ def _start_attempt(
         allowed_secrets=list(settings.secret_rules),
         own_files=list(settings.own_files),
         rows=rows_of(session, job),
+    )
+
+
+def _overlapping_locations(session: Session, job: Job, table: EnrolledTable) -> list[str]:
+    """Of other tables than this one, which may be enrolled once more for another branch."""
+    if job.kind != JobKind.EXPIRE_SNAPSHOTS.value:
+        return []
+    query = select(EnrolledTable.location).where(
+        col(EnrolledTable.deleted_at).is_(None),
+        (EnrolledTable.catalog_id != table.catalog_id) | (EnrolledTable.name != table.name),
+    )
+    return sorted(
+        other
+        for other in set(session.exec(query))
+        if is_under(other, table.location) or is_under(table.location, other)
     )
 
 

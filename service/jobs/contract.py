@@ -73,6 +73,9 @@ class AssignedTable(Message):
     """The declared keys are lists of column names."""
     seen_equality_field_ids: list[list[int]]
     """Earlier reports had these key sets: no equality delete may be left that still names them."""
+    overlapping_locations: list[str]
+    """These locations of other enrolled tables lie in that of this one, or that one in theirs. Only a job
+    that lets snapshots expire is told."""
 
 
 class AssignedCatalog(Message):

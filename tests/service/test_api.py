@@ -375,6 +375,7 @@ def test_a_job_runs_from_claim_to_result(service: Running, table: dict[str, Any]
         "branch": "main",
         "key_sets": [],
         "seen_equality_field_ids": [],
+        "overlapping_locations": [],
     }
     assert assignment["catalog"]["type"] == "sql"
     assert assignment["index"]["warehouse"] == service.settings.index_warehouse

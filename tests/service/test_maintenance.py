@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.service.conftest import ON_BOTH, Running, alike_on_both
-from tests.service.iceberg_tables import IcebergCatalog
+from tests.service.iceberg_tables import SCHEMA, IcebergCatalog
 
 database_kind = alike_on_both
 
@@ -110,3 +110,24 @@ def test_a_policy_of_maintenance_that_can_not_be_meant_is_refused(
     answer = service.admin.post("/policies", json=body)
     assert answer.status_code == 422
     assert [error["field"] for error in answer.json()["errors"]] == [f"body.settings.{field}"]
+
+
+def test_an_expiry_is_told_of_tables_whose_locations_overlap(
+    service: Running, iceberg: IcebergCatalog, table: dict[str, Any]
+) -> None:
+    """Of another branch of the same table it is not."""
+    iceberg.create("db.apart")
+    service.enroll("db.apart")
+    loaded = iceberg.catalog.load_table("db.t")
+    loaded.manage_snapshots().create_branch(iceberg.head("db.t"), "work").commit()
+    service.enroll(branch="work")
+    inside = f"{loaded.location()}/data/inside"
+    iceberg.catalog.create_table("db.inside", SCHEMA, inside)
+    service.enroll("db.inside")
+    worker = service.start_worker()
+    for kind, told in (("expire_snapshots", [inside]), ("rewrite_manifests", [])):
+        service.admin.post(f"/tables/{table['id']}/jobs", json={"kind": kind})
+        assignment = service.claim(worker)
+        assert assignment is not None
+        assert assignment["table"]["overlapping_locations"] == told
+        service.finish(assignment, status="failed")

@@ -134,6 +134,7 @@ class AssignedTable(Body):
     branch: str
     key_sets: list[list[str]] | None = None
     seen_equality_field_ids: list[list[int]] = []
+    overlapping_locations: list[str] = []
 
 
 class AssignedCatalog(Body):

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 from py4j.protocol import Py4JError
@@ -19,7 +20,7 @@ from pyiceberg.table.metadata import TableMetadata
 from pyspark.errors.exceptions.captured import CapturedException
 from pyspark.sql.classic.dataframe import DataFrame
 
-from trust.locations import LocationNotAllowedError, normalize_location
+from trust.locations import LocationNotAllowedError, is_under, normalize_location
 from worker.attempt.job import Job
 from worker.attempt.outcome import Outcome, outcome
 from worker.attempt.pinned_table import PinnedTable, pin_table
@@ -67,9 +68,32 @@ class SnapshotExpiryError(JobError):
     retryable = True
 
 
+class FilesElsewhereError(JobError):
+    code = "files_elsewhere"
+    title = "The table's files do not lie in a place of its own"
+    remedy = (
+        "Give the table a location that holds all its files and none of another table, or let its snapshots "
+        "expire by somebody else: this job deletes files."
+    )
+
+
 def expire_snapshots(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Outcome:
     """Lets the snapshots expire that are older than the assignment says, and deletes what they alone need."""
+    _check_places(job, table)
     return _Expiry(job, warehouse).run(table)
+
+
+def _check_places(job: Job, table: PinnedTable) -> None:
+    """Whoever owns a table says where its files lie, and may name what is another's."""
+    metadata = table.metadata
+    for key in _PLACES:
+        place = metadata.properties.get(key, metadata.location)
+        if not is_under(place, metadata.location):
+            raise FilesElsewhereError(f"{key} is {place}, which is not in the location {metadata.location}.")
+    if others := job.assignment.table.overlapping_locations:
+        raise FilesElsewhereError(
+            f"Its location {metadata.location} overlaps that of another enrolled table: {others[0]}."
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,16 +180,18 @@ class _Expiry:
         if not dry_run and not self._done.expired:
             job.reporter = AfterCommit(job.reporter)
         self._done.expired += len(doomed)
-        by_kind = self._unneeded(files)
         if not dry_run:
             with job.stage("plan"):
                 table = pin_table(job)
+            if table.metadata.snapshot_by_id(doomed[0]) is not None:
+                raise SnapshotExpiryError("The catalog took the commit, and the snapshots are there.")
+            with job.stage("look"):
+                check_manifests(table)  # of what came meanwhile, too, before Iceberg opens them
+        by_kind = self._unneeded(files)
         kept = self._protected(table, frozenset(doomed))
         for kind, paths in by_kind.items():
             own = self._deletable(table, paths, kept)
-            self._done.deleted[_KINDS[kind]] += (
-                len(own) if dry_run else expiry.delete_paths(job, table, own, "delete")[0]
-            )
+            self._done.deleted[_KINDS[kind]] += len(own) if dry_run else self._delete(table, own)
 
     def _announce(self, table: PinnedTable, doomed: Sequence[int]) -> None:
         """Lets an attempt that goes on know whose files it may delete."""
@@ -204,16 +230,19 @@ class _Expiry:
         """Those that are not in use, and lie where the table's files do and indexes do not."""
         if is_never_deleted_from(table.metadata):  # since the look
             return []
-        properties = table.metadata.properties
-        own = (table.metadata.location, *(properties[key] for key in _PLACES if key in properties))
-        indexes = [self._job.assignment.index.warehouse]
-        unneeded = {path: normalize_location(path) for path in paths}
-        unneeded = {path: place for path, place in unneeded.items() if place not in kept}
-        found = [
-            path for path, place in unneeded.items() if _is_in(place, own) and not _is_in(place, indexes)
-        ]
+        own, indexes = table.metadata.location, self._job.assignment.index.warehouse
+        unneeded = [path for path in paths if normalize_location(path) not in kept]
+        found = [path for path in unneeded if is_under(path, own) and not is_under(path, indexes)]
         self._done.foreign += len(unneeded) - len(found)
         return found
+
+    def _delete(self, table: PinnedTable, paths: Sequence[str]) -> int:
+        """How many there were. Raises SnapshotExpiryError for what can't be deleted: as long as what names it
+        is there, whoever follows finds it."""
+        deleted, left = expiry.delete_paths(self._job, table, paths, "delete")
+        if left:
+            raise SnapshotExpiryError(f"{counted(len(left), 'file')} could not be deleted.")
+        return deleted
 
     def _finish_earlier(self, table: PinnedTable) -> bool:
         """Deletes what attempts that died let expire and left. False if it can't be told what that is."""
@@ -222,7 +251,8 @@ class _Expiry:
         expired.difference_update(snapshot.snapshot_id for snapshot in table.metadata.snapshots)
         if expired:
             with self._job.stage("look"):
-                named, why_more = expiry.files_of_expired(table, expired, partial(_named_by, table))
+                ranks: dict[str, int] = {}
+                named, why_more = expiry.files_of_expired(table, expired, partial(_named_by, table, ranks))
                 try:
                     needed = paths_of_all_snapshots(table.metadata, table.storage.io)
                 except (JobError, OSError) as error:
@@ -230,8 +260,8 @@ class _Expiry:
                     self._job.decide(told)
                     return False
             kept = self._protected(table) | set(map(normalize_location, needed))
-            unneeded = self._deletable(table, sorted(named), kept)
-            deleted, _ = expiry.delete_paths(self._job, table, unneeded, "delete")
+            unneeded = sorted(self._deletable(table, sorted(named), kept), key=ranks.__getitem__)
+            deleted = sum(self._delete(table, [*same]) for _, same in groupby(unneeded, ranks.__getitem__))
             if deleted:
                 self._done.deleted["files_of_lost_attempts_deleted"] += deleted
                 self._job.decide(f"{counted(deleted, 'file')} deleted that an attempt which died had left.")
@@ -281,18 +311,18 @@ class _Expiry:
 
 
 def _named_by(
-    table: PinnedTable, metadata: TableMetadata, snapshot_ids: Collection[int]
+    table: PinnedTable, ranks: dict[str, int], metadata: TableMetadata, snapshot_ids: Collection[int]
 ) -> tuple[set[str], str | None]:
     """The files of some snapshots, as far as their manifests are still there; and the path of one that can't
-    be read."""
+    be read. Adds to `ranks` in which order they go: what names others after these."""
     io = table.storage.io
     unreadable = None
     specs = {spec.spec_id: spec for spec in metadata.partition_specs}
-    found: set[str] = set()
+    found: dict[str, int] = {}
     for snapshot in metadata.snapshots:
         if snapshot.snapshot_id not in snapshot_ids:
             continue
-        found.add(snapshot.manifest_list)
+        found[snapshot.manifest_list] = 2
         try:
             manifests = read_manifest_list(io, snapshot)
         except FileNotFoundError:
@@ -301,7 +331,7 @@ def _named_by(
             unreadable = snapshot.manifest_list
             continue
         for manifest in manifests:
-            found.add(manifest.path)
+            found[manifest.path] = 1
             try:
                 data_files, deletes = read_manifest(io, manifest, specs)
             except FileNotFoundError:
@@ -309,9 +339,6 @@ def _named_by(
             except (JobError, LocationNotAllowedError):
                 unreadable = manifest.path
                 continue
-            found.update(file.path for file in (*data_files, *deletes))
-    return found, unreadable
-
-
-def _is_in(place: str, locations: Iterable[str]) -> bool:
-    return any(place.startswith(f"{normalize_location(one).rstrip('/')}/") for one in locations)
+            found |= {file.path: 0 for file in (*data_files, *deletes)}
+    ranks |= found
+    return {*found}, unreadable

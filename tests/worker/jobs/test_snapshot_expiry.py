@@ -21,6 +21,7 @@ from tests.thorough import V3_FIRST, first_always
 from worker.attempt.job import Job
 from worker.contract.control_plane import AttemptId
 from worker.erasure import expiry
+from worker.io.storage import Storage
 from worker.process.errors import JobError
 from worker.table.commit_errors import CommitConflictError
 from worker.table.manifests import CorruptMetadataError
@@ -179,6 +180,45 @@ def test_what_a_killed_attempt_let_expire_is_deleted_by_whoever_follows(
     gone = files - files_of(table)
     assert len([name for name in gone if name.endswith((".parquet", ".puffin"))]) == 3
     assert visible_rows(spark, table.identifier) - shown == Counter([(20, "eu", 0)])
+
+
+def test_what_can_not_be_deleted_is_found_by_whoever_follows(
+    new_table: NewTable, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing goes that names it."""
+    table = in_past(new_table())
+    files = files_of(table)
+    real = Storage.delete
+
+    def delete(storage: Storage, location: str) -> bool:
+        if location.endswith(".parquet"):
+            raise OSError("Slow down.")
+        return real(storage, location)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Storage, "delete", delete)
+        with pytest.raises(JobError, match="2 files could not be deleted"):
+            expire(jobs, job_id="failed")
+        left = [jobs.reporter.left_by("failed")]
+        with pytest.raises(JobError, match="2 files could not be deleted"):
+            expire(jobs, job_id="again", leftovers=left)
+    assert files - files_of(table) <= {name for name in files if name.endswith(".puffin")}
+    told = expire(jobs, older_than_seconds=3600, leftovers=left)
+    assert told["files_of_lost_attempts_deleted"] > 3
+    gone = files - files_of(table)
+    assert len([name for name in gone if name.endswith((".parquet", ".puffin"))]) == 3
+
+
+def test_a_table_whose_place_may_be_anothers_keeps_its_past(
+    new_table: NewTable, jobs: Jobs, tmp_path: Path
+) -> None:
+    table = in_past(new_table())
+    with pytest.raises(JobError, match="overlaps that of another enrolled table: file:/lake/other"):
+        expire(jobs, overlapping_locations=["file:/lake/other"])
+    table.java.updateProperties().set("write.data.path", (tmp_path / "other").as_uri()).commit()
+    with pytest.raises(JobError, match=r"write.data.path is .*other, which is not in the location"):
+        expire(jobs)
+    assert len(snapshots(table)) == 3
 
 
 def test_nothing_goes_that_is_not_the_tables(new_table: NewTable, jobs: Jobs, tmp_path: Path) -> None:
