@@ -8,7 +8,10 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from pyarrow.fs import FileSelector, S3FileSystem
 from pyiceberg.catalog.sql import SqlCatalog as BackingCatalog
 from pyspark.sql import SparkSession
 
@@ -209,6 +212,30 @@ def test_delete_files_of_a_dead_attempt_are_removed_from_the_store(
     assert commits_by_job(table) == {"broken": 1}
     assert visible_rows(spark, table.identifier) == EXPECTED
     assert equality_delete_files(spark, table.identifier) == []
+
+
+def test_rows_are_written_and_erased_in_a_store(
+    s3_jobs: S3Jobs, table: TableBuilder, spark: SparkSession, server: S3
+) -> None:
+    by_id = {"key_columns": ["id"]}
+    s3_jobs.run("upsert", rows=[{"id": i, "v": -i} for i in (1, 2, 1000)], parameters=by_id)
+    s3_jobs.run("delete", rows=[{"id": 4}], parameters=by_id)
+    erased = [1, 7, 1000, 5000]
+    parameters = {**by_id, "erasure_id": "e", "expire_snapshots": True}
+    erasure = s3_jobs.run("erase", rows=[{"id": i} for i in erased], parameters=parameters).result["erasure"]
+
+    assert erasure["counts"]["gone"] == len(erased), erasure["held"]
+    left = EXPECTED - Counter((i, i) for i in (1, 2, 4, 7)) + Counter([(2, -2)])
+    assert visible_rows(spark, table.identifier) == left
+    endpoint = {"endpoint_override": f"127.0.0.1:{server.port}", "scheme": "http", "region": "us-east-1"}
+    store = S3FileSystem(access_key="key", secret_key="secret", **endpoint)
+    selector = FileSelector(f"{table.metadata.location.removeprefix('s3://')}/data", recursive=True)
+    files = [one.path for one in store.get_file_info(selector) if one.path.endswith(".parquet")]
+    ids = pa.chunked_array(
+        [chunk for path in files for chunk in pq.read_table(path, filesystem=store)["id"].chunks]
+    )
+    assert len(ids) > 0
+    assert not set(erased) & set(ids.to_pylist()), "nor has any other file one"
 
 
 @pytest.mark.thorough

@@ -91,6 +91,21 @@ def test_a_commit_whose_answer_is_lost_is_found_and_its_files_stay(
     assert_nothing_is_left(table)
 
 
+@pytest.mark.parametrize("table", [3], indirect=True)
+def test_a_write_whose_answer_is_lost_is_found(
+    jobs: Jobs, proxy: Proxy, table: TableBuilder, spark: SparkSession
+) -> None:
+    jobs.reporter.before_commit = lambda: proxy.set(lose(OURS))
+    rows = [{"id": 1, "v": 7}, {"id": ROWS, "v": 8}]
+    done = jobs.run("upsert", rows=rows, parameters={"key_columns": ["id"]}, job_id="lost")
+    assert proxy.mode == PASS
+    assert (done.result["rows_added"], done.result["rows_deleted"]) == (2, 1)
+    assert commits_by_job(table) == {"lost": 1}
+    assert_every_manifest_is_named(table)
+    left = EXPECTED - Counter([(1, 1)]) + Counter([(1, 7), (ROWS, 8)])
+    assert visible_rows(spark, table.identifier) == left
+
+
 # Away when a job begins, before the commit, in the middle of it, and after it with the answer.
 OUTAGES = [
     (2, "plan", CUT, "catalog_unreachable"),
