@@ -148,15 +148,17 @@ def delete_unneeded(job: Job, table: PinnedTable, look: Look, paths: Collection[
     places = {normalize_location(path) for path in needed}
     left = {path for path in paths if normalize_location(path) in places}
 
-    deleted = 0
-    # What names files goes after these: by it, whoever goes on after a death finds them.
+    deleted, undeleted = 0, set[str]()
+    # What names files goes after these, and stays with them: by it, whoever goes on after a death finds them.
     unneeded = sorted((look.rank(path), path) for path in paths if path not in left)
     for _, of_rank in groupby(unneeded, key=itemgetter(0)):
-        number, failed = delete_paths(job, table, [path for _, path in of_rank], "expire")
+        of_these = [path for _, path in of_rank]
+        naming = {path for path in of_these if not undeleted.isdisjoint(look.named_in(path))}
+        number, failed = delete_paths(job, table, [path for path in of_these if path not in naming], "expire")
         deleted += number
-        left |= failed
+        undeleted |= naming | failed
     job.decide(f"{counted(deleted, 'file')} deleted that no snapshot needs.")
-    return left
+    return left | undeleted
 
 
 def delete_paths(job: Job, table: PinnedTable, paths: Sequence[str], stage: str) -> tuple[int, set[str]]:

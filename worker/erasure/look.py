@@ -8,7 +8,7 @@ for every key. Files never change, so each is looked through once in a job.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -178,6 +178,12 @@ class Look:
     def rank(self, path: str) -> int:
         """2 for a list of manifests that was read, 1 for a manifest, 0 for what names no files."""
         return 2 if path in self._lists else int(path in self._named)
+
+    def named_in(self, path: str) -> Collection[str]:
+        """The manifests of a list that was read, or the files of a manifest; otherwise nothing."""
+        if path in self._lists:
+            return [manifest.path for manifest in self._lists[path]]
+        return self._named[path].files.keys() if path in self._named else ()
 
     @property
     def of_rows(self) -> Mapping[str, Trace]:

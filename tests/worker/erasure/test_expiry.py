@@ -15,7 +15,7 @@ from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyspark.sql import SparkSession
 
 from staging.history import staged_snapshots
-from tests.deaths import killed_at_commit_of
+from tests.deaths import killed_at_call_of, killed_at_commit_of
 from tests.factories import Catalog, TableBuilder
 from tests.jobs import Jobs
 from tests.rest_catalog import commit_by_java, running_rest_catalog
@@ -32,6 +32,7 @@ from tests.worker.erasure.tables import (
 )
 from worker.erasure import expiry
 from worker.io.storage import Storage
+from worker.jobs import erasure
 from worker.table.manifests import read_manifest_list
 
 pytestmark = pytest.mark.integration
@@ -343,7 +344,12 @@ def bring(table: TableBuilder, place: Path, *rows: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("dies", "refuses", "told"),
-    [(False, True, "orphan_file"), (True, True, "unreadable_file"), (True, False, None)],
+    [
+        ("", True, "orphan_file"),
+        ("after expiry", True, "unreadable_file"),
+        ("after deletion", True, "unreadable_file"),
+        ("after expiry", False, None),
+    ],
 )
 def test_a_file_elsewhere_is_deleted_or_told(
     new_table: NewTable,
@@ -351,14 +357,14 @@ def test_a_file_elsewhere_is_deleted_or_told(
     erase: Erase,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
-    dies: bool,
+    dies: str,
     refuses: bool,
     told: str | None,
 ) -> None:
     """One that add_files brought, which has no ids of columns. Who goes on after a death has not looked at it
     before, so that it can't tell whose it is."""
     table = new_table()
-    bring(table, tmp_path, row(0), row(1))
+    bring(table, tmp_path, row(0), row(1), row(2))
     delete = Storage.delete
 
     def delete_or_refuse(storage: Storage, location: str) -> bool:
@@ -368,12 +374,16 @@ def test_a_file_elsewhere_is_deleted_or_told(
 
     monkeypatch.setattr(Storage, "delete", delete_or_refuse)
     how: dict[str, Any] = {}
+    deaths = {
+        "after expiry": killed_at_commit_of(expiry, "java_expiry", "after"),
+        "after deletion": killed_at_call_of(erasure, "delete_unneeded", "after"),
+    }
     if dies:
-        with killed_at_commit_of(expiry, "java_expiry", "after"):
-            erase(0, job_id="killed")
+        with deaths[dies]:
+            erase(1, job_id="killed")
         how = {"job_id": "killed", "attempt": 2, "leftovers": [jobs.reporter.left_by("killed")]}
 
-    report = erase(0, 7, **how)
+    report = erase(1, 7, **how)
 
     keys = {None: [], "orphan_file": [0], "unreadable_file": [0, 1]}[told]
     assert holders(report) == [(told, f"file:{tmp_path}/brought.parquet", keys)] * refuses
