@@ -95,6 +95,7 @@ FIELDS: dict[str, Any] = {
     "rows": 1_000_000,
     "seconds": 2.5,
     "seen_equality_field_ids": [[1]],
+    "overlapping_locations": [],
     "sorted_runs": 3,
     "status_reason": "3 equality delete files pending, as the policy allows.",
     "table_id": _TABLE,

@@ -221,6 +221,18 @@ def test_a_table_whose_place_may_be_anothers_keeps_its_past(
     assert len(snapshots(table)) == 3
 
 
+def test_what_nobody_knows_any_more_of_a_killed_attempt_is_told(new_table: NewTable, jobs: Jobs) -> None:
+    table = in_past(new_table(properties={"write.metadata.previous-versions-max": "1"}))
+    with killed_at_call_of(Job, "run_action", "after"):
+        expire(jobs, job_id="killed")
+    files = files_of(table)
+    table.append([row(20)])
+    table.append([row(21)])
+    expire(jobs, older_than_seconds=3600, leftovers=[jobs.reporter.left_by("killed")])
+    assert files <= files_of(table)
+    assert "tells of 2 snapshots any more" in " ".join(jobs.reporter.decisions)
+
+
 def test_nothing_goes_that_is_not_the_tables(new_table: NewTable, jobs: Jobs, tmp_path: Path) -> None:
     """Neither what a manifest names elsewhere, nor what lies in the place of the indexes."""
     table = new_table()
