@@ -10,7 +10,7 @@ import org.apache.iceberg.Snapshot;
 import org.apache.iceberg.TableMetadata;
 import org.apache.iceberg.TableOperations;
 import org.apache.iceberg.encryption.EncryptionManager;
-import org.apache.iceberg.exceptions.CommitFailedException;
+import org.apache.iceberg.exceptions.CleanableFailure;
 import org.apache.iceberg.exceptions.CommitStateUnknownException;
 import org.apache.iceberg.io.FileIO;
 import org.apache.iceberg.io.LocationProvider;
@@ -30,7 +30,8 @@ public class IsChosen implements Predicate {
 
 /**
  * Operations that know whether a commit failed. A catalog's client may repeat a call whose answer was lost, meet its own
- * commit, and say that it failed: an action would then delete files that the table has.
+ * commit, and say that it failed, or that nobody may commit: an action deletes what it has written after any
+ * CleanableFailure, so files that the table has.
  */
 public class CertainOperations implements TableOperations {
     private final TableOperations operations;
@@ -42,14 +43,14 @@ public class CertainOperations implements TableOperations {
     public void commit(TableMetadata base, TableMetadata metadata) {
         try {
             this.operations.commit(base, metadata);
-        } catch (CommitFailedException failed) {
-            if (!isThere(base, metadata, failed)) {
+        } catch (RuntimeException failed) {
+            if (!(failed instanceof CleanableFailure) || !isThere(base, metadata)) {
                 throw failed;
             }
         }
     }
 
-    private boolean isThere(TableMetadata base, TableMetadata metadata, CommitFailedException failed) {
+    private boolean isThere(TableMetadata base, TableMetadata metadata) {
         TableMetadata now;
         try {
             now = this.operations.refresh();

@@ -1,22 +1,23 @@
-// A catalog that makes a commit, and says that it failed.
+// A catalog that makes a commit, and says that it failed for some reason.
 
 import org.apache.iceberg.TableMetadata;
 import org.apache.iceberg.TableOperations;
 import org.apache.iceberg.encryption.EncryptionManager;
-import org.apache.iceberg.exceptions.CommitFailedException;
 import org.apache.iceberg.io.FileIO;
 import org.apache.iceberg.io.LocationProvider;
 
 public class Denying implements TableOperations {
     private final TableOperations operations;
+    private final RuntimeException reason;
 
-    public Denying(TableOperations operations) {
+    public Denying(TableOperations operations, RuntimeException reason) {
         this.operations = operations;
+        this.reason = reason;
     }
 
     public void commit(TableMetadata base, TableMetadata metadata) {
         this.operations.commit(base, metadata);
-        throw new CommitFailedException("somebody else was first", new Object[0]);
+        throw this.reason;
     }
 
     public TableMetadata current() {

@@ -18,6 +18,7 @@ from tests.thorough import V3_FIRST, first_always
 from worker.attempt.job import Job
 from worker.jobs import manifest_rewriting, spark_actions
 from worker.process.errors import JobError
+from worker.table.catalogs import jvm_of
 from worker.table.commit_errors import CommitConflictError
 from worker.table.row_delta import java_object
 
@@ -155,15 +156,19 @@ def test_a_killed_attempt_is_followed_by_one_that_finds_what_it_did(
     assert len(table.metadata.snapshots) == 7
 
 
+@first_always("reason", ["Forbidden", "NotAuthorized", "BadRequest", "Validation", "CommitFailed"])
 def test_a_commit_that_a_catalog_denies_and_has_made_deletes_no_manifest(
-    new_table: NewTable, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+    new_table: NewTable, jobs: Jobs, monkeypatch: pytest.MonkeyPatch, reason: str
 ) -> None:
-    """Its client repeats a call whose answer was lost, and meets its own commit."""
+    """Its client repeats a call whose answer was lost: it meets its own commit, or is refused."""
     table, real = new_table(), spark_actions.table_of
     shown = with_lineage(table)
 
     def table_of(operations: Any, java_table: Any) -> Any:
-        denying = java_object(java_table, _DENYING, "Denying", java_table.operations())
+        jvm = jvm_of(java_table)
+        error = getattr(jvm.org.apache.iceberg.exceptions, f"{reason}Exception")
+        denied = error("try again", jvm.java.util.ArrayList().toArray())
+        denying = java_object(java_table, _DENYING, "Denying", java_table.operations(), denied)
         certain = java_object(java_table, spark_actions._SOURCE, "CertainOperations", denying)
         return real(certain, java_table)
 
