@@ -97,6 +97,7 @@ class Identity:
             found = _found(self)
             frozen = found and found.get_frozen_credentials()
         except (BotoCoreError, ClientError) as error:
+            _forget(self)  # what they are renewed by may be another by now
             words = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(".")[:400]
             raise CredentialsError(f"AWS's credentials could not be had: {words}.") from None
         if not frozen:
@@ -133,6 +134,11 @@ def _found(identity: Identity) -> Credentials | None:
         is_renewed = isinstance(found, RefreshableCredentials)
         _kept[identity, environment] = (math.inf if is_renewed else time.monotonic() + kept_seconds, found)
     return found
+
+
+def _forget(identity: Identity) -> None:
+    for known in [each for each in _kept if each[0] == identity]:
+        _kept.pop(known, None)
 
 
 def _look_for(identity: Identity) -> Credentials | None:

@@ -12,12 +12,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from botocore.credentials import RefreshableCredentials
+from botocore.credentials import Credentials, RefreshableCredentials
+from botocore.exceptions import ClientError
 
 from service.catalogs.clients import open_catalog
 from service.records.catalogs import CatalogType
 from service.settings import Settings
-from stores.aws import CredentialsError
+from stores.aws import CredentialsError, Identity, Keys
 from tests.aws import KINDS, ROLE, SHOWN, Aws, aws, environment, vended
 from worker.io.storage import Storage
 from worker.jobs.foreign_errors import meaning_of
@@ -132,6 +133,20 @@ def test_keys_in_a_file_that_was_written_anew_are_used(
     file.write_text(file.read_text().replace("= profile", "= another"))
     storage.read("s3://lake/a")
     assert (server.used[0], server.used[-1]) == ("profile", "another")
+
+
+def test_what_could_not_be_renewed_is_looked_for_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The keys by which a role is assumed may be others by now."""
+
+    def refused() -> None:
+        raise ClientError({"Error": {"Code": "InvalidClientTokenId"}}, "AssumeRole")
+
+    found = [SimpleNamespace(get_frozen_credentials=refused), Credentials("new", "key")]
+    monkeypatch.setattr("stores.aws._look_for", lambda identity: found.pop(0))
+    identity = Identity(role=f"{ROLE}/renewed")
+    with pytest.raises(CredentialsError, match="InvalidClientTokenId"):
+        identity.keys()
+    assert identity.keys() == Keys("new", "key")
 
 
 ROLES = {
