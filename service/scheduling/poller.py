@@ -249,8 +249,12 @@ class Poller:
 
     def _last_polls(self, session: Session) -> dict[str, dict[str, Any]]:
         """Of tables that were polled before this poller was there, by it or by other replicas."""
-        columns = select_columns(col(TableHealth.table_id), col(TableHealth.last_poll))
-        polled = {table_id: last for table_id, last in session.execute(columns).all() if last is not None}
+        query = (
+            select_columns(col(TableHealth.table_id), col(TableHealth.last_poll))
+            .join(EnrolledTable, col(EnrolledTable.id) == col(TableHealth.table_id))
+            .where(col(EnrolledTable.deleted_at).is_(None))
+        )
+        polled = {table_id: last for table_id, last in session.execute(query).all() if last is not None}
         # What has ended since is heard of, and lets these tables be polled.
         self._heard = min((last["event"] for last in polled.values()), default=None)
         return polled

@@ -255,7 +255,7 @@ def test_news_let_a_settled_table_be_decided_on_at_once(
             tick_until(poller, lambda: catalogs.loads["local.db.quiet"] == 2)
 
 
-@pytest.mark.parametrize("meanwhile", ["nothing", "commit", "pause", "job", "setting", "failure"])
+@pytest.mark.parametrize("meanwhile", ["nothing", "removal", "commit", "pause", "job", "setting", "failure"])
 def test_after_a_start_only_tables_are_read_of_which_there_is_news(
     service: Running, iceberg: IcebergCatalog, monkeypatch: pytest.MonkeyPatch, meanwhile: str
 ) -> None:
@@ -264,6 +264,14 @@ def test_after_a_start_only_tables_are_read_of_which_there_is_news(
     with polling(service) as (poller, catalogs):
         let_polls_pass(service, poller, table, 2)
         assert catalogs.loads["local.db.quiet"] == 1
+        if meanwhile == "removal":
+            # Of a table that was polled last before a job ended that is known by now.
+            removed = service.enroll()
+            let_polls_pass(service, poller, removed, 1)
+            service.admin.delete(f"/tables/{removed['id']}")
+            end_job(service, path)
+            tick_until(poller, lambda: catalogs.loads["local.db.quiet"] == 2)
+            let_polls_pass(service, poller, table, 1)
     if meanwhile == "failure":
         # Of a table that is read again anyway, though there is no news of it.
         monkeypatch.setattr("service.scheduling.poller._LONGEST_FRESH_SECONDS", 0.0)
@@ -276,15 +284,19 @@ def test_after_a_start_only_tables_are_read_of_which_there_is_news(
     elif meanwhile == "pause":
         service.admin.post(f"{path}/pause")
     elif meanwhile == "job":
-        service.admin.post(f"{path}/jobs", json={"kind": "convert"})
-        assignment = service.claim(service.start_worker())
-        assert assignment is not None
-        assert service.finish(assignment, status="failed").status_code == 200
+        end_job(service, path)
     elif meanwhile == "setting":
         service.settings.lease_seconds += 1
     with polling(service) as (poller, catalogs):
         let_polls_pass(service, poller, table, 3)
-        assert catalogs.loads["local.db.quiet"] == (meanwhile != "nothing")
+        assert catalogs.loads["local.db.quiet"] == (meanwhile not in ("nothing", "removal"))
+
+
+def end_job(service: Running, path: str) -> None:
+    service.admin.post(f"{path}/jobs", json={"kind": "convert"})
+    assignment = service.claim(service.start_worker())
+    assert assignment is not None
+    assert service.finish(assignment, status="failed").status_code == 200
 
 
 def unreachable(catalogs: IcebergCatalogs, catalog: Catalog, identifier: Identifier) -> Table:
