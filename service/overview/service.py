@@ -122,12 +122,7 @@ def _concerns(
                 severity="error" if status is HealthStatus.BLOCKED else "warning",
             )
         if found.next_cursor is not None:
-            yield Concern(
-                title=f"More tables are {status.value}",
-                detail="",
-                remedy=None,
-                path=f"/tables?status={status.value}",
-            )
+            yield _more(status)
     for pattern in patterns.list_patterns(session, PageRequest(limit=EVERYTHING)).items:
         if pattern.error is not None:
             yield Concern(
@@ -195,12 +190,7 @@ def _failed_polls(session: Session) -> Iterator[Concern]:
             severity="error",
         )
     if len(own) > _SHOWN:
-        yield Concern(
-            title="More tables are unknown",
-            detail="",
-            remedy=None,
-            path=f"/tables?status={HealthStatus.UNKNOWN.value}",
-        )
+        yield _more(HealthStatus.UNKNOWN)
 
 
 def _more(status: HealthStatus) -> Concern:
