@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from itertools import chain
 
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.refs import SnapshotRef, SnapshotRefType
@@ -77,7 +78,7 @@ def kept_by_age(
     branch: whose history this is about: what only other branches have is theirs, unless it is published.
     retain_last: so many snapshots of each branch stay. What the table retains by itself stays, too.
     """
-    histories = _histories(metadata)
+    histories = _Histories(metadata)
     left = min(older_than, now - SILENCE)
 
     def is_known(snapshot: Snapshot, writer: tuple[str | None, ...]) -> bool:
@@ -86,12 +87,12 @@ def kept_by_age(
         return not _is_older(snapshot, left)
 
     found: dict[int, Hold] = {}
-    for snapshot_id, hold in (
-        *_of_table(metadata, branch, now, retain_last),
-        *(one for name, ancestors in histories.items() for one in _of_writers(name, ancestors, is_known)),
-        *_of_publications(histories),
-        *_of_other_branches(branch, histories),
-        *_of_staged(metadata, histories, lambda staged: not _is_older(staged, left)),
+    for snapshot_id, hold in chain(
+        _of_table(metadata, branch, histories, now, retain_last),
+        chain.from_iterable(_of_writers(name, histories, is_known) for name in histories),
+        _of_publications(histories),
+        _of_other_branches(branch, histories),
+        _of_staged(metadata, histories, lambda staged: not _is_older(staged, left)),
     ):
         found.setdefault(snapshot_id, hold)
     old = (one.snapshot_id for one in metadata.snapshots if _is_older(one, older_than))
@@ -101,10 +102,10 @@ def kept_by_age(
 def _holds(job: Job, metadata: TableMetadata, now: datetime) -> Iterator[tuple[int, Hold]]:
     """The most telling first."""
     assignment = job.assignment
-    yield from _of_table(metadata, assignment.table.branch, now)
-    histories = _histories(metadata)
-    for name, ancestors in histories.items():
-        yield from _of_writers(name, ancestors)
+    histories = _Histories(metadata)
+    yield from _of_table(metadata, assignment.table.branch, histories, now)
+    for name in histories:
+        yield from _of_writers(name, histories)
     yield from _of_publications(histories)
     yield from _of_staged(metadata, histories)
     if not assignment.job.erase.expire_snapshots:
@@ -115,17 +116,36 @@ def _holds(job: Job, metadata: TableMetadata, now: datetime) -> Iterator[tuple[i
         yield from ((one.snapshot_id, Hold("snapshot", why, remedy)) for one in metadata.snapshots)
 
 
-def _histories(metadata: TableMetadata) -> dict[str, Sequence[Snapshot]]:
-    """The ancestors of each branch's head, the newest first."""
-    return {
-        name: History.of(metadata, name).snapshots
-        for name, ref in metadata.refs.items()
-        if ref.snapshot_ref_type is SnapshotRefType.BRANCH
-    }
+class _Histories(Mapping[str, Sequence[Snapshot]]):
+    """The ancestors of each branch's head, the newest first. Each is made when it is asked for: thousands of
+    branches may have thousands of ancestors in common."""
+
+    def __init__(self, metadata: TableMetadata) -> None:
+        self._metadata = metadata
+        self._branches = {
+            name: ref
+            for name, ref in metadata.refs.items()
+            if ref.snapshot_ref_type is SnapshotRefType.BRANCH
+        }
+
+    def __getitem__(self, branch: str) -> Sequence[Snapshot]:
+        if branch not in self._branches:
+            raise KeyError(branch)
+        return History.of(self._metadata, branch).snapshots
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._branches)
+
+    def __len__(self) -> int:
+        return len(self._branches)
 
 
 def _of_table(
-    metadata: TableMetadata, branch: str, now: datetime, retain_last: int = 0
+    metadata: TableMetadata,
+    branch: str,
+    histories: Mapping[str, Sequence[Snapshot]],
+    now: datetime,
+    retain_last: int = 0,
 ) -> Iterator[tuple[int, Hold]]:
     """What the table itself says: its branches and tags, and what it retains."""
     for name, ref in metadata.refs.items():
@@ -149,7 +169,7 @@ def _of_table(
                 f"Set it to a whole number, or remove it, {_AGAIN}",
             )
             yield from ((one.snapshot_id, Hold("retention", why, remedy)) for one in metadata.snapshots)
-    for name, ancestors in _histories(metadata).items():
+    for name, ancestors in histories.items():
         yield from _of_retention(metadata, name, metadata.refs[name], ancestors, now, retain_last)
     yield from _of_age(metadata, now)
 
@@ -173,9 +193,8 @@ def _of_retention(
     """As the branch says, or else the table; what neither says holds nothing but the last ones to retain."""
     remedy = f"Wait, or let the branch keep fewer, {_AGAIN}"
     least = max(retain_last, ref.min_snapshots_to_keep or _number(metadata, _MIN_SNAPSHOTS) or 0)
-    for snapshot in ancestors[:least]:
-        why = f"Branch {name} keeps its last {counted(least, 'snapshot')}."
-        yield snapshot.snapshot_id, Hold("retention", why, remedy, name)
+    of_last = Hold("retention", f"Branch {name} keeps its last {counted(least, 'snapshot')}.", remedy, name)
+    yield from ((snapshot.snapshot_id, of_last) for snapshot in ancestors[:least])
     if ref.max_snapshot_age_ms is None:
         return
     for snapshot in ancestors:
@@ -197,7 +216,7 @@ def _of_age(metadata: TableMetadata, now: datetime) -> Iterator[tuple[int, Hold]
 
 def _of_writers(
     branch: str,
-    ancestors: Sequence[Snapshot],
+    histories: Mapping[str, Sequence[Snapshot]],
     is_known: Callable[[Snapshot, tuple[str | None, ...]], bool] = lambda *_: True,
 ) -> Iterator[tuple[int, Hold]]:
     """Streaming writers go back from the head to what they committed last, and over no gap. Without that they
@@ -205,6 +224,7 @@ def _of_writers(
 
     is_known: whether the writer that committed a snapshot may come back.
     """
+    ancestors = histories[branch]
     last, writers = 0, set[tuple[str | None, ...]]()
     for number, snapshot in enumerate(ancestors, start=1):
         told = _properties(snapshot)
@@ -217,24 +237,30 @@ def _of_writers(
         writers |= of_snapshot
     why = "A streaming writer looks for its last snapshot when it starts: this one, or one behind it."
     remedy = f"Wait until that writer has committed again, or let it expire if it never will, {_AGAIN}"
-    for snapshot in ancestors[:last]:
-        yield snapshot.snapshot_id, Hold("writer", why, remedy, branch)
+    hold = Hold("writer", why, remedy, branch)
+    yield from ((snapshot.snapshot_id, hold) for snapshot in ancestors[:last])
 
 
 def _of_publications(histories: Mapping[str, Sequence[Snapshot]]) -> Iterator[tuple[int, Hold]]:
     """What a staging branch has since its last publication: without it, nobody could tell what is staged."""
+    looked_at = set[int]()
     for target, history in histories.items():
         told_of = set[str]()
-        for told in map(_properties, history):
+        for publication in history:
+            told = _properties(publication)
             source = told.get(_PUBLISHED_BRANCH)
             if source is None or source in told_of:
                 continue
             told_of.add(source)
+            if publication.snapshot_id in looked_at:  # as another branch has it, too
+                continue
+            looked_at.add(publication.snapshot_id)
+            why, remedy = f"It is not published on branch {target} yet.", f"Publish it, {_AGAIN}"
+            hold = Hold("branch", why, remedy, source)
             for snapshot in histories.get(source, ()):
                 if str(snapshot.snapshot_id) == told.get(_PUBLISHED_SNAPSHOT):
                     break
-                why, remedy = f"It is not published on branch {target} yet.", f"Publish it, {_AGAIN}"
-                yield snapshot.snapshot_id, Hold("branch", why, remedy, source)
+                yield snapshot.snapshot_id, hold
 
 
 def _of_other_branches(
@@ -246,10 +272,9 @@ def _of_other_branches(
     for name, history in histories.items():
         if name == branch or name in published:
             continue
-        for snapshot in history:
-            if snapshot.snapshot_id not in own:
-                why = f"Only branch {name} has it, of which nothing is published."
-                yield snapshot.snapshot_id, Hold("branch", why, f"Drop the branch, {_AGAIN}", name)
+        why = f"Only branch {name} has it, of which nothing is published."
+        hold = Hold("branch", why, f"Drop the branch, {_AGAIN}", name)
+        yield from ((one.snapshot_id, hold) for one in history if one.snapshot_id not in own)
 
 
 def _of_staged(
@@ -260,21 +285,21 @@ def _of_staged(
     """What was written to be looked at first, and what publishing it needs: all since its parent."""
     reached = {one.snapshot_id for history in histories.values() for one in history}
     published = {_properties(one).get(_PUBLISHED) for one in metadata.snapshots}
+    hold = Hold(
+        "snapshot",
+        "A snapshot with a wap.id is not published yet: this one, or one that was staged on it.",
+        f"Publish it, or let it expire if it never will be, {_AGAIN}",
+    )
+    parents = set[int | None]()
     for staged in metadata.snapshots:
         wap_id = _properties(staged).get(_STAGED)
         if wap_id is None or wap_id in published or staged.snapshot_id in reached or not is_wanted(staged):
             continue
-        hold = Hold(
-            "snapshot",
-            "A snapshot with a wap.id is not published yet: this one, or one that was staged on it.",
-            f"Publish it, or let it expire if it never will be, {_AGAIN}",
-        )
         yield staged.snapshot_id, hold
-        for history in histories.values():
-            ids = [one.snapshot_id for one in history]
-            if staged.parent_snapshot_id in ids:
-                for snapshot_id in ids[: ids.index(staged.parent_snapshot_id) + 1]:
-                    yield snapshot_id, hold
+        parents.add(staged.parent_snapshot_id)
+    for history in histories.values():
+        since = max((at for at, one in enumerate(history, 1) if one.snapshot_id in parents), default=0)
+        yield from ((one.snapshot_id, hold) for one in history[:since])
 
 
 def _properties(snapshot: Snapshot) -> Mapping[str, str]:

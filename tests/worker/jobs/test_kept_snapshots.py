@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -148,6 +149,24 @@ def test_what_was_written_to_be_looked_at_first_stays_for_a_week() -> None:
 
     assert expiring(staged(25), days=1) == []
     assert expiring(staged(22), days=1) == [20, 22]
+
+
+def test_many_branches_that_have_the_same_past_take_no_memory_of_their_own() -> None:
+    """Whoever writes a table may say that each of thousands keeps all of thousands of snapshots."""
+    told = {"icestream.published-branch": "b1", "icestream.published-snapshot-id": "0", **FLINK}
+    keeps = {"history.expire.min-snapshots-to-keep": "1000000"}
+
+    def taken(branches: int) -> int:
+        refs = {"main": branch(300)} | {f"b{number}": branch(300) for number in range(branches)}
+        metadata = table(line(*range(1, 301), told={7: told}), refs, keeps)
+        tracemalloc.start()
+        try:
+            assert expiring(metadata) == []
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    assert taken(60) < 1.5 * taken(2)
 
 
 def test_history_that_leads_in_a_circle_ends() -> None:
