@@ -104,8 +104,34 @@ public class ExactExpiryOperations implements TableOperations {
         return this.foretold != null ? this.foretold : this.operations.current();
     }
 
+    /** What the expiry goes by, and commits on: it follows the parents of snapshots to their end. */
     public TableMetadata refresh() {
-        return this.foretold != null ? this.foretold : this.operations.refresh();
+        if (this.foretold != null) {
+            return this.foretold;
+        }
+        TableMetadata now = this.operations.refresh();
+        checkParents(now);
+        return now;
+    }
+
+    /** Each snapshot is passed once. */
+    private static void checkParents(TableMetadata metadata) {
+        Set passed = new HashSet();
+        for (Iterator each = metadata.snapshots().iterator(); each.hasNext();) {
+            Set way = new HashSet();
+            Snapshot at = (Snapshot) each.next();
+            while (at != null && passed.add(Long.valueOf(at.snapshotId()))) {
+                way.add(Long.valueOf(at.snapshotId()));
+                at = parentOf(metadata, at);
+            }
+            if (at != null && way.contains(Long.valueOf(at.snapshotId()))) {
+                throw new ValidationException("the parents of snapshots lead in a circle", new Object[0]);
+            }
+        }
+    }
+
+    private static Snapshot parentOf(TableMetadata metadata, Snapshot snapshot) {
+        return snapshot.parentId() == null ? null : metadata.snapshot(snapshot.parentId().longValue());
     }
 
     public void commit(TableMetadata base, TableMetadata ignored) {
@@ -136,7 +162,7 @@ public class ExactExpiryOperations implements TableOperations {
     private static boolean leadsTo(TableMetadata metadata, long head, long ancestor) {
         Snapshot at = metadata.snapshot(head);
         while (at != null && at.snapshotId() != ancestor) {
-            at = at.parentId() == null ? null : metadata.snapshot(at.parentId().longValue());
+            at = parentOf(metadata, at);
         }
         return at != null;
     }

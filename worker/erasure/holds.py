@@ -15,6 +15,7 @@ from pyiceberg.table.snapshots import Snapshot
 from staging.history import History
 from worker.attempt.job import Job
 from worker.process.plurals import counted
+from worker.table.manifests import CorruptMetadataError
 
 _MIN_SNAPSHOTS = "history.expire.min-snapshots-to-keep"
 _MAX_AGE = "history.expire.max-snapshot-age-ms"
@@ -77,7 +78,9 @@ def kept_by_age(
 
     branch: whose history this is about: what only other branches have is theirs, unless it is published.
     retain_last: so many snapshots of each branch stay. What the table retains by itself stays, too.
+    Raises CorruptMetadataError: Iceberg's own expiry follows parents that lead in a circle for ever.
     """
+    _check_parents(metadata)
     histories = _Histories(metadata)
     left = min(older_than, now - SILENCE)
 
@@ -114,6 +117,22 @@ def _holds(job: Job, metadata: TableMetadata, now: datetime) -> Iterator[tuple[i
             "Let this one expire, or erase again and let snapshots expire.",
         )
         yield from ((one.snapshot_id, Hold("snapshot", why, remedy)) for one in metadata.snapshots)
+
+
+def _check_parents(metadata: TableMetadata) -> None:
+    """Raises CorruptMetadataError. Each snapshot is passed once."""
+    left = {snapshot.snapshot_id: snapshot.parent_snapshot_id for snapshot in metadata.snapshots}
+    while left:
+        at, parent = left.popitem()
+        way = {at}
+        while parent in left:
+            at, parent = parent, left.pop(parent)
+            way.add(at)
+        if parent in way:
+            raise CorruptMetadataError(
+                f"the parents of snapshot {at} lead in a circle",
+                "Register the table with its metadata file from before that; nothing was changed.",
+            )
 
 
 class _Histories(Mapping[str, Sequence[Snapshot]]):

@@ -11,6 +11,7 @@ import pytest
 from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
 
 from worker.erasure.holds import kept_by_age
+from worker.table.manifests import CorruptMetadataError
 
 NOW = datetime(2030, 1, 31, tzinfo=UTC)
 Made = tuple[int, int | None, float, Mapping[str, str]]
@@ -169,5 +170,15 @@ def test_many_branches_that_have_the_same_past_take_no_memory_of_their_own() -> 
     assert taken(60) < 1.5 * taken(2)
 
 
-def test_history_that_leads_in_a_circle_ends() -> None:
-    assert expiring(table([*line(2, 3, parent=3), *line(1)], {"main": branch(3)})) == [2, 1]
+@pytest.mark.parametrize(
+    "made",
+    [
+        [*line(2, 3, parent=3), *line(1)],
+        [*line(1, 2, parent=2), *line(3)],
+        line(3, parent=3),
+    ],
+    ids=["of a branch", "of none", "of one"],
+)
+def test_parents_that_lead_in_a_circle_are_refused(made: Sequence[Made]) -> None:
+    with pytest.raises(CorruptMetadataError, match="in a circle"):
+        expiring(table(made, {"main": branch(3)}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import count
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from py4j.protocol import Py4JJavaError
 from pyiceberg.catalog.sql import SqlCatalog
 from pyspark.sql import SparkSession
 
@@ -304,6 +306,26 @@ def test_no_class_that_the_table_names_is_loaded_and_no_branch_is_dropped(
     table.java.manageSnapshots().removeTag("overdue").commit()
     assert expire(jobs)["snapshots_expired"] == 1
     assert snapshots(table) == [second, head]
+
+
+def test_parents_that_lead_in_a_circle_meanwhile_are_refused(new_table: NewTable) -> None:
+    """Iceberg's own expiry would follow them for ever."""
+    table = new_table()
+    for number in range(3):
+        table.append([row(number)])
+    first, _, head = snapshots(table)
+    told = table.metadata.model_dump(mode="json", by_alias=True, exclude_none=True)
+    iceberg: Any = table.spark.sparkContext._jvm.org.apache.iceberg  # type: ignore[union-attr]
+
+    def refreshed(parent: int) -> Any:
+        told["snapshots"][1]["parent-snapshot-id"] = parent
+        metadata = iceberg.TableMetadataParser.fromJson(json.dumps(told))
+        unmoved = iceberg.StaticTableOperations(metadata, table.java.io())
+        return expiry.exact_operations(iceberg.BaseTable(unmoved, "t"), [first], dry_run=True).refresh()
+
+    assert refreshed(first).currentSnapshot().snapshotId() == head
+    with pytest.raises(Py4JJavaError, match="in a circle"):
+        refreshed(head)
 
 
 def test_one_who_always_comes_first_ends_the_job(
