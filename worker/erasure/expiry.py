@@ -100,6 +100,11 @@ def files_of(
     return named.union(statistics), unreadable
 
 
+def announced_by_earlier_attempts(job: Job) -> set[int]:
+    """The snapshots that attempts of the table's jobs were about to let expire, or have."""
+    return {number for one in job.assignment.leftovers for plan in one.plans for number in plan.expires}
+
+
 def files_of_expired(
     table: PinnedTable,
     snapshot_ids: Collection[int],

@@ -22,7 +22,13 @@ from worker.contract.control_plane import ControlPlaneError, StaleAttemptError
 from worker.deletes.locations import unannounced_plan
 from worker.deletes.stage import announce
 from worker.erasure.columns import FormerColumns, names_of
-from worker.erasure.expiry import delete_unneeded, expire, files_of, files_of_expired
+from worker.erasure.expiry import (
+    announced_by_earlier_attempts,
+    delete_unneeded,
+    expire,
+    files_of,
+    files_of_expired,
+)
 from worker.erasure.holds import Hold, holds
 from worker.erasure.keys import ErasedKeys
 from worker.erasure.leftovers import (
@@ -84,10 +90,6 @@ def erase(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Outcome:
         raise _without_keys(error, keys) from None
 
 
-def _announced_by_earlier_attempts(job: Job) -> set[int]:
-    return {number for one in job.assignment.leftovers for plan in one.plans for number in plan.expires}
-
-
 def _without_keys(error: Exception, keys: ErasedKeys) -> JobError:
     known = error if isinstance(error, JobError) else meaning_of(error) or UnexpectedError.of(error)
     known.detail, known.remedy = keys.redacted(known.detail), keys.redacted(known.remedy)
@@ -104,7 +106,7 @@ class _Erasure:
         self._in_table = KeysInTable(job, warehouse, keys.key_set, keys.batch, index)
         self._plans = 0
         self._expired: list[int] = []
-        self._expiring = _announced_by_earlier_attempts(job)
+        self._expiring = announced_by_earlier_attempts(job)
         """The snapshots that an attempt, also of another job, has let expire, or was about to."""
         self._left: set[str] = set()
         """Files of snapshots that have expired which were not deleted."""

@@ -130,16 +130,15 @@ class _Expiry:
             if not found.doomed:
                 break
             try:
-                self._expire(table, found.doomed[:AT_ONCE])
+                table = self._expire(table, found.doomed[:AT_ONCE])
             except CommitConflictError as error:
                 conflicts += 1
                 job.decide(f"The table changed while this job ran, so it looks again: {error}.")
                 if conflicts == PLANNING_ATTEMPTS:
                     raise CommitConflictError(error.detail, _BUSY) from None
+                table = self._pinned()
             if job.assignment.job.dry_run:
                 break
-            with job.stage("plan"):
-                table = pin_table(job)
         return self._outcome(table, found, cleared)
 
     # what may go
@@ -157,7 +156,12 @@ class _Expiry:
 
     # expire
 
-    def _expire(self, table: PinnedTable, doomed: Sequence[int]) -> None:
+    def _pinned(self) -> PinnedTable:
+        with self._job.stage("plan"):
+            return pin_table(self._job)
+
+    def _expire(self, table: PinnedTable, doomed: Sequence[int]) -> PinnedTable:
+        """The table as it is then."""
         job, dry_run = self._job, self._job.assignment.job.dry_run
         with job.stage("look"):
             check_manifests(table)
@@ -181,8 +185,7 @@ class _Expiry:
             job.reporter = AfterCommit(job.reporter)
         self._done.expired += len(doomed)
         if not dry_run:
-            with job.stage("plan"):
-                table = pin_table(job)
+            table = self._pinned()
             if table.metadata.snapshot_by_id(doomed[0]) is not None:
                 raise SnapshotExpiryError("The catalog took the commit, and the snapshots are there.")
             with job.stage("look"):
@@ -192,6 +195,7 @@ class _Expiry:
         for kind, paths in by_kind.items():
             own = self._deletable(table, paths, kept)
             self._done.deleted[_KINDS[kind]] += len(own) if dry_run else self._delete(table, own)
+        return table
 
     def _announce(self, table: PinnedTable, doomed: Sequence[int]) -> None:
         """Lets an attempt that goes on know whose files it may delete."""
@@ -246,8 +250,7 @@ class _Expiry:
 
     def _finish_earlier(self, table: PinnedTable) -> bool:
         """Deletes what attempts that died let expire and left. False if it can't be told what that is."""
-        left = [plan for one in self._job.assignment.leftovers for plan in one.plans]
-        expired = {number for plan in left for number in plan.expires}
+        expired = expiry.announced_by_earlier_attempts(self._job)
         expired.difference_update(snapshot.snapshot_id for snapshot in table.metadata.snapshots)
         if expired:
             with self._job.stage("look"):
