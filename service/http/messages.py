@@ -4,14 +4,44 @@ from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from fastapi import Path
-from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, ConfigDict
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    GetCoreSchemaHandler,
+)
 from pydantic import Field as ModelField
+from pydantic_core import CoreSchema
+
+
+def _as_in_json(schema: Any) -> None:
+    if isinstance(schema, dict):
+        if schema.get("type") in ("int", "float", "bool"):
+            schema["strict"] = True
+        schema = schema.values()
+    elif not isinstance(schema, list | tuple):
+        return
+    for part in schema:
+        _as_in_json(part)
 
 
 class Message(BaseModel):
-    """The words below a field are its description in the OpenAPI document: every field has some."""
+    """The words below a field are its description in the OpenAPI document: every field has some.
+
+    Numbers and truth values are what JSON calls so: pydantic would take "off" for false and true for 1,
+    which the document doesn't say. Forms and queries, which have nothing but text, say `strict=False`.
+    """
 
     model_config = ConfigDict(use_attribute_docstrings=True)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        schema = handler(source)
+        if cls.model_config.get("strict") is not False:
+            _as_in_json(schema)
+        return schema
 
 
 def described_as(other: type[Message]) -> ConfigDict:

@@ -41,7 +41,7 @@ class AttemptId(Message):
 
     job_id: str
     """The id of the job that was tried."""
-    attempt: int = ModelField(strict=True)
+    attempt: int
     """The attempts at a job are counted from 1."""
 
 

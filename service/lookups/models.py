@@ -38,7 +38,7 @@ class LookupOptions(KeyOptions):
     """What is asked about keys, whatever they are."""
 
     # In the query of a question in Arrow, a word that is misspelt would have another snapshot answered.
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=False)
 
     schema_id: int | None = ModelField(default=None, ge=0, le=2**31 - 1)
     """The schema of the table that has the columns to tell, such as that of another answer; without it, it is
@@ -51,6 +51,7 @@ class LookupRequest(LookupOptions):
     """What is asked about keys."""
 
     model_config = ConfigDict(
+        strict=True,
         extra="forbid",
         json_schema_extra=example({"keys": [{"id": 17}], "key_columns": ["id"], "select": ["id"]}),
     )

@@ -79,7 +79,7 @@ class Form:
             for problem in unusable_values(text, "a field"):
                 raise InvalidError("unusable-value", problem, "Correct it.")
         try:
-            return model.model_validate(dict(values))
+            return model.model_validate(dict(values), strict=False)
         except ValidationError as error:
             raise validation_error(error, for_people=True) from error
 

@@ -66,9 +66,9 @@ class ClaimRequest(Message):
         )
     )
 
-    wait_seconds: float = ModelField(default=20, ge=0, le=60, strict=True)
+    wait_seconds: float = ModelField(default=20, ge=0, le=60)
     """How long to wait for a job if there is none."""
     given_up: list[AttemptId] = ModelField(default_factory=list, max_length=1000)
     """Attempts that the worker ran and could not report; others are ignored."""
-    is_stopping: bool = ModelField(default=False, strict=True)
+    is_stopping: bool = False
     """The worker ends: it takes no job, and what it was given and does not run is handed back."""

@@ -118,6 +118,10 @@ def test_an_attachment_to_a_table_ends_the_version_that_others_saw(
         {"convert": {"unknown": 1}},
         {"retries": {"backoff_seconds": 10, "max_backoff_seconds": 5}},
         {"retries": {"max_attempts": 0}},
+        {"compact": {"min_interval_seconds": "12"}},
+        {"compact": {"sorted_runs": True}},
+        {"compact": {"enabled": "off"}},
+        {"schedule": {"priority": 1.0}},
     ],
 )
 def test_a_policy_is_validated_as_a_whole(service: Running, values: dict[str, Any]) -> None:

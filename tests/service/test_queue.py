@@ -248,7 +248,7 @@ def test_only_a_job_that_is_done_has_indexed_or_verified_what_its_worker_saw(
     (table,) = add_tables(database, ["a"])
     job_id = request(database, table, kind, dry_run=dry_run)
     claim(database, add_worker(database))
-    seen = {"iceberg_snapshot_id": "7", "key_sets": []}
+    seen = {"iceberg_snapshot_id": 7, "key_sets": []}
     pending = {"pending_equality_delete_files": 0, "pending_equality_deletes": 0}
     finish(database, job_id, 1, status, error=FATAL if status == "failed" else None, health=seen | pending)
     with database.read() as session:
