@@ -119,6 +119,7 @@ def prepare(settings: Settings) -> None:
     migrate(settings.database_url)
     database = Database(settings.database_url)
     try:
+        database.check_start()
         _complete(database, settings)
     finally:
         database.dispose()
