@@ -42,14 +42,13 @@ class IcestreamError(Exception):
         detail: str,
         remedy: str | None = None,
         *,
-        title: str | None = None,
         status: int | None = None,
         **extra: Any,
     ) -> None:
         super().__init__(detail)
         known = PROBLEMS[slug]
         self.slug, self.detail, self.extra = slug, detail, extra
-        self.title, self.remedy = title or known.title, remedy or known.remedy
+        self.title, self.remedy = known.title, remedy or known.remedy
         self.status_code = status or (known.status[0] if len(known.status) == 1 else self.status)
 
     @property

@@ -375,10 +375,6 @@ def _not_too_soon(decision: Decision, state: TableState, min_seconds: float, now
     return Decision(decision.kind, Action.WAIT, "min-interval", told)
 
 
-def _utc(moment: datetime) -> str:
-    return f"{moment:%Y-%m-%d %H:%M:%S} UTC"
-
-
 def _decide_compact(state: TableState, policy: EffectivePolicy, now: datetime) -> Decision:
     kind, triggers = JobKind.COMPACT, policy.compact
     refusal = _refusal(kind, state, now, enabled=triggers.enabled)

@@ -65,8 +65,8 @@ class Checkpoint:
 class Orders:
     """Every order ever made, by its id, and whether it is still there."""
 
-    def __init__(self, count: int, seed: int = 7) -> None:
-        self._random = np.random.default_rng(seed)
+    def __init__(self, count: int) -> None:
+        self._random = np.random.default_rng(7)
         self._checkpoints = 0
         self._rows = self._new_versions(np.arange(count, dtype=np.int64))
         self._live = np.ones(count, np.bool_)

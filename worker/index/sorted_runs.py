@@ -166,10 +166,10 @@ class RunWriter:
 
 
 def write_run(
-    storage: Storage, table_location: str, rows: pa.Table, *, primary_key: Sequence[str], level: int = 0
+    storage: Storage, table_location: str, rows: pa.Table, *, primary_key: Sequence[str]
 ) -> list[RunFile]:
     """Writes rows, sorted by `primary_key` (their leading columns), as a run of one file; none if empty."""
-    writer = RunWriter(storage, table_location, primary_key, level)
+    writer = RunWriter(storage, table_location, primary_key)
     writer.write(rows)
     return writer.close()
 
