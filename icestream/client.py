@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from icestream.connection import WHERE, Connection, Json
+from icestream.encoding import in_arrow, json_value, rows_of
 from icestream.erasures import Erasure, ask
 from icestream.errors import UnreachableError
 from icestream.staging import Source, SparkFrame
-from icestream.values import in_arrow, json_value, rows_of
 from icestream.writes import Written, json_rows, sent, write
 
 if TYPE_CHECKING:

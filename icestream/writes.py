@@ -14,9 +14,9 @@ from uuid import uuid4
 import pyarrow as pa
 
 from icestream.connection import Connection, Json, json_of
+from icestream.encoding import arrow_reader, json_value, rows_of
 from icestream.errors import IcestreamError, ProblemError
 from icestream.staging import Source, Staging
-from icestream.values import arrow_reader, json_value, rows_of
 
 ROWS_AT_ONCE: Final = 1_000
 """Of one request; more are staged as files."""

@@ -59,12 +59,12 @@ from service.http.problem_documents import (
 from service.index_health import endpoints as health_endpoints
 from service.jobs import endpoints as jobs_endpoints
 from service.lookups import endpoints as lookups_endpoints
-from service.lookups.figures import LookupFigures
-from service.lookups.limits import KeyLimits
-from service.lookups.metadata_locations import Heads
+from service.lookups.concurrency import ConcurrencyLimits
+from service.lookups.key_limits import KeyLimits
+from service.lookups.metadata_locations import MetadataLocations
+from service.lookups.metrics import LookupMetrics
 from service.lookups.questions import add_schema
 from service.lookups.servers import LookupServers
-from service.lookups.shares import Shares
 from service.metrics import render_metrics
 from service.notifications import endpoints as notifications_endpoints
 from service.overview import endpoints as overview_endpoints
@@ -166,9 +166,9 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.state.settings, app.state.database, app.state.catalogs = settings, database, IcebergCatalogs(settings)
     app.state.catalog_threads = CatalogThreads(settings)
-    app.state.lookup_servers, app.state.heads = LookupServers(settings), Heads()
-    app.state.key_limits, app.state.lookup_figures = KeyLimits(settings), LookupFigures()
-    app.state.lookup_shares = Shares()
+    app.state.lookup_servers, app.state.metadata_locations = LookupServers(settings), MetadataLocations()
+    app.state.key_limits, app.state.lookup_metrics = KeyLimits(settings), LookupMetrics()
+    app.state.lookup_concurrency = ConcurrencyLimits()
     app.state.fingerprint_secret = _fingerprint_secret(settings)
     app.state.stopping = threading.Event()
     app.state.problem_page = problem_page
@@ -298,7 +298,7 @@ def ready(request: Request) -> Response:
 def metrics(request: Request, session: ReadSession, settings: CurrentSettings) -> Response:
     """Show figures about all tables, jobs and workers for Prometheus. They tell no names, so they need no
     key."""
-    figures = render_metrics(session, settings, request.app.state.lookup_figures)
+    figures = render_metrics(session, settings, request.app.state.lookup_metrics)
     return Response(figures, media_type=CONTENT_TYPE_LATEST)
 
 

@@ -134,7 +134,7 @@ FIELDS: dict[str, Any] = {
     "AssignedJob.kind": "convert",
     "AssignedTable.id": _TABLE,
     "AssignedTable.key_sets": [],
-    "Assignment.leftovers": [],
+    "Assignment.ended_attempts": [],
     "Assignment.traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
     "Assignment.previous_attempts": [],
     "AttemptView.status": "succeeded",

@@ -15,7 +15,7 @@ from service.db.database import utc_now
 from service.index_health.service import summarize
 from service.jobs.claims import count_workers_needed
 from service.jobs.service import count_jobs, last_failure_at
-from service.lookups.figures import LookupFigures
+from service.lookups.metrics import LookupMetrics
 from service.records.health import HealthStatus
 from service.records.jobs import JobKind, JobStatus
 from service.settings import Settings
@@ -23,7 +23,7 @@ from service.webhooks import service as webhooks
 from service.workers.service import count_alive
 
 
-def render_metrics(session: Session, settings: Settings, lookups: LookupFigures) -> bytes:
+def render_metrics(session: Session, settings: Settings, lookups: LookupMetrics) -> bytes:
     """Everything in the text format, zeros included, so that a series never comes and goes."""
     now = utc_now()
     registry = CollectorRegistry()

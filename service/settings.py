@@ -305,7 +305,7 @@ class Settings(BaseSettings):
         return tuple(rule.lower() for rule in self.allowed_hosts or default)
 
     @property
-    def reach(self) -> Egress:
+    def egress(self) -> Egress:
         """The hosts that catalogs and webhooks may connect to."""
         return Egress(self.host_rules)
 

@@ -99,7 +99,7 @@ class Jobs:
         attempt: int = 1,
         job_id: str = "",
         policy: Mapping[str, Any] | None = None,
-        leftovers: Sequence[EndedAttempt] = (),
+        ended_attempts: Sequence[EndedAttempt] = (),
         out_of_memory: int = 0,
         allowed_locations: Sequence[str] | None = None,
         rows: Sequence[Mapping[str, Any]] | None = None,
@@ -119,7 +119,7 @@ class Jobs:
                 "rows": rows,
                 "attempt": attempt,
                 "previous_attempts": [lacking] * out_of_memory,
-                "leftovers": leftovers,
+                "ended_attempts": ended_attempts,
                 "lease_seconds": 30,
                 "table": {"id": "t", "identifier": self.identifier, "branch": "main", **table},
                 "catalog": {

@@ -13,7 +13,7 @@ from sqlmodel import SQLModel
 
 from service.command.main import app
 from service.db.database import Database
-from service.lookups.figures import LookupFigures
+from service.lookups.metrics import LookupMetrics
 from service.metrics import render_metrics
 from service.settings import Settings
 from worker.agent.main import WorkerSettings
@@ -186,7 +186,7 @@ def _metrics() -> str:
     database = Database("sqlite://")
     SQLModel.metadata.create_all(database.engine)
     with database.read() as session:
-        text = render_metrics(session, Settings(), LookupFigures()).decode()
+        text = render_metrics(session, Settings(), LookupMetrics()).decode()
     database.dispose()
     families = text_string_to_metric_families(text)
     return _table("metric | labels | meaning", map(_metric, families))

@@ -42,8 +42,8 @@ from service.quantities import counted
 from service.records.catalogs import Catalog, CatalogType
 from service.settings import Settings
 from stores.aws import CredentialsError
+from stores.catalog_properties import of_index
 from stores.file_io import GOOGLE_SCHEMES
-from stores.places import of_index
 from stores.signatures import CannotSignError, refusal_of
 from trust.bounds import checked_names, holding, working
 from trust.locations import is_absolute, parse_location

@@ -15,7 +15,7 @@ from sqlalchemy.exc import ArgumentError
 from service.errors import InvalidError, UnreachableError
 from service.records.catalogs import CatalogType
 from service.settings import Settings
-from stores.places import FILE_IO
+from stores.catalog_properties import FILE_IO
 from trust.egress import WORDS, AmbiguousHostError, HostNotAllowedError, hosts_of, names_host
 from trust.locations import (
     AmbiguousLocationError,
@@ -131,7 +131,7 @@ def check_reference(settings: Settings, key: str, reference: str) -> None:
 def check_host(settings: Settings, host: str) -> None:
     """Raise InvalidError for a host that is not allowed by name, or is an address that is not."""
     try:
-        settings.reach.check_host(host)
+        settings.egress.check_host(host)
     except HostNotAllowedError as error:
         raise _refused(error) from None
 
@@ -142,7 +142,7 @@ def addresses_of(settings: Settings, host: str, port: int | None) -> list[str]:
     Raises InvalidError if one is not, UnreachableError if the name is unknown.
     """
     try:
-        return settings.reach.addresses_of(host, port)
+        return settings.egress.addresses_of(host, port)
     except HostNotAllowedError as error:
         raise _refused(error) from None
     except OSError as error:

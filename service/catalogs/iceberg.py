@@ -35,7 +35,7 @@ from service.quantities import counted
 from service.records.catalogs import Catalog, CatalogType
 from service.settings import Settings
 from stores.aws import CredentialsError
-from stores.places import of_tables
+from stores.catalog_properties import of_tables
 from stores.signatures import CannotSignError, refusal_of
 from trust.bounds import (
     LimitExceededError,

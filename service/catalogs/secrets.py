@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from service.errors import InvalidError
-from stores.places import INDEX, STORES
+from stores.catalog_properties import INDEX, STORES
 from trust.secrets import SecretUnreadableError, is_own_setting, is_reference, read_secret
 
 # Anywhere in a key: clouds put an account behind it (`adls.sas-token.acc.dfs.core.windows.net`).

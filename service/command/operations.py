@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from service.command import words
+from service.command import help_texts
 from service.command.completion import names_of
 
 Json = dict[str, Any]
@@ -193,7 +193,7 @@ def _operation(document: Json, path: str, method: str, call: Json) -> Operation:
         group=call["tags"][0],
         method=method.upper(),
         path=path,
-        description=words.OPERATIONS.get(call["operationId"]) or str(call.get("description", "")),
+        description=help_texts.OPERATIONS.get(call["operationId"]) or str(call.get("description", "")),
         fields=tuple(fields),
         takes_version=any(parameter["name"].lower() == "if-match" for parameter in parameters),
         page_items=_page_items(fields) if "next_cursor" in shown.get("properties", {}) else None,
@@ -208,7 +208,7 @@ def _field(document: Json, call: Json, place: Any, name: str, told: Json, schema
         name,
         place,
         _plain(document, schema),
-        words.FIELDS.get(f"{call['operationId']}.{name}", words.FIELDS.get(name, described)),
+        help_texts.FIELDS.get(f"{call['operationId']}.{name}", help_texts.FIELDS.get(name, described)),
         told.get("required", False),
         any(one.get("type") == "null" for one in schema.get("anyOf", ())),
     )

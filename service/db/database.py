@@ -141,7 +141,7 @@ class Database:
         options: dict[str, Any] = {"pool_timeout": _POOL_SECONDS}
         if not self.is_sqlite:
             options |= {
-                "poolclass": _PoolInTurn,
+                "poolclass": _FairPool,
                 "pool_pre_ping": True,
                 "pool_size": _KEPT_CONNECTIONS,
                 "max_overflow": _MOST_CONNECTIONS - _KEPT_CONNECTIONS,
@@ -156,15 +156,15 @@ class Database:
         self.engine: Engine = create_engine(url, hide_parameters=True, **options)
         if self.is_sqlite:
             event.listen(self.engine, "connect", _configure_sqlite)
-            turn = _SqliteTurn()
-            event.listen(self.engine, "begin", turn.begin)
-            event.listen(self.engine, "commit", turn.end)
-            event.listen(self.engine, "rollback", turn.end)
+            lock = _SqliteWriteLock()
+            event.listen(self.engine, "begin", lock.begin)
+            event.listen(self.engine, "commit", lock.end)
+            event.listen(self.engine, "rollback", lock.end)
         else:
             bound_waiting(self.engine, _ANSWER_SECONDS)
             event.listen(self.engine, "connect", _configure_postgresql)
         self.requests = anyio.Semaphore(_REQUESTS_AT_ONCE)
-        """Turns of those that work in a session of their own."""
+        """For those that work in a session of their own."""
         self._write_failed_at: float | None = None
         self._write_failure = ""
         self._writing_engine = self.engine.execution_options(icestream_writes=True)
@@ -344,7 +344,7 @@ def _configure_postgresql(connection: Any, _record: Any) -> None:
     connection.commit()
 
 
-class _Turns:
+class _FairSemaphore:
     """Lets some threads go on at a time, in the order in which they came.
 
     A lock of Python's wakes any of those who wait, and whoever gives it back may get it again before them.
@@ -355,8 +355,8 @@ class _Turns:
         self._free = at_once
         self._waiting: deque[threading.Event] = deque()
 
-    def take(self, seconds: float) -> bool:
-        """Wait for a turn for so long at most; whoever gets one passes it on."""
+    def acquire(self, seconds: float) -> bool:
+        """Wait for so long at most; whoever gets it releases it."""
         with self._lock:
             if self._free:
                 self._free -= 1
@@ -371,7 +371,7 @@ class _Turns:
             self._waiting.remove(turn)
             return False
 
-    def pass_on(self) -> None:
+    def release(self) -> None:
         with self._lock:
             if self._waiting:
                 self._waiting.popleft().set()
@@ -379,35 +379,35 @@ class _Turns:
                 self._free += 1
 
 
-class _SqliteTurn:
+class _SqliteWriteLock:
     """Lets the writers of this process take turns.
 
     SQLite's own wait looks now and then whether the lock is free: of many threads, some never get it in time.
     """
 
     def __init__(self) -> None:
-        self._turns = _Turns(1)
+        self._semaphore = _FairSemaphore(1)
 
     def begin(self, connection: Connection) -> None:
         if not connection.get_execution_options().get("icestream_writes", False):
             connection.exec_driver_sql("BEGIN")
             return
         # Who waited in vain still gets what SQLite says about it.
-        has_turn = self._turns.take(_TURN_SECONDS)
+        is_held = self._semaphore.acquire(_TURN_SECONDS)
         try:
             connection.exec_driver_sql("BEGIN IMMEDIATE")
         except BaseException:
-            if has_turn:
-                self._turns.pass_on()
+            if is_held:
+                self._semaphore.release()
             raise
-        connection.info["has_turn"] = has_turn
+        connection.info["holds_write_lock"] = is_held
 
     def end(self, connection: Connection) -> None:
-        if connection.info.pop("has_turn", False):
-            self._turns.pass_on()
+        if connection.info.pop("holds_write_lock", False):
+            self._semaphore.release()
 
 
-class _PoolInTurn(QueuePool):
+class _FairPool(QueuePool):
     """Gives its connections to threads in the order in which they came.
 
     From SQLAlchemy's own, a thread that returns one gets it again before those who wait.
@@ -415,22 +415,22 @@ class _PoolInTurn(QueuePool):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._turns = _Turns(self.size() + self._max_overflow)
+        self._semaphore = _FairSemaphore(self.size() + self._max_overflow)
 
     def _do_get(self) -> ConnectionPoolEntry:
-        if not self._turns.take(self.timeout()):
+        if not self._semaphore.acquire(self.timeout()):
             raise NoConnectionError(f"none of the connections was free for {self.timeout():g} s")
         try:
             return super()._do_get()
         except BaseException:
-            self._turns.pass_on()
+            self._semaphore.release()
             raise
 
     def _do_return_conn(self, record: ConnectionPoolEntry) -> None:
         try:
             super()._do_return_conn(record)
         finally:
-            self._turns.pass_on()
+            self._semaphore.release()
 
 
 def _alembic_config(url: str) -> Config:

@@ -13,8 +13,8 @@ from sqlalchemy.exc import DataError, IntegrityError, SQLAlchemyError
 from starlette.exceptions import HTTPException
 
 from service.errors import ConflictError, DatabaseError, IcestreamError, InvalidError, is_database_trouble
+from service.http.field_errors import mistake
 from service.http.messages import Message
-from service.http.mistakes import mistake
 
 PROBLEM_JSON = "application/problem+json"
 _FOR_PROGRAMS = ("/api/", "/openapi.json", "/livez", "/readyz", "/metrics")

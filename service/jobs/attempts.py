@@ -24,9 +24,9 @@ from service.jobs.contract import (
     HeartbeatRequest,
 )
 from service.jobs.events import record_job_event
+from service.jobs.index_reports import apply_publication, apply_report
 from service.jobs.ownership import check_owner
 from service.jobs.queue import attempts_of, change_status, end_job, lock_job, rfc3339, rows_of
-from service.jobs.reports import apply_publication, apply_report
 from service.jobs.status import backoff_seconds, status_after
 from service.quantities import counted
 from service.records.jobs import Attempt, AttemptStatus, Job, JobKind, JobStatus

@@ -31,9 +31,9 @@ from service.jobs.contract import (
     ErrorReport,
 )
 from service.jobs.events import record_job_event
+from service.jobs.index_reports import seen_equality_field_ids
 from service.jobs.ownership import is_own_attempt, own_worker
 from service.jobs.queue import attempts_of, cancel, change_status, enqueue, lock_job, rfc3339, rows_of
-from service.jobs.reports import seen_equality_field_ids
 from service.policies.service import bounded, effective_policy
 from service.records.catalogs import Catalog
 from service.records.jobs import POLICY, REQUEST, Attempt, AttemptStatus, Job, JobKind, JobStatus, LastClaim
@@ -395,7 +395,7 @@ def _start_attempt(
         traceparent=job.traceparent,
         attempt=job.attempt,
         previous_attempts=previous,
-        leftovers=_with_orphan_files(session, job, table),
+        ended_attempts=_with_orphan_files(session, job, table),
         lease_seconds=settings.lease_seconds,
         lease_expires_at=expires_at,
         timeout_seconds=job.timeout_seconds,

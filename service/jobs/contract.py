@@ -294,7 +294,7 @@ class Assignment(Message):
     """Number of the attempt: every report names it, and a late one is refused."""
     previous_attempts: list[AttemptView]
     """How earlier attempts at the job ended."""
-    leftovers: list[EndedAttempt]
+    ended_attempts: list[EndedAttempt]
     """What earlier attempts at jobs of the table may have left; only jobs that may remove it are told."""
     lease_seconds: float
     """The attempt is given up without a heartbeat for so long."""

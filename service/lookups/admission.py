@@ -16,7 +16,7 @@ from service.auth.models import Principal
 from service.db.database import get_database
 from service.errors import IcestreamError
 from service.lookups import service
-from service.lookups.limits import KeyLimits
+from service.lookups.key_limits import KeyLimits
 from service.records.catalogs import Catalog
 from service.records.keys import Role
 from service.records.tables import EnrolledTable

@@ -11,12 +11,12 @@ from service.errors import IcestreamError
 from service.http.routing import ApiRoute
 from service.lookups import history, service
 from service.lookups.admission import Asking, NamedTable, admitted
-from service.lookups.figures import LookupFigures
-from service.lookups.metadata_locations import Head, Heads
+from service.lookups.concurrency import ConcurrencyLimits
+from service.lookups.metadata_locations import MetadataLocation, MetadataLocations
+from service.lookups.metrics import LookupMetrics
 from service.lookups.models import KeyHistory, KeyHistoryRequest, LookupAnswer
 from service.lookups.questions import ANSWER, REQUEST_BODY, Asked, Question, check_names
 from service.lookups.servers import ANSWER_SECONDS, Answered, LookupServers
-from service.lookups.shares import Shares
 from service.records.catalogs import Catalog
 from service.records.tables import EnrolledTable
 from service.settings import CurrentSettings, Settings
@@ -44,8 +44,8 @@ async def look_up_keys(
     stream, whose columns are the key's and whose options stand in the query; answers go in either, too.
     """
     servers: LookupServers = request.app.state.lookup_servers
-    figures: LookupFigures = request.app.state.lookup_figures
-    shares: Shares = request.app.state.lookup_shares
+    figures: LookupMetrics = request.app.state.lookup_metrics
+    shares: ConcurrencyLimits = request.app.state.lookup_concurrency
     if not servers.are_set_up:
         raise IcestreamError("lookups-not-set-up", "The service knows no lookup server.")
     count = asked.key_count
@@ -69,7 +69,7 @@ async def tell_key_history(
     any more: these are scanned within the bounds of a lookup. After 30 seconds, no further snapshot is
     looked at.
     """
-    figures: LookupFigures = request.app.state.lookup_figures
+    figures: LookupMetrics = request.app.state.lookup_metrics
     with figures.counted(body.snapshots):
         asked = await history.begin(request, caller, body.snapshots)
         return await history.tell(request, settings, asked, body)
@@ -79,33 +79,33 @@ async def _answer(
     request: Request, settings: Settings, catalog: Catalog, table: EnrolledTable, asked: Question
 ) -> Response:
     servers: LookupServers = request.app.state.lookup_servers
-    heads: Heads = request.app.state.heads
+    locations: MetadataLocations = request.app.state.metadata_locations
     began = time.monotonic()
     until = began + ANSWER_SECONDS
 
-    async def head_of(max_age_seconds: float) -> Head:
+    async def location_of(max_age_seconds: float) -> MetadataLocation:
         name = f"{table.id} {catalog.version}"
         look = partial(_metadata_location, request, catalog, table)
         try:
             async with asyncio.timeout(until - time.monotonic()):
-                return await heads.of(name, max_age_seconds, look, request.is_disconnected)
+                return await locations.of(name, max_age_seconds, look, request.is_disconnected)
         except TimeoutError:
             told = f"The catalog did not name the table's head within {ANSWER_SECONDS:.0f} s."
             raise IcestreamError("out-of-time", told) from None
 
-    async def ask(head: Head) -> Response:
-        question = service.question(settings, catalog, table, head, asked.request)
+    async def ask(location: MetadataLocation) -> Response:
+        question = service.question(settings, catalog, table, location, asked.request)
         return _PassedOn(await servers.ask_for(asked.answer_type, question, asked.stream, until))
 
-    head = await head_of(asked.request.max_staleness_seconds)
+    location = await location_of(asked.request.max_staleness_seconds)
     try:
-        return await ask(head)
+        return await ask(location)
     except IcestreamError as error:
         if not service.may_know_too_little(error):
             raise
         # What is missing may have expired, or have been made, since the catalog was asked.
-        newest = await head_of(time.monotonic() - began)
-        if newest.metadata_location == head.metadata_location:
+        newest = await location_of(time.monotonic() - began)
+        if newest.metadata_location == location.metadata_location:
             raise
     return await ask(newest)
 

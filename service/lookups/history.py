@@ -21,7 +21,8 @@ from service.catalogs.threads import CatalogThreads
 from service.errors import IcestreamError
 from service.lookups import service
 from service.lookups.admission import admitted
-from service.lookups.metadata_locations import Head
+from service.lookups.concurrency import ConcurrencyLimits
+from service.lookups.metadata_locations import MetadataLocation
 from service.lookups.models import (
     EarlierSnapshots,
     KeyChange,
@@ -34,7 +35,6 @@ from service.lookups.models import (
     NotTold,
 )
 from service.lookups.servers import Allowance, LookupServers
-from service.lookups.shares import Shares
 from service.records.catalogs import Catalog
 from service.records.tables import EnrolledTable
 from service.settings import Settings
@@ -59,7 +59,7 @@ class Asked:
     table: EnrolledTable
     catalog: Catalog
     metadata: TableMetadata
-    head: Head
+    location: MetadataLocation
 
 
 async def begin(request: Request, caller: Principal, snapshots: int) -> Asked:
@@ -73,13 +73,15 @@ async def begin(request: Request, caller: Principal, snapshots: int) -> Asked:
         asked_at = time.monotonic()
         load = partial(request.app.state.catalogs.load, catalog, tuple(table.identifier))
         loaded = await threads.run(request, catalog.id, load)
-    return Asked(caller, table, catalog, loaded.metadata, Head(loaded.metadata_location, asked_at))
+    return Asked(
+        caller, table, catalog, loaded.metadata, MetadataLocation(loaded.metadata_location, asked_at)
+    )
 
 
 async def tell(request: Request, settings: Settings, asked: Asked, body: KeyHistoryRequest) -> KeyHistory:
     """Raises IcestreamError: what is wrong with the question, or why nothing is told of any snapshot."""
     servers: LookupServers = request.app.state.lookup_servers
-    shares: Shares = request.app.state.lookup_shares
+    shares: ConcurrencyLimits = request.app.state.lookup_concurrency
     snapshots, earlier = _snapshots(asked, body)
     answers: list[Answer] = []
     # Without a snapshot, the servers say what is wrong with the branch, or that the table is empty.
@@ -201,4 +203,4 @@ def _question(
         snapshot_id=snapshot_id,
         select=body.select,
     )
-    return service.question(settings, asked.catalog, asked.table, asked.head, request)
+    return service.question(settings, asked.catalog, asked.table, asked.location, request)

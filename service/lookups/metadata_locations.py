@@ -10,7 +10,7 @@ from service.errors import IcestreamError
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class MetadataLocation:
     """metadata_location: that the catalog named when it was asked, at `asked_at` of the monotonic clock."""
 
     metadata_location: str
@@ -26,14 +26,14 @@ class _Known:
     """failure: of the last time that the catalog was asked, at `failed_at`. Only while some wait: whoever
     keeps an error keeps the request that it came to."""
 
-    head: Head | None = None
+    location: MetadataLocation | None = None
     failure: IcestreamError | None = None
     failed_at: float = 0
     asking: asyncio.Lock = field(default_factory=asyncio.Lock)
     waiting: int = 0
 
 
-class Heads:
+class MetadataLocations:
     """Of one replica, in its memory, which is bounded. Used from the application's event loop."""
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Heads:
         max_age_seconds: float,
         ask: Callable[[], Awaitable[str]],
         is_given_up: Callable[[], Awaitable[bool]],
-    ) -> Head:
+    ) -> MetadataLocation:
         """table: with what its catalog's answer depends on. is_given_up: whether nobody waits for `ask` any
         more, which may be why it fails. Raises what `ask` raises, to whichever request.
         """
@@ -53,18 +53,18 @@ class Heads:
         # What another request has asked since this one came is as new as what this one could ask.
         came = time.monotonic()
         since = came - max_age_seconds
-        if known.head is not None and known.head.asked_at >= since:
-            return known.head
+        if known.location is not None and known.location.asked_at >= since:
+            return known.location
         known.waiting += 1
         try:
             async with known.asking:
-                if known.head is not None and known.head.asked_at >= since:
-                    return known.head
+                if known.location is not None and known.location.asked_at >= since:
+                    return known.location
                 # And as good: else all that wait for a catalog that fails would wait one after the other.
                 if known.failure is not None and known.failed_at >= came:
                     raise known.failure
-                known.head = await _asked(known, ask, is_given_up)
-                return known.head
+                known.location = await _asked(known, ask, is_given_up)
+                return known.location
         finally:
             known.waiting -= 1
             if not known.waiting:
@@ -73,10 +73,10 @@ class Heads:
 
 async def _asked(
     known: _Known, ask: Callable[[], Awaitable[str]], is_given_up: Callable[[], Awaitable[bool]]
-) -> Head:
+) -> MetadataLocation:
     known.failure, asked_at = None, time.monotonic()
     try:
-        return Head(await ask(), asked_at)
+        return MetadataLocation(await ask(), asked_at)
     except IcestreamError as error:
         if not await is_given_up():
             known.failure, known.failed_at = error, asked_at

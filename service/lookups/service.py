@@ -10,7 +10,7 @@ from service.catalogs.iceberg import IcebergCatalogs
 from service.catalogs.service import index_warehouse
 from service.db.database import is_id
 from service.errors import ForbiddenError, IcestreamError
-from service.lookups.metadata_locations import Head
+from service.lookups.metadata_locations import MetadataLocation
 from service.lookups.models import LookupOptions
 from service.lookups.servers import OutdatedError
 from service.records.catalogs import Catalog
@@ -93,13 +93,17 @@ def metadata_location(catalogs: IcebergCatalogs, catalog: Catalog, table: Enroll
 
 
 def question(
-    settings: Settings, catalog: Catalog, table: EnrolledTable, head: Head, request: LookupOptions
+    settings: Settings,
+    catalog: Catalog,
+    table: EnrolledTable,
+    location: MetadataLocation,
+    request: LookupOptions,
 ) -> dict[str, Any]:
     """What a lookup server is sent: all that it needs to know, but for keys in Arrow."""
     return {
         "table": {
-            "metadata_location": head.metadata_location,
-            "head_age_seconds": head.age_seconds,
+            "metadata_location": location.metadata_location,
+            "head_age_seconds": location.age_seconds,
             "branch": table.branch,
             "key_sets": table.key_sets,
             "properties": catalog.properties,

@@ -8,7 +8,7 @@ from sqlalchemy import BigInteger, Column, Index
 from sqlmodel import Field, Session, SQLModel
 
 from service.db.database import BigId, Json, UtcDateTime
-from service.records.reported import ReportedList, ReportedObject
+from service.records.report_columns import ReportedList, ReportedObject
 from service.records.reports import KeySetReport, StoppedAt, UnconvertibleDelete
 
 

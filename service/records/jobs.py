@@ -8,7 +8,7 @@ from sqlalchemy import BigInteger, Column, Index, text
 from sqlmodel import Field, SQLModel
 
 from service.db.database import BigId, Json, UtcDateTime, new_id, utc_now
-from service.records.reported import ReportedList, ReportedObject
+from service.records.report_columns import ReportedList, ReportedObject
 from service.records.reports import JobResult, StageReport
 
 
@@ -120,7 +120,7 @@ _MAY_HAVE_LEFT_FILES = text("plans IS NOT NULL")
 class LastClaim(SQLModel, table=True):
     """When a table was last given a worker: of equal jobs, the one whose last claim is oldest goes first."""
 
-    __tablename__ = "turns"
+    __tablename__ = "last_claims"
 
     table_id: str = Field(foreign_key="tables.id", primary_key=True)
     catalog_id: str = Field(foreign_key="catalogs.id")

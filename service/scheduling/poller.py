@@ -73,8 +73,8 @@ class Polled:
     decide_at: datetime | None = None
     """When time can."""
     look_within: float = math.inf
-    """Seconds until it has to be asked for its head at the latest: as long as its policy lets staged
-    snapshots wait."""
+    """Seconds until its catalog has to be asked at the latest: as long as its policy lets staged snapshots
+    wait."""
 
 
 @dataclass(frozen=True)

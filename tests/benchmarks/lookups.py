@@ -44,7 +44,7 @@ from worker.index.compaction import LiveRowAddresses, choose_merge, compaction_t
 from worker.index.dictionary import assign_row_addresses
 from worker.index.key_set_index import KeySetIndex, database_name, open_index
 from worker.index.sorted_runs import IndexWarehouse
-from worker.io.kept import Kept
+from worker.io.cache import Cache
 from worker.io.storage import Storage
 from worker.keys.read import key_reader
 from worker.keys.schema_fields import resolve_key_set
@@ -353,9 +353,9 @@ def measure_others(table: Table, spark: SparkSession, rounds: int) -> list[Measu
 def measure_far(table: Table, wait_seconds: float, rounds: int) -> list[list[object]]:
     """Of what is known of the table each time: requests, how many of them follow each other, and seconds."""
     questions = Questions(table)
-    kept = Kept(2**28)
-    files = WaitingFiles({}, kept, wait_seconds)
-    answers = Answers(kept=kept)
+    cache = Cache(2**28)
+    files = WaitingFiles({}, cache, wait_seconds)
+    answers = Answers(cache=cache)
     place = TablePlace(table.metadata_location, files, table.index, files)
 
     def ask(count: int, select: list[str] | None) -> None:

@@ -14,8 +14,8 @@ import pyarrow as pa
 from pyarrow import fs as pafs
 
 from stores.ranges import RangeReader
-from worker.io.kept import Kept
-from worker.io.kept_files import KeptFiles
+from worker.io.cache import Cache
+from worker.io.cached_files import CachedFiles
 
 
 @dataclass
@@ -27,11 +27,11 @@ class Waits:
     open: int = 0
 
 
-class WaitingFiles(KeptFiles):
+class WaitingFiles(CachedFiles):
     """Its locations are those of local files."""
 
-    def __init__(self, properties: Mapping[str, str], kept: Kept, wait_seconds: float) -> None:
-        super().__init__(properties, kept)
+    def __init__(self, properties: Mapping[str, str], cache: Cache, wait_seconds: float) -> None:
+        super().__init__(properties, cache)
         self._wait_seconds = wait_seconds
         self._lock = threading.Lock()
         self._waits = Waits()

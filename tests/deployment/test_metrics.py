@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from sqlmodel import SQLModel
 
 from service.db.database import Database
-from service.lookups.figures import LookupFigures
+from service.lookups.metrics import LookupMetrics
 from service.metrics import render_metrics
 from service.settings import Settings
 from tests.deployment.chart import Manifest, named, of_kind, render
@@ -30,7 +30,7 @@ def told() -> dict[str, list[dict[str, str]]]:
     database = Database("sqlite://")
     SQLModel.metadata.create_all(database.engine)
     with database.read() as session:
-        text = render_metrics(session, Settings(), LookupFigures()).decode()
+        text = render_metrics(session, Settings(), LookupMetrics()).decode()
     families = list(text_string_to_metric_families(text))
     database.dispose()
     found: dict[str, list[dict[str, str]]] = {}

@@ -94,7 +94,7 @@ def assert_next_attempt_converts(
 ) -> None:
     """After a failed first attempt: the second one ends the job in one commit, with these visible rows."""
     left = jobs.reporter.left_by(job_id)
-    done = jobs.run("convert", job_id=job_id, attempt=2, leftovers=[left])
+    done = jobs.run("convert", job_id=job_id, attempt=2, ended_attempts=[left])
     assert done.cleared
     assert commits_by_job(table) == {job_id: 1}
     assert visible_rows(table.spark, table.identifier) == rows

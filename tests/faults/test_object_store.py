@@ -173,8 +173,8 @@ def test_a_network_that_breaks_costs_an_attempt_and_no_row(
     assert visible_rows(spark, table.identifier) == EXPECTED
 
     left = s3_jobs.reporter.left_by("broken")
-    done = s3_jobs.run(kind, job_id="broken", attempt=2, leftovers=[left])
-    s3_jobs.run("convert", leftovers=[] if done.cleared else [left])
+    done = s3_jobs.run(kind, job_id="broken", attempt=2, ended_attempts=[left])
+    s3_jobs.run("convert", ended_attempts=[] if done.cleared else [left])
     assert orphans(table, server.properties()) == set()
     assert visible_rows(spark, table.identifier) == EXPECTED
     assert equality_delete_files(spark, table.identifier) == []
@@ -207,7 +207,7 @@ def test_delete_files_of_a_dead_attempt_are_removed_from_the_store(
         s3_jobs.proxy.set(PASS)
     assert orphans(table, server.properties())
     left = s3_jobs.reporter.left_by("broken")
-    assert s3_jobs.run("convert", job_id="broken", attempt=2, leftovers=[left]).cleared
+    assert s3_jobs.run("convert", job_id="broken", attempt=2, ended_attempts=[left]).cleared
     assert orphans(table, server.properties()) == set()
     assert commits_by_job(table) == {"broken": 1}
     assert visible_rows(spark, table.identifier) == EXPECTED

@@ -120,7 +120,7 @@ AREAS = (
         "query",
         (
             "worker/query/answers.py",
-            "worker/query/asked.py",
+            "worker/query/json_keys.py",
             "worker/query/places.py",
             "worker/query/snapshot.py",
         ),

@@ -19,7 +19,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import TimeoutError as NoConnectionError
 from sqlmodel import select
 
-from service.db.database import _PoolInTurn, _Turns
+from service.db.database import _FairPool, _FairSemaphore
 from service.records.jobs import Event, Job
 from service.records.keys import ApiKey
 from service.settings import Settings
@@ -48,29 +48,29 @@ def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_threads_take_turns_in_the_order_in_which_they_came() -> None:
-    turns = _Turns(1)
+    semaphore = _FairSemaphore(1)
     went_on: list[int] = []
 
     def go_on(number: int) -> None:
-        assert turns.take(60)
+        assert semaphore.acquire(60)
         went_on.append(number)
-        turns.pass_on()
+        semaphore.release()
 
-    assert turns.take(0)
+    assert semaphore.acquire(0)
     threads = [threading.Thread(target=go_on, args=(number,)) for number in range(5)]
     for number, thread in enumerate(threads):
         thread.start()
-        while len(turns._waiting) == number:
+        while len(semaphore._waiting) == number:
             time.sleep(0.001)
-    turns.pass_on()
+    semaphore.release()
     for thread in threads:
         thread.join()
     assert went_on == list(range(5))
     # Who gave up waiting gets no turn that nobody would pass on.
-    assert turns.take(0)
-    assert not turns.take(0.01)
-    turns.pass_on()
-    assert turns.take(0)
+    assert semaphore.acquire(0)
+    assert not semaphore.acquire(0.01)
+    semaphore.release()
+    assert semaphore.acquire(0)
 
 
 def test_who_returns_a_connection_gets_it_again_after_those_who_wait() -> None:
@@ -81,7 +81,7 @@ def test_who_returns_a_connection_gets_it_again_after_those_who_wait() -> None:
             raise sqlite3.OperationalError("no")
         return sqlite3.connect(":memory:", check_same_thread=False)
 
-    pool = _PoolInTurn(connect, pool_size=1, max_overflow=1, timeout=60)
+    pool = _FairPool(connect, pool_size=1, max_overflow=1, timeout=60)
     first, second = pool.connect(), pool.connect()
     got: list[str] = []
 
@@ -93,7 +93,7 @@ def test_who_returns_a_connection_gets_it_again_after_those_who_wait() -> None:
     waiting = [threading.Thread(target=work) for _ in range(3)]
     for number, thread in enumerate(waiting):
         thread.start()
-        while len(pool._turns._waiting) == number:
+        while len(pool._semaphore._waiting) == number:
             time.sleep(0.001)
     first.close()
     first = pool.connect()
@@ -105,7 +105,7 @@ def test_who_returns_a_connection_gets_it_again_after_those_who_wait() -> None:
     second.close()
     pool.dispose()
     # A connection that could not be made takes no turn away.
-    pool = _PoolInTurn(connect, pool_size=1, max_overflow=1, timeout=0.01)
+    pool = _FairPool(connect, pool_size=1, max_overflow=1, timeout=0.01)
     fails = True
     for _ in range(3):
         with pytest.raises(sqlite3.OperationalError):

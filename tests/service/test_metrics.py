@@ -6,7 +6,7 @@ import time
 from prometheus_client.parser import text_string_to_metric_families
 
 from service.db.database import Database
-from service.lookups.figures import LookupFigures
+from service.lookups.metrics import LookupMetrics
 from service.metrics import render_metrics
 from service.settings import Settings
 from tests.service.conftest import Running, alike_on_both
@@ -36,7 +36,7 @@ def test_every_series_is_there_before_anything_happened(service: Running) -> Non
 
 def test_names_go_by_the_convention_and_labels_are_few(database: Database) -> None:
     with database.read() as session:
-        text = render_metrics(session, Settings(), LookupFigures()).decode()
+        text = render_metrics(session, Settings(), LookupMetrics()).decode()
     families = list(text_string_to_metric_families(text))
     assert len(families) > 10
     for family in families:
@@ -147,5 +147,5 @@ def test_a_table_that_can_no_longer_be_polled_counts_as_unknown(
 def test_both_databases_answer_a_scrape(database: Database) -> None:
     with database.read() as session:
         assert b'icestream_tables{status="unknown"} 0.0' in render_metrics(
-            session, Settings(), LookupFigures()
+            session, Settings(), LookupMetrics()
         )

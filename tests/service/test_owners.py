@@ -157,7 +157,7 @@ def test_what_is_left_in_a_table_is_told_and_forgotten_in_its_own_catalog_only(d
         job_id = request(database, table, JobKind.COMPACT)
         assigned = claim(database, worker_id)
         assert assigned is not None
-        assert bool(assigned.leftovers) == is_own
+        assert bool(assigned.ended_attempts) == is_own
         report = FinishRequest(status="succeeded", cleared=[AttemptId(job_id=lost, attempt=1)])
         with database.write() as session:
             attempts.finish(session, SYSTEM, job_id, 1, report, much_later)

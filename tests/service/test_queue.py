@@ -466,7 +466,7 @@ def test_what_an_attempt_may_have_left_is_told_until_it_is_removed(database: Dat
         assert assignment.job.id == job_id
         announce(job_id, 1, 0, 1)
         finish(database, job_id, 1, report.pop("status", "succeeded"), **report)
-        return assignment.leftovers
+        return assignment.ended_attempts
 
     dead = request(database, tables[0])
     claim(database, worker)
@@ -527,7 +527,7 @@ def test_of_many_attempts_a_job_is_told_its_own(database: Database, monkeypatch:
     erasure = begin(JobKind.ERASE, RETRYABLE, expires=[7, 8])
     assignment = claim(database, worker, LATER)
     assert assignment is not None
-    assert [(one.job_id, one.plans[0].expires) for one in assignment.leftovers] == [(erasure, [7, 8])]
+    assert [(one.job_id, one.plans[0].expires) for one in assignment.ended_attempts] == [(erasure, [7, 8])]
 
 
 def test_an_attempt_that_no_worker_ever_gets_is_not_repeated_for_ever(database: Database) -> None:

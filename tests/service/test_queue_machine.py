@@ -269,9 +269,9 @@ class QueueMachine(RuleBasedStateMachine):
         assert assignment.job.id not in self.running
         assert [each.attempt for each in assignment.previous_attempts] == list(range(1, assignment.attempt))
         self.running[assignment.job.id] = (assignment.attempt, worker)
-        assert assignment.leftovers == self.expected_leftovers(assignment)
+        assert assignment.ended_attempts == self.expected_ended_attempts(assignment)
         self.claimed.append((assignment.job.id, assignment.attempt))
-        self.told[self.claimed[-1]] = assignment.leftovers
+        self.told[self.claimed[-1]] = assignment.ended_attempts
         self.reached[f"{len(self.running)} at once"] += 1
 
     def whose_turn_it_is(self, assignment: Assignment | None) -> str | None:
@@ -356,7 +356,7 @@ class QueueMachine(RuleBasedStateMachine):
             before = queue.attempts_of(session, job_id)[: attempt - 1][-3:]
         return [(one.error or {}).get("code") for one in before] == ["claim_answer_lost"] * 3
 
-    def expected_leftovers(self, assignment: Assignment) -> list[EndedAttempt]:
+    def expected_ended_attempts(self, assignment: Assignment) -> list[EndedAttempt]:
         clearing = ("convert", "compact", "upsert", "delete", "expire_snapshots", "erase")
         if assignment.job.kind not in clearing or assignment.job.dry_run:
             return []

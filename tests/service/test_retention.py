@@ -94,7 +94,7 @@ def test_attempts_that_may_have_left_files_stay_with_their_jobs(database: Databa
     request(database, table, JobKind.CONVERT, START + timedelta(days=100))
     assignment = claim(database, add_worker(database), START + timedelta(days=100))
     assert assignment is not None
-    assert [one.job_id for one in assignment.leftovers] == [left]
+    assert [one.job_id for one in assignment.ended_attempts] == [left]
     with database.write() as session:
         session.get_one(Attempt, (left, 1)).plans = None
     forget_all(database, 100)

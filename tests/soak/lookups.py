@@ -14,11 +14,11 @@ from tests.soak.modelled import ModelledTable
 from tests.soak.values import in_json, shown
 from worker.index.key_set_index import database_name, open_index
 from worker.index.sorted_runs import IndexWarehouse
-from worker.io.kept import Kept
+from worker.io.cache import Cache
 from worker.io.storage import Storage
 from worker.keys.schema_fields import resolve_key_set
-from worker.query.asked import keys_of_json
 from worker.query.errors import UnreadableError
+from worker.query.json_keys import keys_of_json
 from worker.query.places import Coverage, Places
 from worker.query.rows import rows_at
 from worker.query.snapshot import TableSnapshot, snapshot_of
@@ -54,7 +54,7 @@ class LookupChecks(ModelledTable):
         index = open_index(IndexWarehouse(self.jobs.index_location, storage), database, key_set)
         try:
             snapshot = TableSnapshot(
-                storage, metadata, snapshot_of(metadata, snapshot_id=snapshot_id), Kept(_KEPT_BYTES)
+                storage, metadata, snapshot_of(metadata, snapshot_id=snapshot_id), Cache(_KEPT_BYTES)
             )
             places = Coverage(snapshot, key_set, index).find(keys_of_json(key_set, keys))
         except UnreadableError as error:

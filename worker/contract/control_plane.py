@@ -239,7 +239,7 @@ class Assignment(Limits):
     traceparent: str | None = None
     attempt: int
     previous_attempts: list[PreviousAttempt] = []
-    leftovers: list[EndedAttempt] = []
+    ended_attempts: list[EndedAttempt] = []
     lease_seconds: float
     timeout_seconds: float = 0
     """After which the attempt ends; 0 for any time."""

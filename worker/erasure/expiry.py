@@ -23,8 +23,8 @@ from worker.attempt.job import Job
 from worker.attempt.pinned_table import PinnedTable
 from worker.deletes.existing import FILES_AT_ONCE
 from worker.erasure.holds import is_never_deleted_from
-from worker.erasure.leftovers import metadata_files, statistics_files
 from worker.erasure.look import Look
+from worker.erasure.metadata_files import metadata_files, statistics_files
 from worker.io.storage import Storage
 from worker.process.errors import JobError
 from worker.process.plurals import counted
@@ -102,7 +102,7 @@ def files_of(
 
 def announced_by_earlier_attempts(job: Job) -> set[int]:
     """The snapshots that attempts of the table's jobs were about to let expire, or have."""
-    return {number for one in job.assignment.leftovers for plan in one.plans for number in plan.expires}
+    return {number for one in job.assignment.ended_attempts for plan in one.plans for number in plan.expires}
 
 
 def files_of_expired(

@@ -21,11 +21,11 @@ from pyiceberg.transforms import DayTransform, IdentityTransform, TruncateTransf
 from pyiceberg.types import DateType, IntegerType, LongType
 
 from worker.erasure.columns import FormerColumns
-from worker.erasure.texts import SHORT, KeyTexts, spellings, whole_numbers
+from worker.erasure.key_texts import SHORT, KeyTexts, spellings, whole_numbers
 from worker.erasure.trace import NOTHING
 from worker.io.file_formats import field_id_of
 from worker.keys.key_set import KeyColumn, KeySet
-from worker.keys.values import from_single_value, to_key_type, to_key_value, to_words
+from worker.keys.key_types import from_single_value, to_key_type, to_key_value, to_words
 from worker.lookup.index_lookup import ANY_AGE, DeleteKeys
 from worker.process.errors import JobError
 from worker.table.manifests import EntryValues, ListValues

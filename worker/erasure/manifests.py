@@ -15,7 +15,7 @@ from py4j.java_gateway import JavaObject
 from worker.attempt.job import Job
 from worker.attempt.pinned_table import PinnedTable, pin_table
 from worker.deletes.write import delete_files
-from worker.erasure.steps import MANIFESTS, Totals, step_properties
+from worker.erasure.snapshot_properties import MANIFESTS, Totals, step_properties
 from worker.table import row_delta
 from worker.table.catalogs import jvm_of
 from worker.table.commit import LOOKS, CommittedSnapshot, commit_snapshot

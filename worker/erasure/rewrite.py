@@ -28,7 +28,7 @@ from worker.deletes.locations import DeleteFileLocations, data_file_locations, u
 from worker.deletes.puffin import positions_of
 from worker.deletes.stage import DeletesStage, announce
 from worker.deletes.write import WrittenDeletes, delete_files
-from worker.erasure.steps import REWRITE, Totals, step_properties
+from worker.erasure.snapshot_properties import REWRITE, Totals, step_properties
 from worker.io.sorting import Int64Array
 from worker.process.errors import JobError
 from worker.process.plurals import counted

@@ -12,12 +12,12 @@ import pyarrow.parquet as pq
 from worker.index.checksums import read_footer
 from worker.index.dictionary import PARTITION_ID
 from worker.index.sorted_runs import DECODED_BYTES
-from worker.io.kept import Kept
+from worker.io.cache import Cache
 from worker.io.row_groups import side_by_side
 from worker.io.sorting import Int64Array
 from worker.io.storage import Storage
 
-KEPT = Kept(192 * 1024**2)
+KEPT = Cache(192 * 1024**2)
 _FACTOR = 6  # by which a footer is larger in memory
 
 

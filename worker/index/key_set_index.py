@@ -24,7 +24,7 @@ from worker.index.sorted_runs import BUCKET, TABLE_FOLDERS, IndexWarehouse, Live
 from worker.io.row_groups import RowGroups
 from worker.io.storage import Storage, lacks_own_memory
 from worker.keys.key_set import KeySet
-from worker.process.room import NoRoomError, take_room
+from worker.process.memory import ServerBusyError, take_memory
 from worker.table.files import DataFiles
 
 ROW_ADDRESS = "address"
@@ -128,7 +128,7 @@ def open_index(
     load = partial(load_index, key_set, generation, entries_table, files_table)
     try:
         return load()
-    except NoRoomError:
+    except ServerBusyError:
         raise
     except Exception as error:
         # Paimon's reader and Arrow's fail in many ways on a damaged file: it is one if the store gives it.
@@ -265,7 +265,7 @@ def load_index(
     """
     for _ in range(2):  # a commit to both may come in between
         files = files_table.live_files()
-        take_room(INDEXED_FILE_BYTES * sum(file.rows for file in files.files))
+        take_memory(INDEXED_FILE_BYTES * sum(file.rows for file in files.files))
         dictionary = FileDictionary(read_parts(files_table.storage, files.files, DICTIONARY_SCHEMA))
         entries = entries_table.live_files()
         found = (files.paimon_snapshot_id or 0, entries.paimon_snapshot_id or 0)

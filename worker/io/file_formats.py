@@ -14,7 +14,7 @@ from pyarrow import orc
 from worker.io.decimals import check_decimals
 from worker.io.parquet_pages import batch_of
 from worker.io.storage import Storage
-from worker.process.room import holding
+from worker.process.memory import holding
 
 BATCH_ROWS = 262_144
 _COPIES = 3  # of what is in a batch: its columns, the keys that are made of them, and what compares these

@@ -34,7 +34,7 @@ from worker.io.row_groups import side_by_side
 from worker.io.sorting import Int64Array
 from worker.io.thrift import Struct
 from worker.process.deadline import check_time
-from worker.process.room import holding
+from worker.process.memory import holding
 
 _TAIL_BYTES = 64 * 1024  # are asked for at first, as Arrow does; indexes of pages mostly lie in them
 _LENGTH_BYTES = 8  # of the footer's length and the magic number behind it

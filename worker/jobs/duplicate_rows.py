@@ -35,7 +35,7 @@ from worker.io.row_groups import RowGroups
 from worker.io.sorting import Int64Array, contiguous, sort_order, sort_rows, take
 from worker.io.storage import Storage
 from worker.keys.key_set import MASK_BITS, KeySet
-from worker.keys.values import from_key_type, to_words
+from worker.keys.key_types import from_key_type, to_words
 from worker.lookup.index_lookup import ANY_AGE, LiveRows, RowAddressMatches
 from worker.table.files import DataFile, DataFiles, DeleteFile
 

@@ -38,9 +38,9 @@ from worker.io.file_formats import open_columns
 from worker.io.storage import StoredFile
 from worker.jobs.indexing import index_key_set
 from worker.keys.key_set import KeyColumnError
+from worker.keys.key_types import to_key_type
 from worker.keys.read import key_batch
 from worker.keys.schema_fields import resolve_key_set
-from worker.keys.values import to_key_type
 from worker.lookup.index_lookup import ANY_AGE
 from worker.process.errors import JobError, Reason
 from worker.table.manifests import read_snapshot_files

@@ -31,7 +31,9 @@ from worker.erasure.expiry import (
 )
 from worker.erasure.holds import Hold, holds
 from worker.erasure.keys import ErasedKeys
-from worker.erasure.leftovers import (
+from worker.erasure.look import Look, Traces
+from worker.erasure.manifests import rewrite_manifests
+from worker.erasure.metadata_files import (
     TOO_MANY,
     UNNAMED_AT_MOST,
     look_at_metadata,
@@ -41,14 +43,12 @@ from worker.erasure.leftovers import (
     statistics_files,
     unnamed_files,
 )
-from worker.erasure.look import Look, Traces
-from worker.erasure.manifests import rewrite_manifests
+from worker.erasure.orphan_files import OrphanFiles
 from worker.erasure.positions import look_at_puffin
 from worker.erasure.report import Findings
 from worker.erasure.rewrite import Rewrite
-from worker.erasure.steps import DELETE, MANIFESTS, STEP, Totals
+from worker.erasure.snapshot_properties import DELETE, MANIFESTS, STEP, Totals
 from worker.erasure.trace import unreadable
-from worker.erasure.unnamed import Unnamed
 from worker.index.sorted_runs import IndexWarehouse
 from worker.io.storage import Storage, StoredFile
 from worker.jobs.conversion import Conversion
@@ -332,7 +332,7 @@ class _Erasure:
             remedy = TOO_MANY.remedy if damaged is None else _may_be_named(damaged).remedy
             findings.miss(metadata.location, TOO_MANY._replace(remedy=remedy))
             files = files[:UNNAMED_AT_MOST]
-        look = Unnamed(table, self._keys, self._look.of_rows).look
+        look = OrphanFiles(table, self._keys, self._look.of_rows).look
         with self._job.stage("look"), Threads(_LOOKS_AT_ONCE, "look") as threads:
             traces = dict(zip(files, threads.map(look, files), strict=True))
         self._look.traces |= {file.location: trace for file, trace in traces.items()}

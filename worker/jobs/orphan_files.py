@@ -39,12 +39,14 @@ def remove_orphan_files(job: Job) -> list[AttemptId]:
     A trouble here undoes nothing of the job: it is told, and the next job tries again.
     """
     cleared: list[AttemptId] = []
-    if not job.assignment.leftovers:
+    if not job.assignment.ended_attempts:
         return cleared
     try:
         table = pin_table(job)  # as it is after all that these attempts did, and this one
         live = {file.path for file in table.files.equality_deletes}
-        removed = {plan.removes for left in job.assignment.leftovers for plan in left.plans if plan.removes}
+        removed = {
+            plan.removes for left in job.assignment.ended_attempts for plan in left.plans if plan.removes
+        }
         live |= {file.path for file in table.files.data_files.with_paths(removed)}
         needed = cache(
             lambda: set(map(_name, delete_files_of_all_snapshots(table.metadata, table.storage.io)))
@@ -54,7 +56,7 @@ def remove_orphan_files(job: Job) -> list[AttemptId]:
         )
         layouts = _Layouts(table)
         names_left = _NAMES_AT_MOST
-        for left in job.assignment.leftovers:
+        for left in job.assignment.ended_attempts:
             names = min(sum(map(_names_of, left.plans)), _NAMES_AT_MOST)
             if names > names_left:
                 job.decide("Files that further attempts left behind are looked for by the next jobs.")

@@ -69,7 +69,7 @@ def report_duplicates(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -
     """Reports on every key set of the table. The newest report is kept, earlier ones are deleted."""
     place = ReportPlace(job, table, warehouse)
     key_sets = list(_key_sets(job, table, warehouse))
-    place.remove_leftovers()
+    place.remove_abandoned_runs()
     deleted = _deleted_rows(job, table, warehouse)
     results = []
     for key_set in key_sets:
@@ -123,7 +123,7 @@ class ReportPlace:
         ids = "_".join(map(str, key_set.equality_field_ids))
         return f"{self.location}/{self._prefix}{ids}-{part}.parquet"
 
-    def remove_leftovers(self) -> None:
+    def remove_abandoned_runs(self) -> None:
         """Sorted runs of attempts that died."""
         self._remove(f"{self.location}/{BUCKET}")
 

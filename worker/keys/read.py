@@ -21,7 +21,7 @@ from pyiceberg.transforms import IdentityTransform
 from worker.io.file_formats import BATCH_ROWS, FORMATS, Path, field_id_of, open_columns
 from worker.io.storage import Storage
 from worker.keys.key_set import MASK_BITS, KeyColumn, KeyColumnError, KeySet
-from worker.keys.values import from_single_value, placeholder, to_key_type
+from worker.keys.key_types import from_single_value, placeholder, to_key_type
 from worker.process.deadline import check_time
 from worker.process.errors import Reason
 from worker.table.files import DataFile, DeleteFile

@@ -9,7 +9,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.table.metadata import TableMetadata
 
 from worker.keys.key_set import KeyColumn, KeyColumnError, KeySet
-from worker.keys.values import to_key_value
+from worker.keys.key_types import to_key_value
 
 
 def resolve_key_set(metadata: TableMetadata, equality_field_ids: Sequence[int]) -> KeySet:

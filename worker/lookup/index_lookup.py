@@ -30,7 +30,7 @@ from worker.keys.read import KeyReader, missing_file
 from worker.lookup.matching import KeyMatcher, match_sorted
 from worker.process.deadline import check_time
 from worker.process.errors import Reason
-from worker.process.room import holding
+from worker.process.memory import holding
 from worker.table.files import DataFile, DataFiles
 
 GLOBAL = -1  # partition_id of delete keys that apply in every partition

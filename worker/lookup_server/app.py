@@ -26,11 +26,11 @@ from trust.egress import AmbiguousHostError, HostNotAllowedError
 from trust.locations import LocationNotAllowedError
 from worker.contract.lookups import SECONDS_LEFT, LookupRequest
 from worker.io.storage import Storage
-from worker.lookup_server.turns import RETRY_SECONDS, Turns
+from worker.lookup_server.admission import RETRY_SECONDS, Admission
 from worker.process.deadline import OutOfTimeError, within
 from worker.process.errors import JobError
+from worker.process.memory import ServerBusyError, take_memory
 from worker.process.redaction import Redaction
-from worker.process.room import NoRoomError, take_room
 from worker.query.answers import Answers, TablePlace
 from worker.query.arrow import (
     arrow_answer,
@@ -41,8 +41,8 @@ from worker.query.arrow import (
     shown_keys,
     to_stream,
 )
-from worker.query.asked import keys_of_json
 from worker.query.errors import AnswerTooLargeError, QuestionError
+from worker.query.json_keys import keys_of_json
 from worker.query.report import facts, json_rows, report
 from worker.query.rows import rows_at, schema_of, selected
 from worker.table.record_properties import (
@@ -66,9 +66,9 @@ ANSWER_SECONDS = 60.0
 NOT_ALLOWED = (HostNotAllowedError, AmbiguousHostError, LocationNotAllowedError)
 
 
-def create_app(token: str, answers: Answers | None = None, turns: Turns | None = None) -> Starlette:
+def create_app(token: str, answers: Answers | None = None, admission: Admission | None = None) -> Starlette:
     """token: that the service shows with each request; no other request is answered."""
-    known, turns = answers or Answers(), turns or Turns()
+    known, admission = answers or Answers(), admission or Admission()
 
     def is_shown(request: Request) -> bool:
         shown = request.headers.get("authorization", "")
@@ -80,7 +80,7 @@ def create_app(token: str, answers: Answers | None = None, turns: Turns | None =
         try:
             seconds = _seconds_left(request)
             asked, stream = await _read(request)
-        except NoRoomError as error:
+        except ServerBusyError as error:
             return _problem(503, error.code, error.title, error.detail, error.remedy)
         except (ValidationError, LimitExceededError, ValueError) as error:
             remedy = "Run the service and its lookup servers in the same version."
@@ -95,14 +95,14 @@ def create_app(token: str, answers: Answers | None = None, turns: Turns | None =
         """Whether a question would be taken now, and whether a token that is shown is the right one."""
         if "authorization" in request.headers and not is_shown(request):
             return _unauthorized()
-        return JSONResponse({"status": "ok"}) if turns.are_left else JSONResponse({"status": "busy"}, 503)
+        return JSONResponse({"status": "ok"}) if admission.has_room else JSONResponse({"status": "busy"}, 503)
 
     routes = [
         Route("/lookups", look_up, methods=["POST"]),
         Route("/livez", live),
         Route("/readyz", ready),
     ]
-    return Starlette(routes=routes, middleware=[Middleware(turns.before)])
+    return Starlette(routes=routes, middleware=[Middleware(admission.middleware)])
 
 
 def _seconds_left(request: Request) -> float:
@@ -120,7 +120,7 @@ async def _read(request: Request) -> tuple[LookupRequest, bytes]:
     """A line of JSON, and the keys as Arrow unless they are in it."""
     content = bytearray()
     async for piece in request.stream():
-        take_room(_BODY_FACTOR * len(piece), waits=False)
+        take_memory(_BODY_FACTOR * len(piece), waits=False)
         content += piece
         if len(content) > BODY_BYTES:
             raise ValueError(f"it has more than {BODY_BYTES:,} bytes")
@@ -178,12 +178,12 @@ def answer(
         MATCHES,
     )
     match_bytes, row_factor = _IN_ARROW if as_arrow else _IN_JSON
-    take_room(match_bytes * len(places.keys))
+    take_memory(match_bytes * len(places.keys))
     if as_arrow:
         key_bytes = repeated_key_bytes(found, places)
         if key_bytes > ROW_BYTES:
             raise AnswerTooLargeError(f"The keys have more than {ROW_BYTES:,} bytes beside all their rows.")
-        take_room(row_factor * key_bytes)
+        take_memory(row_factor * key_bytes)
     of_table = schema_of(coverage.table, question.schema_id)
     schema = None if question.select is None else selected(of_table, question.select)
     rows = None if schema is None else rows_at(coverage.table, places, schema, ROW_BYTES, row_factor)

@@ -39,14 +39,14 @@ from worker.index.key_set_index import (
     open_index,
 )
 from worker.index.sorted_runs import TABLE_ID, IndexWarehouse
-from worker.io.kept import Kept
-from worker.io.kept_files import KeptFiles
+from worker.io.cache import Cache
+from worker.io.cached_files import CachedFiles
 from worker.io.storage import Storage
 from worker.keys.key_set import KeyColumnError, KeySet
 from worker.keys.schema_fields import column_names_of, field_ids_of, resolve_key_set
-from worker.process.room import holding
-from worker.query.asked import keys_of_json
+from worker.process.memory import holding
 from worker.query.errors import OutdatedError, UnknownKeyColumnsError, UnreadableError
+from worker.query.json_keys import keys_of_json
 from worker.query.places import Coverage, Places
 from worker.query.snapshot import TableSnapshot, is_head_of, snapshot_of
 from worker.table.manifests import DATA_FILE_BYTES, DELETE_FILE_BYTES, CorruptMetadataError
@@ -129,13 +129,13 @@ class _OpenIndex:
 class Answers:
     """Answers about any number of tables."""
 
-    def __init__(self, kept: Kept | None = None) -> None:
-        self._kept = kept or Kept(KEPT_BYTES)
+    def __init__(self, cache: Cache | None = None) -> None:
+        self._cache = cache or Cache(KEPT_BYTES)
 
     def files(self, properties: Mapping[str, str]) -> Storage:
         """How files are opened with these properties, resolved: kept with its connections."""
         name = ("files", frozenset(properties.items()))
-        return self._kept.get(name, lambda: KeptFiles(properties, self._kept), lambda _: _FILES_BYTES)
+        return self._cache.get(name, lambda: CachedFiles(properties, self._cache), lambda _: _FILES_BYTES)
 
     def coverage(self, place: TablePlace, question: AskedKeys) -> Coverage:
         """What there is to answer a question with. Raises QuestionError, JobError, or OSError (a retry can
@@ -148,9 +148,9 @@ class Answers:
         snapshot_id = None if snapshot is None else snapshot.snapshot_id
         name = (place.tables, place.metadata_location, read.digest, snapshot_id, is_head)
         try:
-            table = self._kept.get(
+            table = self._cache.get(
                 ("snapshot", *name),
-                lambda: TableSnapshot(place.tables, metadata, snapshot, self._kept, is_head=is_head),
+                lambda: TableSnapshot(place.tables, metadata, snapshot, self._cache, is_head=is_head),
                 _snapshot_bytes,
             )
         except FileNotFoundError as error:  # of a manifest: another snapshot may have all of its own
@@ -198,7 +198,7 @@ class Answers:
         try:
             if _NUMBERED.fullmatch(place.metadata_location.rpartition("/")[2]):
                 return read()
-            return self._kept.get(
+            return self._cache.get(
                 ("metadata", place.tables, place.metadata_location),
                 read,
                 lambda one: _METADATA_FACTOR * one.size_bytes,
@@ -219,7 +219,7 @@ class Answers:
                 index.entries.paimon_snapshot_id,
             )
         )
-        return self._kept.get(
+        return self._cache.get(
             ("coverage", *name, key_set.equality_field_ids, state),
             lambda: Coverage(table, key_set, index),
             lambda _: 60 * len(table.files.data_files) + 1_000,
@@ -256,13 +256,13 @@ class Answers:
                     f"The index can't be read: {error}.", "The next job of kind `index` makes it anew."
                 ) from error
 
-        return self._kept.get(_index_name(place, metadata, key_set), look, _index_bytes)
+        return self._cache.get(_index_name(place, metadata, key_set), look, _index_bytes)
 
     def _forget_index(self, place: TablePlace, metadata: TableMetadata, key_set: KeySet) -> None:
-        self._kept.forget(_index_name(place, metadata, key_set))
+        self._cache.forget(_index_name(place, metadata, key_set))
 
     def _warehouse(self, place: TablePlace) -> IndexWarehouse:
-        return self._kept.get(
+        return self._cache.get(
             ("warehouse", place.indexes, place.index_warehouse),
             lambda: IndexWarehouse(place.index_warehouse, place.indexes),
             lambda _: 10_000,

@@ -23,8 +23,8 @@ from worker.contract.lookups import KEYS
 from worker.io.decimals import check_decimal
 from worker.io.sorting import is_bytes
 from worker.keys.key_set import MASK_BITS, KeyColumn, KeySet
+from worker.keys.key_types import to_key_type
 from worker.keys.read import key_batch
-from worker.keys.values import to_key_type
 from worker.query.errors import InvalidArrowError, InvalidKeyError
 from worker.query.places import Coverage, Places, matched_files
 

@@ -22,8 +22,8 @@ from worker.keys.key_set import KeyColumnError, KeySet
 from worker.keys.read import KeyReader, key_reader, missing_file
 from worker.lookup.index_lookup import ANY_AGE, DeleteKeys, LiveRows, lookup_tasks
 from worker.process.errors import Reason
+from worker.process.memory import holding
 from worker.process.plurals import counted
-from worker.process.room import holding
 from worker.process.slots import Threads
 from worker.query.errors import AnswerTooLargeError, NotCoveredError, UnreadableError, told_as_unreadable
 from worker.query.snapshot import PendingKeys, TableSnapshot

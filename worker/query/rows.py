@@ -33,7 +33,7 @@ from worker.io.file_formats import FORMATS, check_size, open_columns
 from worker.io.parquet_rows import Expect, LargePageError, Pages, ParquetFooter
 from worker.io.sorting import Int64Array
 from worker.process.deadline import check_time
-from worker.process.room import holding, take_room
+from worker.process.memory import holding, take_memory
 from worker.process.slots import Threads
 from worker.query.errors import AnswerTooLargeError, UnknownColumnsError, UnreadableError
 from worker.query.places import SCAN_BYTES, Places
@@ -79,7 +79,7 @@ def rows_at(
 ) -> pa.Table:
     """A row for each place, in their order.
 
-    most_bytes: of all of them. held_factor: by how much an answer is larger than they are, for its room.
+    most_bytes: of all of them. held_factor: by how much an answer is larger than they are, in memory.
 
     Raises AnswerTooLargeError, UnreadableError, or OSError (a retry can help).
     """
@@ -127,7 +127,7 @@ class _Size:
             self._bytes += size_bytes
             if self._most_bytes is not None and self._bytes > self._most_bytes:
                 raise AnswerTooLargeError(f"The rows of the keys have more than {self._most_bytes:,} bytes.")
-        take_room(self._held_factor * size_bytes)
+        take_memory(self._held_factor * size_bytes)
 
 
 def _repeated_bytes(rows: pa.Table, times: Int64Array) -> int:
@@ -173,14 +173,14 @@ def _read_parquet(
     name = (table.storage, file.path, file.file_size_bytes)
     with table.storage.open_input(file.path) as source:
         check_size(source, file.file_size_bytes)
-        footer = table.kept.get(
+        footer = table.cache.get(
             ("footer", *name), lambda: ParquetFooter.read(source), lambda one: one.size_bytes
         )
         projected = _projected(table, footer.schema, schema)
         names = [field.name for field in projected.fields]
 
         def keep(chunk: tuple[int, int], make: Callable[[], Pages]) -> Pages:
-            return table.kept.get(("pages", *name, chunk), make, lambda pages: pages.size_bytes)
+            return table.cache.get(("pages", *name, chunk), make, lambda pages: pages.size_bytes)
 
         found = parquet_rows.rows_at(source, footer, names, positions, keep, expect)
     if not names:  # there are so many rows, of whatever other columns

@@ -21,14 +21,14 @@ from pyiceberg.table.snapshots import Snapshot
 from pyroaring import BitMap64
 
 from worker.deletes.existing import ExistingDeletes, UnreadableDeleteFileError, existing_deletes
-from worker.io.kept import Kept
+from worker.io.cache import Cache
 from worker.io.sorting import Int64Array
 from worker.io.storage import Storage
 from worker.keys.key_set import KeySet
 from worker.keys.read import KeyReader, key_reader
 from worker.keys.schema_fields import resolve_key_set
 from worker.lookup.index_lookup import GLOBAL, DeleteKeys
-from worker.process.room import holding
+from worker.process.memory import holding
 from worker.query.errors import NotCoveredError, UnknownSnapshotError, UnreadableError, told_as_unreadable
 from worker.table.files import NO_FILES, DataFile, DeleteFile, PartitionKey, SnapshotFiles
 from worker.table.manifests import read_snapshot_files
@@ -51,12 +51,12 @@ class TableSnapshot:
         storage: Storage,
         metadata: TableMetadata,
         snapshot: Snapshot | None,
-        kept: Kept,
+        cache: Cache,
         *,
         is_head: bool = False,
         files: SnapshotFiles | None = None,
     ) -> None:
-        """Reads the manifests, unless `files` has what they say. kept: what follows from delete files.
+        """Reads the manifests, unless `files` has what they say. cache: what follows from delete files.
         is_head: it is asked for as a branch.
 
         Raises as `read_snapshot_files`.
@@ -65,7 +65,7 @@ class TableSnapshot:
         self.metadata = metadata
         self.snapshot = snapshot
         self.is_head = is_head
-        self.kept = kept
+        self.cache = cache
         if files is None:
             files = NO_FILES if snapshot is None else read_snapshot_files(metadata, snapshot, storage.io)
         self.files = files
@@ -97,7 +97,7 @@ class TableSnapshot:
     def pending(self) -> list[PendingKeys]:
         """The equality deletes of each key set, as far as any are live. Raises UnreadableError."""
         return [
-            self.kept.get(
+            self.cache.get(
                 ("pending", self.storage, digest),
                 partial(PendingKeys.read, self, field_ids, deletes),
                 lambda pending: pending.size_bytes,
@@ -112,7 +112,7 @@ class TableSnapshot:
         asked = {file: self.deletes_of(file) for file in in_order}
         # By the deletes themselves: the next snapshot mostly has the same.
         names = {file: ("skipped", self.storage, file, deletes) for file, deletes in asked.items() if deletes}
-        known = {file: self.kept.find(name) for file, name in names.items()}
+        known = {file: self.cache.find(name) for file, name in names.items()}
         unknown = [file for file, one in known.items() if one is None]
         if unknown:
             deletes = dict.fromkeys(delete for file in unknown for delete in asked[file])
@@ -123,7 +123,7 @@ class TableSnapshot:
                 raise UnreadableError(str(error), "Restore the file.") from error
             for file in unknown:
                 known[file] = _Skipped.of(found.get(file))
-                self.kept.put(names[file], known[file], known[file].size_bytes)
+                self.cache.put(names[file], known[file], known[file].size_bytes)
         return [known[file].rows if file in known else None for file in in_order]
 
     def deletes_of(self, file: DataFile) -> tuple[DeleteFile, ...]:

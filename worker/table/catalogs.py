@@ -16,8 +16,8 @@ from pyspark.errors.exceptions.captured import CapturedException
 
 from stores.aws import Identity
 from stores.azure import AZURE_SCHEMES, azure_host, check_endpoint
+from stores.catalog_properties import of_tables
 from stores.file_io import GOOGLE_SCHEMES
-from stores.places import of_tables
 from stores.signatures import CannotSignError, refusal_of
 from trust.bounds import LimitExceededError
 from trust.egress import Egress, HostNotAllowedError

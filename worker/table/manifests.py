@@ -48,7 +48,7 @@ from pyiceberg.types import (
 from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 
 from worker.process.errors import JobError
-from worker.process.room import holding, take_room
+from worker.process.memory import holding, take_memory
 from worker.process.slots import Threads
 from worker.table.files import DataFile, DataFiles, DeleteFile, FileContent, PartitionKey, SnapshotFiles
 
@@ -112,7 +112,7 @@ def read_snapshot_files(
             for start in range(0, len(manifests), _READ_AHEAD):
                 some = manifests[start : start + _READ_AHEAD]
                 for manifest, (of_manifest, deletes) in zip(some, threads.map(read, some), strict=True):
-                    take_room(DATA_FILE_BYTES * len(of_manifest) + DELETE_FILE_BYTES * len(deletes))
+                    take_memory(DATA_FILE_BYTES * len(of_manifest) + DELETE_FILE_BYTES * len(deletes))
                     if len(of_manifest) + len(deletes) <= room:
                         kept[manifest] = of_manifest, deletes
                         room -= len(of_manifest) + len(deletes)

@@ -6,7 +6,7 @@ from contextlib import suppress
 from urllib.parse import unquote, urlsplit
 
 from stores.azure import azure_host
-from stores.places import FILE_IO, of_index, of_tables
+from stores.catalog_properties import FILE_IO, of_index, of_tables
 from trust.rest_answers import RENEWALS
 from trust.secrets import PLACES, SecretUnreadableError, is_own_setting, is_reference, may_read, read_secret
 from worker.contract.control_plane import Limits

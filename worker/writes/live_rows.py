@@ -21,7 +21,7 @@ from worker.attempt.pinned_table import PinnedTable
 from worker.contract.control_plane import StaleAttemptError
 from worker.index.key_set_index import KeySetIndex, damage_of
 from worker.index.sorted_runs import IndexWarehouse
-from worker.io.kept import Kept
+from worker.io.cache import Cache
 from worker.io.sorting import Int64Array
 from worker.keys.key_set import KeySet
 from worker.lookup.index_lookup import Matches
@@ -64,7 +64,7 @@ class KeysInTable:
         self._key_set = key_set
         self._keys = keys
         self.index = index
-        self._kept = Kept(_KEPT_BYTES)
+        self._cache = Cache(_KEPT_BYTES)
         self._forget()
 
     def _forget(self) -> None:
@@ -104,7 +104,7 @@ class KeysInTable:
 
     def _rows(self, table: PinnedTable) -> tuple[TableSnapshot, Places]:
         snapshot = TableSnapshot(
-            table.storage, table.metadata, table.snapshot, self._kept, is_head=True, files=table.files
+            table.storage, table.metadata, table.snapshot, self._cache, is_head=True, files=table.files
         )
         unseen = None if self._before is None else _unseen(table.files.data_files, self._before.data_files)
         coverage = Coverage(

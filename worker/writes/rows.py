@@ -22,7 +22,7 @@ from worker.keys.read import key_batch
 from worker.lookup.index_lookup import ANY_AGE, DeleteKeys
 from worker.process.errors import JobError
 from worker.process.plurals import counted
-from worker.query.asked import NOT_A_VALUE, single_value
+from worker.query.json_keys import NOT_A_VALUE, single_value
 
 Row = Mapping[str, Any]
 _LARGEST_FLOAT = float(np.finfo(np.float32).max)

@@ -24,8 +24,8 @@ from worker.attempt.job import Job
 from worker.attempt.pinned_table import PinnedTable
 from worker.io.sorting import Int64Array, contiguous
 from worker.keys.key_set import KeySet
+from worker.keys.key_types import to_key_type
 from worker.keys.read import key_batch
-from worker.keys.values import to_key_type
 from worker.query.arrow import values_of_type
 from worker.writes.rows import InvalidRowsError, keys_of_rows, rows_of_json
 from worker.writes.sent_files import SentPart, TooLargeError, list_values, read_files

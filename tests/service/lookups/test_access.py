@@ -14,7 +14,7 @@ from service.db.database import Database
 from service.errors import IcestreamError
 from service.lookups import service as lookups
 from service.lookups.admission import admitted
-from service.lookups.limits import KeyLimits
+from service.lookups.key_limits import KeyLimits
 from service.records.keys import Role
 from service.settings import Settings
 from tests.patience import PATIENCE_SECONDS

@@ -10,7 +10,7 @@ from icestream import client, connection
 from service.auth.buckets import too_many
 from service.auth.models import Principal
 from service.command.main import app as commands
-from service.lookups.limits import KeyLimits
+from service.lookups.key_limits import KeyLimits
 from tests.service.conftest import (
     ADMIN_KEY,
     Running,

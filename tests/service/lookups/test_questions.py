@@ -21,7 +21,7 @@ from tests.service.conftest import (
 from tests.service.iceberg_tables import ARROW, IcebergCatalog
 from tests.service.lookups.conftest import TOKEN
 from trust.arrow_streams import STREAM_TYPE
-from worker.io.kept import Kept
+from worker.io.cache import Cache
 from worker.lookup_server.app import create_app
 from worker.query.answers import Answers
 
@@ -244,7 +244,7 @@ def test_what_has_expired_or_come_since_the_head_was_asked_for_costs_no_answer(
         "data": next(iter(table.scan().plan_files())).file.file_path,
     }
     with (
-        listening(create_app(TOKEN, Answers(Kept(0)))) as url,
+        listening(create_app(TOKEN, Answers(Cache(0)))) as url,
         running(with_lookup_server(settings, url, TOKEN)) as service,
     ):
         service.register(iceberg)

@@ -14,7 +14,7 @@ import pytest
 from pydantic import SecretStr, ValidationError
 
 from service.errors import IcestreamError
-from service.lookups import servers, shares
+from service.lookups import concurrency, servers
 from service.lookups.models import LookupAnswer
 from service.lookups.questions import JSON_TYPE
 from service.lookups.servers import Allowance, LookupServers
@@ -298,8 +298,8 @@ def test_an_answer_that_does_not_come_in_time_is_late(monkeypatch: pytest.Monkey
 def test_the_questions_of_one_caller_leave_turns_to_others(
     settings: Settings, iceberg: IcebergCatalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shares, "QUESTIONS", 1)
-    monkeypatch.setattr(shares, "_WAIT_SECONDS", 0.1)
+    monkeypatch.setattr(concurrency, "QUESTIONS", 1)
+    monkeypatch.setattr(concurrency, "_WAIT_SECONDS", 0.1)
     asked = {"keys": [{"id": 3}]}
     troubled = Troubled(Troubled.says_that_it_stands_still, Troubled.answers_at_once)
     with (

@@ -123,7 +123,7 @@ class WriteSteps(SparkSteps, JobSteps):
         if after_death is not None:
             yield f"then {after_death.kind} ({self.do(after_death)})"
         before = self.table.snapshot_id
-        run(attempt=2, leftovers=[self.jobs.reporter.left_by(write.job_id)])
+        run(attempt=2, ended_attempts=[self.jobs.reporter.left_by(write.job_id)])
         if dies == "before":
             yield self._take_effect(write)
         self.table.refresh()

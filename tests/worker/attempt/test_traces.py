@@ -19,7 +19,7 @@ ASSIGNMENT = {
     "job": {"id": "j-1", "kind": "index", "dry_run": False},
     "attempt": 2,
     "previous_attempts": [],
-    "leftovers": [],
+    "ended_attempts": [],
     "lease_seconds": 30,
     "table": {"id": "t", "identifier": ["db", "t"], "branch": "main"},
     "catalog": {"name": "local", "type": "sql", "properties": {}},

@@ -264,7 +264,7 @@ def test_a_killed_attempt_is_gone_on_with(
         erase(1, 7, job_id="killed")
     assert death.happened
 
-    report = erase(1, 7, job_id="killed", attempt=2, leftovers=[jobs.reporter.left_by("killed")])
+    report = erase(1, 7, job_id="killed", attempt=2, ended_attempts=[jobs.reporter.left_by("killed")])
 
     assert report["counts"] == {"gone": 2, "invisible": 0, "held": 0, "unknown": 0}
     assert files_with([1, 7], place_of(table), jobs.index) == []
@@ -282,10 +282,10 @@ def test_an_erasure_goes_on_with_what_other_jobs_leave_to_it(
         erase(0, job_id="killed")
     left = jobs.reporter.left_by("killed")
     how: dict[str, Any] = {"rows": [{"id": key(7)}], "parameters": {"key_columns": ["id"]}}
-    assert jobs.run("delete", leftovers=[left], **how).cleared == []
-    assert erase(0, job_id="killed", attempt=2, leftovers=[left])["counts"] == ALL_GONE
+    assert jobs.run("delete", ended_attempts=[left], **how).cleared == []
+    assert erase(0, job_id="killed", attempt=2, ended_attempts=[left])["counts"] == ALL_GONE
     how["parameters"] = {**how["parameters"], "erasure_id": "e", "expire_snapshots": True}
-    assert jobs.run("erase", leftovers=[left], **how).cleared == [AttemptId(job_id="killed", attempt=1)]
+    assert jobs.run("erase", ended_attempts=[left], **how).cleared == [AttemptId(job_id="killed", attempt=1)]
 
 
 def test_nothing_that_is_kept_of_the_job_has_a_key(

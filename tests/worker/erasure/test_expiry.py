@@ -295,7 +295,7 @@ def test_nothing_is_deleted_while_a_manifest_list_can_not_be_read(
     if dies:
         with killed_at_commit_of(expiry, "java_expiry", "after"):
             erase(0, job_id="killed")
-        how = {"job_id": "killed", "attempt": 2, "leftovers": [jobs.reporter.left_by("killed")]}
+        how = {"job_id": "killed", "attempt": 2, "ended_attempts": [jobs.reporter.left_by("killed")]}
     away = listed.rename(listed.with_name("away"))
     if is_cut:
         whole = away.read_bytes()
@@ -316,7 +316,7 @@ def test_nothing_is_deleted_once_the_table_says_so(new_table: NewTable, jobs: Jo
     with killed_at_commit_of(expiry, "java_expiry", "after"):
         erase(0, job_id="killed")
     table.java.updateProperties().set("gc.enabled", "0").commit()
-    report = erase(0, job_id="killed", attempt=2, leftovers=[jobs.reporter.left_by("killed")])
+    report = erase(0, job_id="killed", attempt=2, ended_attempts=[jobs.reporter.left_by("killed")])
     assert Path(kept.removeprefix("file:")).exists()
     assert {one["holder"] for one in report["held"]} == {"orphan_file"}
 
@@ -330,7 +330,7 @@ def test_what_an_attempt_of_another_job_let_expire_goes_too(
     with killed_at_commit_of(expiry, "java_expiry", "after"):
         erase(0, job_id="killed")
     assert Path(kept.removeprefix("file:")).exists()
-    report = erase(1, job_id="next", leftovers=[jobs.reporter.left_by("killed")])
+    report = erase(1, job_id="next", ended_attempts=[jobs.reporter.left_by("killed")])
     assert not Path(kept.removeprefix("file:")).exists()
     assert report["counts"]["gone"] == 1
 
@@ -381,7 +381,7 @@ def test_a_file_elsewhere_is_deleted_or_told(
     if dies:
         with deaths[dies]:
             erase(1, job_id="killed")
-        how = {"job_id": "killed", "attempt": 2, "leftovers": [jobs.reporter.left_by("killed")]}
+        how = {"job_id": "killed", "attempt": 2, "ended_attempts": [jobs.reporter.left_by("killed")]}
 
     report = erase(1, 7, **how)
 
@@ -407,7 +407,7 @@ def test_what_expired_snapshots_named_may_be_left_where_nobody_can_tell_it(
     else:
         manifest.write_bytes(b"Obj\x01")
 
-    report = erase(1, 7, job_id="killed", attempt=2, leftovers=[jobs.reporter.left_by("killed")])
+    report = erase(1, 7, job_id="killed", attempt=2, ended_attempts=[jobs.reporter.left_by("killed")])
 
     assert (tmp_path / "brought.parquet").exists()
     assert report["counts"]["unknown"] == 2

@@ -15,10 +15,10 @@ from pyiceberg.transforms import BucketTransform, IdentityTransform, TruncateTra
 from pyiceberg.types import LongType, NestedField, StringType
 
 from worker.erasure.columns import FormerColumns, TableColumns, _described
+from worker.erasure.key_texts import is_escaped
 from worker.erasure.keys import ErasedKeys, partition_fields
-from worker.erasure.leftovers import scalars
-from worker.erasure.texts import is_escaped
-from worker.erasure.unnamed import _json_of
+from worker.erasure.metadata_files import scalars
+from worker.erasure.orphan_files import _json_of
 from worker.keys.key_set import KeyColumn, KeySet
 from worker.table.manifests import EntryValues
 

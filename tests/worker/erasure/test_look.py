@@ -14,7 +14,7 @@ from tests.factories import TableBuilder, garble
 from tests.jobs import Jobs
 from tests.thorough import V2_FIRST
 from tests.worker.erasure.tables import ALL_GONE, PLAIN, Erase, NewTable, holders, key, place_of, row
-from worker.erasure import leftovers, unnamed
+from worker.erasure import metadata_files, orphan_files
 from worker.erasure.trace import FORMER_COLUMN
 from worker.jobs import erasure
 
@@ -162,10 +162,10 @@ def test_what_is_too_large_or_too_much_leaves_the_keys_unknown(
     table.append([row(0)])
     data = place_of(table) / "data"
     with monkeypatch.context() as patched:
-        patched.setattr(unnamed, "ANSWER_BYTES", 50_000)
+        patched.setattr(orphan_files, "ANSWER_BYTES", 50_000)
         _write(data / "large.avro", b"Obj\x01" + bytes(50_000))
         (told,) = erase(7)["held"]
-        assert (told["holder"], told["reason"]) == ("unreadable_file", leftovers.TOO_LARGE)
+        assert (told["holder"], told["reason"]) == ("unreadable_file", metadata_files.TOO_LARGE)
     _write(data / "large.avro", b"a")
     _write(data / "other", b"b")
     assert erase(7)["counts"] == ALL_GONE

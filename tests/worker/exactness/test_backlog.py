@@ -78,11 +78,11 @@ def test_every_commit_of_a_backlog_leaves_the_rows_as_they_are(
 def test_the_next_attempt_does_what_the_first_one_left(exactly: Exactness, format_version: int) -> None:
     table = backlog(exactly, format_version)
     before = exactly.spark_rows(table)
-    leftovers = [dies_in_its_third_commit(exactly)]
+    ended_attempts = [dies_in_its_third_commit(exactly)]
     left = own_files(table)
     assert len(equality_delete_files(exactly.spark, table.identifier)) == FILES - 4
 
-    done = convert(exactly, 2, job_id="backlog", attempt=2, leftovers=leftovers)
+    done = convert(exactly, 2, job_id="backlog", attempt=2, ended_attempts=ended_attempts)
     result = done.result
     assert (result["commits"], result["equality_delete_files_removed"]) == (5, FILES)
     assert list(done.cleared) == [AttemptId(job_id="backlog", attempt=1)]
@@ -121,11 +121,11 @@ def test_files_that_an_attempt_committed_stay_when_its_snapshots_have_expired(
 ) -> None:
     table = backlog(exactly, format_version)
     before = exactly.spark_rows(table)
-    leftovers = [dies_in_its_third_commit(exactly)]
+    ended_attempts = [dies_in_its_third_commit(exactly)]
     table.append([{"id": 99, "region": "eu", "value": 9}])
     committed = live_own_files(exactly, table)
     table.java.expireSnapshots().expireOlderThan(2**62).retainLast(1).commit()
-    result = convert(exactly, 2, job_id="backlog", attempt=2, leftovers=leftovers).result
+    result = convert(exactly, 2, job_id="backlog", attempt=2, ended_attempts=ended_attempts).result
     assert (result["commits"], result["equality_delete_files_removed"]) == (3, FILES - 4)
     assert any("attempt 1 of job backlog left behind" in sentence for sentence in result["decisions"])
     assert exactly.spark_rows(table) == before + Counter({(99, "eu", 9): 1})

@@ -37,8 +37,8 @@ from worker.jobs.duplicate_rows import (
     plan_ranges,
 )
 from worker.keys.key_set import KeyColumn, KeySet
+from worker.keys.key_types import from_key_type, to_key_value, to_words
 from worker.keys.read import key_batch
-from worker.keys.values import from_key_type, to_key_value, to_words
 from worker.table.files import DataFile, DataFiles, PartitionKey
 
 Key = tuple[int | None, str | None]

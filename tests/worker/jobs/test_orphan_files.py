@@ -60,7 +60,7 @@ def test_files_of_an_attempt_that_was_not_about_to_commit_go_at_once(
     left = dies(False)
     assert [(plan.removes, plan.files_per_task) for plan in left.plans] == [(None, 2)]
     assert orphans(table)
-    done = jobs.run("compact", leftovers=[left])
+    done = jobs.run("compact", ended_attempts=[left])
     assert list(done.cleared) == [LOST]
     assert any("attempt 1 of job lost left behind" in one for one in done.result["decisions"])
     assert orphans(table) == set()
@@ -72,12 +72,12 @@ def test_files_that_a_late_commit_may_still_name_stay_until_it_cannot_come(
 ) -> None:
     left = dies(True)
     kept = orphans(table)
-    waiting = jobs.run("compact", leftovers=[left])
+    waiting = jobs.run("compact", ended_attempts=[left])
     assert list(waiting.cleared) == []
     assert any("may still come" in one for one in waiting.result["decisions"])
     assert orphans(table) == kept != set()
     before = visible_rows(spark, table.identifier)
-    assert list(jobs.run("convert", leftovers=[left]).cleared) == [LOST]
+    assert list(jobs.run("convert", ended_attempts=[left]).cleared) == [LOST]
     assert orphans(table) == set()
     assert visible_rows(spark, table.identifier) == before
 
@@ -91,7 +91,7 @@ def test_they_go_also_when_others_did_the_work_or_some_deletes_are_refused(
     table.delete_keys([{"id": 7, "region": "us"}], equality_columns=["id", "region"])
     (damaged,) = {file["file_path"] for file in equality_delete_files(spark, table.identifier)} - others
     local(damaged).write_bytes(b"garbage")
-    done = jobs.run("convert", leftovers=[left])
+    done = jobs.run("convert", ended_attempts=[left])
     assert done.result["unconvertible"]
     assert list(done.cleared) == [LOST]
     assert orphans(table) == set()
@@ -116,7 +116,7 @@ def test_what_was_committed_and_not_reported_stays_and_what_else_was_written_goe
     more = next(path for name in names if not (path := local(name)).exists())
     more.parent.mkdir(parents=True, exist_ok=True)
     more.write_bytes(b"written and not committed")
-    done = jobs.run("convert", leftovers=[left])
+    done = jobs.run("convert", ended_attempts=[left])
     assert list(done.cleared) == [LOST]
     assert set(local(table.metadata.location).rglob("*icestream-*")) == written != set()
     assert sum(visible_rows(spark, table.identifier).values()) == sum(before.values()) + 1
@@ -134,11 +134,11 @@ def test_a_store_that_fails_costs_no_job(
         raise OSError(f"{location}: no answer")
 
     monkeypatch.setattr(Storage, "delete", fails)
-    done = jobs.run("convert", leftovers=[left])
+    done = jobs.run("convert", ended_attempts=[left])
     assert (done.result["commits"], list(done.cleared)) == (1, [])
     assert any("can't be removed yet" in one and "no answer" in one for one in done.result["decisions"])
     monkeypatch.undo()
-    assert list(jobs.run("convert", leftovers=[left]).cleared) == [LOST]
+    assert list(jobs.run("convert", ended_attempts=[left]).cleared) == [LOST]
     assert orphans(table) == set()
 
 
@@ -156,7 +156,7 @@ def test_they_are_found_where_they_were_written(
     set_properties(table, moved)
     found = list(local(table.metadata.location).rglob("*icestream-*"))
     assert found
-    assert list(jobs.run("compact", leftovers=[left]).cleared) == [LOST]
+    assert list(jobs.run("compact", ended_attempts=[left]).cleared) == [LOST]
     assert not any(file.exists() for file in found)
 
 
@@ -180,7 +180,7 @@ def test_what_another_worker_announced_is_neither_opened_nor_called(
     victim = elsewhere / "data" / "icestream-lost-1-0-00000-00000-deletes.puffin"
     victim.write_bytes(b"of another table")
     left = EndedAttempt(job_id=LOST.job_id, attempt=LOST.attempt, plans=[plan])
-    done = jobs.run("compact", leftovers=[left])
+    done = jobs.run("compact", ended_attempts=[left])
     assert victim.exists()
     assert "provider_trap" not in sys.modules
     (told,) = [one for one in done.result["decisions"] if "are not looked for" in one]
@@ -207,13 +207,13 @@ def test_a_job_looks_for_so_many_names_whatever_was_announced_and_leaves_others_
 
     monkeypatch.setattr(Storage, "exists", counted)
     monkeypatch.setattr("worker.jobs.orphan_files._NAMES_AT_MOST", 100)
-    first = jobs.run("compact", leftovers=[hostile, left])
+    first = jobs.run("compact", ended_attempts=[hostile, left])
     assert list(first.cleared) == [AttemptId(job_id="hostile", attempt=1)]
     assert 0 < len(looked_for) <= 2 * 100, "a name in each format"
     assert len([one for one in first.result["decisions"] if "there may be more than 100" in one]) == 1
     assert len([one for one in first.result["decisions"] if "by the next jobs" in one]) == 1
     assert orphans(table)
-    assert list(jobs.run("compact", leftovers=[left]).cleared) == [LOST]
+    assert list(jobs.run("compact", ended_attempts=[left]).cleared) == [LOST]
     assert orphans(table) == set()
 
 
@@ -239,9 +239,9 @@ def test_a_removal_that_was_interrupted_is_ended_by_the_next_one(
         return delete(storage, location)
 
     monkeypatch.setattr(Storage, "delete", fails)
-    assert list(jobs.run("compact", leftovers=[left]).cleared) == ([LOST] if not orphans(table) else [])
+    assert list(jobs.run("compact", ended_attempts=[left]).cleared) == ([LOST] if not orphans(table) else [])
     monkeypatch.undo()
-    assert list(jobs.run("compact", leftovers=[left]).cleared) == [LOST]
+    assert list(jobs.run("compact", ended_attempts=[left]).cleared) == [LOST]
     assert orphans(table) == set()
 
 
@@ -250,7 +250,7 @@ def test_a_dry_run_and_its_plans_leave_everything(
 ) -> None:
     left = dies(False)
     kept = orphans(table)
-    assert list(jobs.run("convert", dry_run=True, leftovers=[left]).cleared) == []
+    assert list(jobs.run("convert", dry_run=True, ended_attempts=[left]).cleared) == []
     assert jobs.reporter.announced == {}
     assert orphans(table) == kept
 
@@ -261,5 +261,5 @@ def test_nothing_is_removed_that_was_not_announced(jobs: Jobs, table: TableBuild
     other.write_bytes(b"of a job that runs")
     plan = AnnouncedPlan(number=0, tasks=3, files_per_task=9, location=table.metadata.location)
     left = EndedAttempt(job_id="lost", attempt=1, plans=[plan])
-    assert list(jobs.run("compact", leftovers=[left]).cleared) == [LOST]
+    assert list(jobs.run("compact", ended_attempts=[left]).cleared) == [LOST]
     assert other.exists()

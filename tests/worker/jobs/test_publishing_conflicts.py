@@ -144,7 +144,7 @@ def test_what_a_killed_attempt_wrote_goes_and_staged_files_stay(lake: Lake) -> N
     left = lake.jobs.reporter.left_by("killed")
     table.append([row(2, 2)])
 
-    (cleared,) = lake.jobs.run("compact", leftovers=[left]).cleared
+    (cleared,) = lake.jobs.run("compact", ended_attempts=[left]).cleared
 
     assert cleared.job_id == "killed"
     lake.publish()

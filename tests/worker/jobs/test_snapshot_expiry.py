@@ -171,10 +171,10 @@ def test_what_a_killed_attempt_let_expire_is_deleted_by_whoever_follows(
     assert files_of(table) == files
     table.append([row(20)])
     left = [jobs.reporter.left_by("killed")]
-    assert not list(jobs.run("convert", leftovers=left).cleared), "it is left to the next expiry"
+    assert not list(jobs.run("convert", ended_attempts=left).cleared), "it is left to the next expiry"
 
     seconds = 3600 if when == "after" else 0  # nothing is left to expire, or all
-    outcome = jobs.run("expire_snapshots", parameters={"older_than_seconds": seconds}, leftovers=left)
+    outcome = jobs.run("expire_snapshots", parameters={"older_than_seconds": seconds}, ended_attempts=left)
 
     told = outcome.result["expiry"]
     assert outcome.cleared == [AttemptId(job_id="killed", attempt=1)]
@@ -203,9 +203,9 @@ def test_what_can_not_be_deleted_is_found_by_whoever_follows(
             expire(jobs, job_id="failed")
         left = [jobs.reporter.left_by("failed")]
         with pytest.raises(JobError, match="2 files could not be deleted"):
-            expire(jobs, job_id="again", leftovers=left)
+            expire(jobs, job_id="again", ended_attempts=left)
     assert files - files_of(table) <= {name for name in files if name.endswith(".puffin")}
-    told = expire(jobs, older_than_seconds=3600, leftovers=left)
+    told = expire(jobs, older_than_seconds=3600, ended_attempts=left)
     assert told["files_of_lost_attempts_deleted"] > 3
     gone = files - files_of(table)
     assert len([name for name in gone if name.endswith((".parquet", ".puffin"))]) == 3
@@ -230,7 +230,7 @@ def test_what_nobody_knows_any_more_of_a_killed_attempt_is_told(new_table: NewTa
     files = files_of(table)
     table.append([row(20)])
     table.append([row(21)])
-    expire(jobs, older_than_seconds=3600, leftovers=[jobs.reporter.left_by("killed")])
+    expire(jobs, older_than_seconds=3600, ended_attempts=[jobs.reporter.left_by("killed")])
     assert files <= files_of(table)
     assert "tells of 2 snapshots any more" in " ".join(jobs.reporter.decisions)
 

@@ -351,11 +351,11 @@ def test_what_a_killed_attempt_wrote_goes_once_no_commit_can_need_it(
         path.name for path in written_by("killed", table)
     }
 
-    assert jobs.run("compact", leftovers=[left]).cleared == []
+    assert jobs.run("compact", ended_attempts=[left]).cleared == []
     assert len(written_by("killed", table)) == 2, "its commit may still come: nobody committed since"
 
     table.append([row(2, 2)])
-    (cleared,) = jobs.run("compact", leftovers=[left]).cleared
+    (cleared,) = jobs.run("compact", ended_attempts=[left]).cleared
     assert (cleared.job_id, written_by("killed", table)) == ("killed", [])
     assert rows_of(table) == in_order(row(1, 1), row(2, 2))
 
@@ -367,7 +367,7 @@ def test_what_a_killed_attempt_committed_stays(new_table: NewTable, jobs: Jobs, 
         write.upsert(row(1, 10), job_id="killed")
     left = jobs.reporter.left_by("killed")
 
-    jobs.run("compact", leftovers=[left])
+    jobs.run("compact", ended_attempts=[left])
 
     assert rows_of(table) == in_order(row(1, 10))
 

@@ -22,8 +22,8 @@ from worker.keys.key_set import KeySet
 from worker.keys.schema_fields import resolve_key_set
 from worker.query import arrow
 from worker.query.arrow import keys_of_arrow, shown_keys
-from worker.query.asked import keys_of_json
 from worker.query.errors import InvalidKeyError
+from worker.query.json_keys import keys_of_json
 
 MOMENT = datetime(2026, 1, 2, 3, 4, 5, 600, UTC)
 NAMED = UUID("0c9f6f0e-2f6b-4c39-8a1e-5b0e4d1c7a11")

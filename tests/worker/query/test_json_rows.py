@@ -12,8 +12,8 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import PrimitiveType
 
 from tests.worker.query.test_arrow_keys import key_set
-from worker.query.asked import keys_of_json
 from worker.query.errors import InvalidKeyError
+from worker.query.json_keys import keys_of_json
 from worker.query.report import json_rows
 
 FIRST, LAST = -(2**63), 2**63 - 1

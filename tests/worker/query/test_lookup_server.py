@@ -39,18 +39,18 @@ from worker.index.commit import commit_index
 from worker.index.dictionary import IndexedFile, assign_row_addresses
 from worker.index.key_set_index import database_name, open_index
 from worker.index.sorted_runs import IndexWarehouse, RunFile
-from worker.io import file_formats, kept_files, parquet_pages, parquet_rows
-from worker.io.kept import Kept
+from worker.io import cached_files, file_formats, parquet_pages, parquet_rows
+from worker.io.cache import Cache
 from worker.io.storage import Storage
 from worker.keys.read import KeyReader, key_reader
 from worker.keys.schema_fields import resolve_key_set
 from worker.lookup import index_lookup
 from worker.lookup.index_lookup import LookupTask
 from worker.lookup_server import app
+from worker.lookup_server.admission import Admission
 from worker.lookup_server.app import create_app
-from worker.lookup_server.turns import Turns
 from worker.process import deadline
-from worker.process.room import Room
+from worker.process.memory import MemoryBudget
 from worker.process.slots import Threads
 from worker.query import answers, places, rows, snapshot
 from worker.query.answers import Answers
@@ -287,7 +287,7 @@ class Indexed:
         storage = Storage()
         metadata = FromInputFile.table_metadata(storage.io.new_input(table["metadata_location"]))
         self._reader = key_reader(metadata, storage, resolve_key_set(metadata, (1,)))
-        snapshot = TableSnapshot(storage, metadata, snapshot_of(metadata), Kept(2**20))
+        snapshot = TableSnapshot(storage, metadata, snapshot_of(metadata), Cache(2**20))
         self._files = [*snapshot.files.data_files]
         self._warehouse = IndexWarehouse(table["index"]["warehouse"], storage)
         self._database = database_name(str(metadata.table_uuid), "main")
@@ -325,9 +325,9 @@ class _FarAnswers(Answers):
     """Of files that lie in a store."""
 
     def files(self, properties: Mapping[str, str]) -> Storage:
-        return self._kept.get(
+        return self._cache.get(
             ("files", frozenset(properties.items())),
-            lambda: WaitingFiles(properties, self._kept, 0),
+            lambda: WaitingFiles(properties, self._cache, 0),
             lambda _: 1_000,
         )
 
@@ -345,7 +345,7 @@ def test_what_happens_to_an_index_that_is_open_changes_no_answer(
     is_far: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(kept_files, "_RANGE_BYTES", 0)  # or else files as small as these are kept whole
+    monkeypatch.setattr(cached_files, "_RANGE_BYTES", 0)  # or else files as small as these are kept whole
     table = table | {"index": {"warehouse": (tmp_path / "index").as_uri()}}
     table["allowed_locations"] = [*table["allowed_locations"], tmp_path.as_uri()]
     index = Indexed(table)
@@ -383,7 +383,7 @@ def test_an_index_that_covers_all_by_now_is_looked_for_again_after_a_while(
 
 
 def test_a_question_too_many_is_refused_at_once(table: dict[str, Any]) -> None:
-    one, none = (Server(create_app(TOKEN, turns=Turns(count)), TOKEN) for count in (1, 0))
+    one, none = (Server(create_app(TOKEN, admission=Admission(count)), TOKEN) for count in (1, 0))
     for _ in range(2):  # the first gives its turn back
         assert ask(one, table, {"id": 1}).status_code == 200
     busy = ask(none, table, {"id": 1})
@@ -431,32 +431,32 @@ def test_what_questions_hold_is_bounded_together(
     iceberg.delete_keys("db.t", [1])
     table["metadata_location"] = iceberg.catalog.load_table("db.t").metadata_location
     iceberg.close()
-    room = Room(2**40, 0)
-    server = Server(create_app(TOKEN, turns=Turns(room=room)), TOKEN)
+    budget = MemoryBudget(2**40, 0)
+    server = Server(create_app(TOKEN, admission=Admission(memory=budget)), TOKEN)
     done, taken, free = getattr(place, name), [0], []
-    take = Room.take
+    take = MemoryBudget.take
 
-    def remembered(self: Room, share: Any, size_bytes: int, *, waits: bool) -> None:
+    def remembered(self: MemoryBudget, share: Any, size_bytes: int, *, waits: bool) -> None:
         if size_bytes:
-            taken.append(room.taken_bytes)
+            taken.append(budget.taken_bytes)
         take(self, share, size_bytes, waits=waits)
 
     def done_once(*arguments: Any, **named: Any) -> Any:
-        free.append(room.taken_bytes > taken[-1])
+        free.append(budget.taken_bytes > taken[-1])
         return done(*arguments, **named)
 
-    monkeypatch.setattr(Room, "take", remembered)
+    monkeypatch.setattr(MemoryBudget, "take", remembered)
     monkeypatch.setattr(place, name, staticmethod(done_once) if place is FromByteStream else done_once)
     answer = ask(server, table, {"id": 1}, {"id": 2}, {"id": 3}, select=["region"])
     assert answer.status_code == 200, answer.text
     assert free[0]
-    assert room.taken_bytes == 0
+    assert budget.taken_bytes == 0
 
 
 def test_a_question_without_room_is_refused_and_may_be_asked_elsewhere(
     table: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = Server(create_app(TOKEN, turns=Turns(room=Room(1, 0))), TOKEN)
+    server = Server(create_app(TOKEN, admission=Admission(memory=MemoryBudget(1, 0))), TOKEN)
     show, refused = report, []
 
     def ask_meanwhile(*arguments: Any) -> Any:
@@ -473,7 +473,9 @@ def test_a_question_without_room_is_refused_and_may_be_asked_elsewhere(
 def test_a_server_is_ready_while_it_takes_questions_from_whoever_has_its_token() -> None:
     def probed(probe: str, count: int, *token: str) -> int:
         return (
-            Server(create_app(TOKEN, turns=Turns(count)), *token or [TOKEN]).request("GET", probe).status_code
+            Server(create_app(TOKEN, admission=Admission(count)), *token or [TOKEN])
+            .request("GET", probe)
+            .status_code
         )
 
     assert [probed("/readyz", count) for count in (1, 0)] == [200, 503]

@@ -5,7 +5,7 @@ from pathlib import Path
 from tests.benchmarks.waiting_files import WaitingFiles
 from tests.service.iceberg_tables import IcebergCatalog
 from worker.contract.lookups import AskedKeys
-from worker.io.kept import Kept
+from worker.io.cache import Cache
 from worker.io.storage import Storage
 from worker.query.answers import Answers, TablePlace
 from worker.query.rows import rows_at, selected
@@ -24,7 +24,7 @@ def test_files_of_a_store_are_read_side_by_side(tmp_path: Path) -> None:
     def waves(numbers: list[int]) -> int:
         asked = AskedKeys(keys=[{"id": number} for number in numbers], key_columns=["id"])
         coverage, places = Answers().find(place, asked)
-        coverage.table.storage = far = WaitingFiles({}, Kept(2**20), 0.02)
+        coverage.table.storage = far = WaitingFiles({}, Cache(2**20), 0.02)
         found = []
         waits = far.counted(
             lambda: found.append(rows_at(coverage.table, places, selected(coverage.table.schema, ["id"])))

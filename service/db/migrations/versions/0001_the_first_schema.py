@@ -28,7 +28,7 @@ TABLES = (
     "policy_attachments",
     "notifications",
     "table_health",
-    "turns",
+    "last_claims",
     "job_rows",
     "attempts",
     "events",
@@ -518,7 +518,7 @@ def _create_tables() -> None:
     )
     op.create_index("ix_table_health_status", "table_health", ["status"], unique=False)
     op.create_table(
-        "turns",
+        "last_claims",
         sa.Column("table_id", sa.String(), nullable=False),
         sa.Column("catalog_id", sa.String(), nullable=False),
         sa.Column("at", AT, nullable=False),

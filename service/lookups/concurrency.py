@@ -1,4 +1,4 @@
-"""How many questions of one caller are under way at once: no caller's take the turns of all others."""
+"""How many questions of one caller are under way at once: none keeps the others waiting."""
 
 import asyncio
 import math
@@ -17,11 +17,11 @@ _WAIT_SECONDS = 5.0
 
 @dataclass(slots=True)
 class _Share:
-    turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(QUESTIONS))
+    semaphore: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(QUESTIONS))
     users: int = 0
 
 
-class Shares:
+class ConcurrencyLimits:
     """Of one replica. Used from the application's event loop."""
 
     def __init__(self) -> None:
@@ -29,25 +29,25 @@ class Shares:
 
     @asynccontextmanager
     async def of(self, caller: Principal) -> AsyncIterator[None]:
-        """One of the caller's turns. Raises a 429 if none of them ends soon."""
+        """One of the caller's questions. Raises a 429 if too many are under way, and none ends soon."""
         share = self._shares.setdefault(caller.key, _Share())
         share.users += 1
         try:
-            await _take(share.turns)
+            await _take(share.semaphore)
             try:
                 yield
             finally:
-                share.turns.release()
+                share.semaphore.release()
         finally:
             share.users -= 1
             if not share.users:
                 del self._shares[caller.key]
 
 
-async def _take(turns: asyncio.Semaphore) -> None:
+async def _take(semaphore: asyncio.Semaphore) -> None:
     try:
         async with asyncio.timeout(_WAIT_SECONDS):
-            await turns.acquire()
+            await semaphore.acquire()
     except TimeoutError:
         raise IcestreamError(
             "too-many-requests",

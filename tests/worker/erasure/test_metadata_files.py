@@ -19,7 +19,7 @@ from pyiceberg.types import LongType, NestedField, StringType
 
 from tests.worker.erasure.test_keys import erased
 from worker.erasure.columns import FormerColumns
-from worker.erasure.leftovers import (
+from worker.erasure.metadata_files import (
     _PLACES,
     look_at_metadata,
     look_at_partition_statistics,

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.benchmarks.waiting_files import WaitingFiles
-from worker.io.kept import Kept
-from worker.io.kept_files import _RANGE_BYTES, KeptFile, KeptFiles
+from worker.io.cache import Cache
+from worker.io.cached_files import _RANGE_BYTES, CachedFile, CachedFiles
 
 CONTENT = bytes(range(256)) * 8_192
 
@@ -22,7 +22,7 @@ def location(tmp_path: Path) -> str:
 
 
 def test_a_range_and_the_size_are_asked_for_once(location: str) -> None:
-    files = WaitingFiles({}, Kept(2**20), 0)
+    files = WaitingFiles({}, Cache(2**20), 0)
 
     def read() -> None:
         with files.open_input(location) as file:
@@ -32,8 +32,8 @@ def test_a_range_and_the_size_are_asked_for_once(location: str) -> None:
 
 
 def test_ranges_that_lie_close_together_are_one_request_and_kept_one_by_one(location: str) -> None:
-    kept = Kept(2**20)
-    files = WaitingFiles({}, kept, 0)
+    cache = Cache(2**20)
+    files = WaitingFiles({}, cache, 0)
     ranges = [(0, 10), (1_000, 1_010), (1_000_000, 1_000_010)]
     wanted = [CONTENT[start:end] for start, end in ranges]
     file = files.open_input(location)
@@ -41,17 +41,17 @@ def test_ranges_that_lie_close_together_are_one_request_and_kept_one_by_one(loca
     assert list(map(bytes, file.read_ranges(ranges))) == wanted
     assert files.counted(lambda: file.read_ranges(ranges[1:2])).count == 0
     # Not what lies between them.
-    assert kept.size_bytes < 10_000
+    assert cache.size_bytes < 10_000
 
 
 def test_a_long_range_takes_no_place(location: str) -> None:
-    kept = Kept(2**22)
-    files = WaitingFiles({}, kept, 0)
+    cache = Cache(2**22)
+    files = WaitingFiles({}, cache, 0)
     file = files.open_input(location)
-    before = kept.size_bytes
+    before = cache.size_bytes
     for _ in range(2):
         assert files.counted(lambda: file.read_at(_RANGE_BYTES + 1, 0)).count == 1
-    assert kept.size_bytes == before
+    assert cache.size_bytes == before
 
 
 def test_a_single_range_is_read_by_whoever_asks() -> None:
@@ -67,13 +67,13 @@ def test_a_single_range_is_read_by_whoever_asks() -> None:
             return CONTENT[offset : offset + nbytes]
 
     source: Any = Source()
-    assert KeptFile(Kept(2**20), ("file",), source, lambda: None).read_at(5, 3) == CONTENT[3:8]
+    assert CachedFile(Cache(2**20), ("file",), source, lambda: None).read_at(5, 3) == CONTENT[3:8]
     assert read_by == [threading.current_thread()]
 
 
 def test_a_file_that_came_in_the_place_of_a_local_one_is_read_anew(tmp_path: Path) -> None:
     path = tmp_path / "file"
-    files = KeptFiles({}, Kept(2**20))
+    files = CachedFiles({}, Cache(2**20))
     for content in (b"one", b"another"):
         path.write_bytes(content)
         with files.open_input(path.as_uri()) as file:
@@ -81,7 +81,7 @@ def test_a_file_that_came_in_the_place_of_a_local_one_is_read_anew(tmp_path: Pat
 
 
 def test_a_file_that_is_not_there_is_asked_for_again(tmp_path: Path) -> None:
-    files, path = WaitingFiles({}, Kept(2**20), 0), tmp_path / "file"
+    files, path = WaitingFiles({}, Cache(2**20), 0), tmp_path / "file"
     with pytest.raises(FileNotFoundError):
         files.open_input(path.as_uri())
     path.write_bytes(b"here")
@@ -89,7 +89,7 @@ def test_a_file_that_is_not_there_is_asked_for_again(tmp_path: Path) -> None:
 
 
 def test_an_open_file_that_is_gone_says_so_and_is_opened_anew(tmp_path: Path) -> None:
-    files, path = WaitingFiles({}, Kept(2**20), 0), tmp_path / "file"
+    files, path = WaitingFiles({}, Cache(2**20), 0), tmp_path / "file"
     path.write_bytes(CONTENT)
     file = files.open_input(path.as_uri())
     path.unlink()
@@ -102,7 +102,7 @@ def test_an_open_file_that_is_gone_says_so_and_is_opened_anew(tmp_path: Path) ->
 def test_an_open_file_that_a_store_does_not_give_for_once_is_opened_anew(
     location: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files = WaitingFiles({}, Kept(2**20), 0)
+    files = WaitingFiles({}, Cache(2**20), 0)
     with monkeypatch.context() as patch:
         patch.setattr(Path, "exists", lambda _: False)
         with pytest.raises(OSError, match="NO_SUCH_KEY") as failed:

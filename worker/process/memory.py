@@ -1,7 +1,7 @@
 """How much memory the questions of a process hold together: each takes its share before it holds something.
 
-Who finds no room waits for others to be over, and is refused in the end: another process may have some. Where
-nobody shares a room, as in a job, all there is may be held.
+Who finds none left waits for others to be over, and is refused in the end: another process may have some.
+Where there is no budget, as in a job, all there is may be held.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from contextvars import ContextVar
 from worker.process.errors import JobError
 
 
-class NoRoomError(JobError):
+class ServerBusyError(JobError):
     code = "busy"
     title = "The lookup server has all it can do"
     remedy = "Ask again in some seconds; if it goes on, start more lookup servers."
     retryable = True
 
 
-class Room:
-    """So many bytes of memory. Thread-safe."""
+class MemoryBudget:
+    """Thread-safe."""
 
     def __init__(self, most_bytes: int, wait_seconds: float) -> None:
         self._most_bytes = most_bytes
@@ -46,14 +46,16 @@ class Room:
         """Whoever is alone gets what it wants: what one question holds has bounds of its own."""
         with self._changed:
 
-            def is_room() -> bool:
+            def has_room() -> bool:
                 is_alone = self.taken_bytes == share.taken_bytes
                 return is_alone or self.taken_bytes + size_bytes <= self._most_bytes
 
-            if not self._changed.wait_for(is_room, self._wait_seconds if waits else 0):
-                raise NoRoomError(f"Its questions hold {self.taken_bytes:,} of {self._most_bytes:,} bytes.")
+            if not self._changed.wait_for(has_room, self._wait_seconds if waits else 0):
+                raise ServerBusyError(
+                    f"Its questions hold {self.taken_bytes:,} of {self._most_bytes:,} bytes."
+                )
             if share.is_over:
-                raise NoRoomError("The question is over.")
+                raise ServerBusyError("The question is over.")
             self.taken_bytes += size_bytes
             share.taken_bytes += size_bytes
 
@@ -73,26 +75,26 @@ class _Share:
         self.is_over = False
 
 
-_current: ContextVar[tuple[Room, _Share] | None] = ContextVar("room", default=None)
+_current: ContextVar[tuple[MemoryBudget, _Share] | None] = ContextVar("memory", default=None)
 
 
-def take_room(size_bytes: int, *, waits: bool = True) -> None:
-    """For what is held until the question is over. Raises NoRoomError."""
+def take_memory(size_bytes: int, *, waits: bool = True) -> None:
+    """For what is held until the question is over. Raises ServerBusyError."""
     if (current := _current.get()) is not None:
-        room, share = current
-        room.take(share, size_bytes, waits=waits)
+        budget, share = current
+        budget.take(share, size_bytes, waits=waits)
 
 
 @contextmanager
 def holding(size_bytes: int) -> Iterator[None]:
-    """For what is held meanwhile. Raises NoRoomError."""
+    """For what is held meanwhile. Raises ServerBusyError."""
     current = _current.get()
     if current is None:
         yield
         return
-    room, share = current
-    room.take(share, size_bytes, waits=True)
+    budget, share = current
+    budget.take(share, size_bytes, waits=True)
     try:
         yield
     finally:
-        room.give(share, size_bytes)
+        budget.give(share, size_bytes)

@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyarrow import fs as pafs
 
 from stores.ranges import RangeReader
-from worker.io.kept import Kept
+from worker.io.cache import Cache
 from worker.io.row_groups import Content, read_ranges
 from worker.io.storage import Storage
 
@@ -24,12 +24,12 @@ _RANGE_BYTES = 256 * 1024
 _HANDLE_BYTES = 4_000
 
 
-class KeptFiles(Storage):
+class CachedFiles(Storage):
     """Local files are mapped, which the system keeps; of remote ones, sizes and short ranges are kept."""
 
-    def __init__(self, properties: Mapping[str, str], kept: Kept) -> None:
+    def __init__(self, properties: Mapping[str, str], cache: Cache) -> None:
         super().__init__(properties)
-        self._kept = kept
+        self._cache = cache
         self._hash = super().__hash__()
 
     def __hash__(self) -> int:
@@ -42,11 +42,11 @@ class KeptFiles(Storage):
             return pa.memory_map(path)
         return self.kept_file(location, partial(filesystem.open_input_file, path))
 
-    def kept_file(self, location: str, open_file: Callable[[], pa.NativeFile]) -> KeptFile:
+    def kept_file(self, location: str, open_file: Callable[[], pa.NativeFile]) -> CachedFile:
         name = ("file", self, location)
         # Opening it is a request, for its size; open, it is a name.
-        source = self._kept.get(name, open_file, lambda _: _HANDLE_BYTES)
-        return KeptFile(self._kept, name, source, partial(self._check_there, location))
+        source = self._cache.get(name, open_file, lambda _: _HANDLE_BYTES)
+        return CachedFile(self._cache, name, source, partial(self._check_there, location))
 
     def _check_there(self, location: str) -> None:
         """Of an open file that is gone, stores say no more than that it can't be read."""
@@ -54,17 +54,17 @@ class KeptFiles(Storage):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), location)
 
 
-class KeptFile(RangeReader):
+class CachedFile(RangeReader):
     """An open remote file, as Arrow has them; it can be read by any number of threads.
 
     check_there: raises FileNotFoundError if it is gone.
     """
 
     def __init__(
-        self, kept: Kept, name: tuple[object, ...], source: pa.NativeFile, check_there: Callable[[], None]
+        self, cache: Cache, name: tuple[object, ...], source: pa.NativeFile, check_there: Callable[[], None]
     ) -> None:
         super().__init__(source.size())
-        self._kept = kept
+        self._cache = cache
         self._name = name
         self._source = source
         self._check_there = check_there
@@ -81,20 +81,20 @@ class KeptFile(RangeReader):
 
         Raises FileNotFoundError (the file is gone) or OSError (a retry can help).
         """
-        found = [self._kept.find((*self._name, one)) for one in ranges]
+        found = [self._cache.find((*self._name, one)) for one in ranges]
         missing = [one for one, content in zip(ranges, found, strict=True) if content is None]
         if not missing:
             return found
         try:
             read = dict(zip(missing, read_ranges(self._source, missing), strict=True))
         except OSError:
-            self._kept.forget(self._name)
+            self._cache.forget(self._name)
             self._check_there()
             raise
         for one, content in read.items():
             if len(content) <= _RANGE_BYTES:
                 # A copy: beside it, an answer may hold what nobody wants.
-                self._kept.put((*self._name, one), bytes(content), len(content))
+                self._cache.put((*self._name, one), bytes(content), len(content))
         return [read[one] if known is None else known for one, known in zip(ranges, found, strict=True)]
 
     def read(self, size: int = -1) -> bytes:

@@ -1,11 +1,11 @@
-"""The catalog is asked for a table's head once, however many wait for it, and whatever it says."""
+"""A catalog is asked once where a table's metadata is, however many wait for it, and whatever it says."""
 
 import asyncio
 
 import pytest
 
 from service.errors import IcestreamError, UnreachableError
-from service.lookups.metadata_locations import Heads
+from service.lookups.metadata_locations import MetadataLocations
 from tests.service.conftest import run_apart
 
 
@@ -24,9 +24,9 @@ def test_those_that_wait_for_a_catalog_share_its_failure(is_given_up: bool, at_m
         return is_given_up
 
     async def ask() -> list[object]:
-        heads = Heads()
+        locations = MetadataLocations()
         return await asyncio.gather(
-            *(heads.of("t", 0, fail, given_up) for _ in range(5)), return_exceptions=True
+            *(locations.of("t", 0, fail, given_up) for _ in range(5)), return_exceptions=True
         )
 
     assert all(isinstance(one, IcestreamError) for one in run_apart(ask()))

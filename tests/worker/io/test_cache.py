@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.io import kept
-from worker.io.kept import Kept
+from worker.io import cache
+from worker.io.cache import Cache
 
 BOUND = 100_000
 NAMES = st.sampled_from("abcdefgh")
@@ -17,7 +17,7 @@ NAMES = st.sampled_from("abcdefgh")
 
 @given(st.lists(st.tuples(NAMES, st.integers(0, BOUND + 1), st.sampled_from(["put", "find", "forget"]))))
 def test_the_most_recent_values_that_fit_are_kept(calls: list[tuple[str, int, str]]) -> None:
-    values, model = Kept(BOUND), OrderedDict[str, int]()
+    values, model = Cache(BOUND), OrderedDict[str, int]()
     for name, size, call in calls:
         if call == "find":
             assert values.find(name) == model.get(name)
@@ -29,16 +29,16 @@ def test_the_most_recent_values_that_fit_are_kept(calls: list[tuple[str, int, st
             values.forget(name)
             continue
         values.put(name, size, size)
-        if size + kept._ENTRY_BYTES <= BOUND:
+        if size + cache._ENTRY_BYTES <= BOUND:
             model[name] = size
-        while sum(model.values()) + len(model) * kept._ENTRY_BYTES > BOUND:
+        while sum(model.values()) + len(model) * cache._ENTRY_BYTES > BOUND:
             model.popitem(last=False)
-        assert values.size_bytes == sum(model.values()) + len(model) * kept._ENTRY_BYTES <= BOUND
+        assert values.size_bytes == sum(model.values()) + len(model) * cache._ENTRY_BYTES <= BOUND
     assert {name: values.find(name) for name in "abcdefgh"} == {name: model.get(name) for name in "abcdefgh"}
 
 
 def test_what_many_ask_for_at_once_is_made_once() -> None:
-    values, made, together = Kept(BOUND), [], threading.Barrier(8)
+    values, made, together = Cache(BOUND), [], threading.Barrier(8)
 
     def make() -> str:
         made.append(threading.get_ident())
@@ -55,7 +55,7 @@ def test_what_many_ask_for_at_once_is_made_once() -> None:
 
 
 def test_an_error_is_told_and_not_kept() -> None:
-    values = Kept(BOUND)
+    values = Cache(BOUND)
 
     def fail() -> str:
         raise OSError("away")
@@ -67,6 +67,6 @@ def test_an_error_is_told_and_not_kept() -> None:
 
 
 def test_a_value_that_does_not_fit_is_told_all_the_same() -> None:
-    values = Kept(BOUND)
+    values = Cache(BOUND)
     assert values.get("name", lambda: "x" * BOUND, len) == "x" * BOUND
     assert (values.find("name"), values.size_bytes) == (None, 0)

@@ -23,7 +23,7 @@ class Outcome(StrEnum):
     """For want of a server, a store or a catalog."""
 
 
-class LookupFigures:
+class LookupMetrics:
     """Of one replica, since it started."""
 
     def __init__(self) -> None:

@@ -18,7 +18,7 @@ class _Making:
     waiting: int = 0
 
 
-class Kept:
+class Cache:
     """As many as fit: the least recently used go first. Thread-safe. An error is nobody's value."""
 
     def __init__(self, most_bytes: int) -> None:

@@ -24,8 +24,10 @@ from trust.bounds import ANSWER_BYTES, PACKED_METADATA
 from trust.locations import LocationNotAllowedError
 from worker.attempt.pinned_table import PinnedTable
 from worker.erasure.columns import TableColumns
+from worker.erasure.key_texts import is_escaped
 from worker.erasure.keys import ErasedKeys
-from worker.erasure.leftovers import (
+from worker.erasure.look import LookTask
+from worker.erasure.metadata_files import (
     GZIP,
     MALFORMED,
     TOO_LARGE,
@@ -36,9 +38,7 @@ from worker.erasure.leftovers import (
     scalars,
     told_in_metadata,
 )
-from worker.erasure.look import LookTask
 from worker.erasure.positions import POSITION_FIELD_IDS, look_at_positions, look_at_puffin
-from worker.erasure.texts import is_escaped
 from worker.erasure.trace import FORMER_COLUMN, NOTHING, Trace, unreadable
 from worker.io.file_formats import field_id_of, open_columns
 from worker.io.storage import StoredFile, lacks_own_memory
@@ -72,7 +72,7 @@ _CHECKSUMS = struct.Struct(">4si")  # as Hadoop writes them: magic, bytes of eac
 _CHUNK_AT_MOST = 2**20
 
 
-class Unnamed:
+class OrphanFiles:
     """Looks through files in a table's location that nobody names."""
 
     def __init__(self, table: PinnedTable, keys: ErasedKeys, looked_at: Mapping[str, Trace]) -> None:

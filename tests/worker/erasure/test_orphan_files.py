@@ -19,7 +19,7 @@ from pyarrow import orc
 from tests.factories import TableBuilder
 from tests.jobs import Jobs
 from tests.worker.erasure.tables import Erase, NewTable, holders, key, place_of, row
-from worker.erasure import unnamed
+from worker.erasure import orphan_files
 from worker.io.storage import Storage, StoredFile
 
 pytestmark = pytest.mark.integration
@@ -238,7 +238,7 @@ def test_rows_of_a_form_that_arrow_lacks_leave_the_keys_unknown(
     table = new_table()
     table.append([row(0), row(1)])
     _lay(table, {"lzo.parquet": OWN_ROWS["own.parquet"]})
-    monkeypatch.setattr(unnamed, "open_columns", lack)
+    monkeypatch.setattr(orphan_files, "open_columns", lack)
     assert _told(erase(0)) == {"lzo.parquet": ("unreadable_file", [0])}
 
 
