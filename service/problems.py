@@ -415,9 +415,9 @@ PROBLEMS: dict[str, ProblemType] = {
     "no-staging-branch": ProblemType(
         (422,),
         "What is to be published?",
-        "A publication takes what a staging branch has to the table's branch, and none was named, or that "
-        "branch itself.",
-        "Name the branch that the writer commits to (`from`), with the job or once with the enrolment.",
+        "A publication takes what a staging branch has to the table's branch, and the enrolment names none, "
+        "or that branch itself.",
+        "Name the branch that the writer commits to with the enrolment (`publish`).",
         _ERRORS,
     ),
     "no-role": ProblemType(

@@ -35,14 +35,12 @@ RequestableKind = Literal[
 
 
 class PublishParameters(Message):
-    """Options of a job that publishes a staging branch on the table's branch."""
+    """Options of a job that publishes the staging branch of the enrolment on the table's branch."""
 
     model_config = ConfigDict(extra="forbid")
 
-    source: str | None = ModelField(default=None, alias="from", min_length=1)
-    """The staging branch; that of the enrolment if left out."""
     after: SnapshotId | None = None
-    """A snapshot of it that counts as published where the table itself does not say."""
+    """A snapshot of the staging branch that counts as published where the table itself does not say."""
 
 
 class ExpireParameters(Message):
@@ -79,7 +77,7 @@ class JobRequest(Message):
         json_schema_extra=example(
             {"kind": "convert", "dry_run": True},
             {"kind": "compact", "priority": 10, "run_at": "2030-01-01T02:00:00Z"},
-            {"kind": "publish", "parameters": {"from": "ingest"}},
+            {"kind": "publish", "dry_run": True},
             {"kind": "expire_snapshots", "dry_run": True, "parameters": {"older_than_seconds": 604_800}},
         ),
     )
@@ -91,9 +89,9 @@ class JobRequest(Message):
     would take. Of a publication: say what it would publish. Of maintenance: say what would go, or be written
     anew. Of a verification: compare, and rebuild nothing. Other kinds have no dry run."""
     parameters: dict[str, Any] = ModelField(default_factory=dict)
-    """The worker has options for some kinds of jobs; usually none are given. A publication takes the staging
-    branch (`from`) if it is not that of the enrolment, and `after`: a snapshot of it that counts as published
-    where the table itself does not say. An expiry takes `older_than_seconds` and `retain_last`; what is left
+    """The worker has options for some kinds of jobs; usually none are given. A publication takes
+    `after`: a snapshot of the staging branch that counts as published where the table itself does not say. An
+    expiry takes `older_than_seconds` and `retain_last`; what is left
     out, the policy says."""
     priority: Annotated[int, ModelField(ge=-100, le=100)] | None = None
     """The job runs before or behind other waiting jobs; the policy's priority holds if left out."""

@@ -243,6 +243,12 @@ def retry_job(session: Session, principal: Principal, job_id: str) -> JobView:
         )
     if drops_index:
         check_index_unused(session, table)
+    if job.kind == JobKind.PUBLISH.value and job.parameters.get("from") != table.publish_from:
+        raise ConflictError(
+            "job-not-retryable",
+            f"Job {job_id} was to publish branch {job.parameters.get('from')}, which the table has no more.",
+            "Request a new job of its table.",
+        )
     _check_dry_run(JobKind(job.kind), dry_run=job.dry_run)
     refuse_paused(session, table)
     again, _ = queue.enqueue(
@@ -430,20 +436,15 @@ def of_policy(kind: JobKind, policy: EffectivePolicy) -> dict[str, Any]:
 
 
 def _of_publication(table: EnrolledTable, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters with the staging branch of the enrolment, unless another is named. Raises InvalidError."""
-    source = given.get("from", table.publish_from)
-    if source is not None and source != table.branch:
-        return {"from": source, **given}
-    message = (
-        "Name the staging branch."
-        if source is None
-        else f"This is the branch on which {table.name} is published: name another one."
-    )
+    """Parameters with the staging branch, which the enrolment alone can name. Raises InvalidError."""
+    if table.publish_from is not None:
+        return {"from": table.publish_from, **given}
+    message = f"Name the staging branch of {table.name} with its enrolment (publish)."
     raise InvalidError(
         "no-staging-branch",
         "Nothing can be published without a staging branch.",
         message,
-        errors=[{"field": "body.parameters.from", "message": message}],
+        errors=[{"field": "body.kind", "message": message}],
     )
 
 

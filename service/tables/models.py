@@ -3,8 +3,9 @@
 from datetime import datetime
 from typing import Annotated
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, field_validator
 from pydantic import Field as ModelField
+from pyiceberg.table.refs import MAIN_BRANCH
 
 from service.http.messages import Message, example
 from service.records.health import HealthStatus
@@ -21,7 +22,17 @@ class Staging(Message):
     model_config = ConfigDict(extra="forbid", populate_by_name=True, serialize_by_alias=True)
 
     source: str = ModelField(alias="from", min_length=1)
-    """This is the branch that the writer commits to; it need not exist yet."""
+    """This is the branch that the writer commits to, and that nobody reads: what is published leaves it. It
+    need not exist yet, and is never `main`."""
+
+    @field_validator("source")
+    @classmethod
+    def _is_not_main(cls, source: str) -> str:
+        if source == MAIN_BRANCH:
+            raise ValueError(
+                "readers read main, and a staging branch is emptied: name the one that the writer commits to"
+            )
+        return source
 
 
 class TableRequest(Message):

@@ -29,23 +29,23 @@ def test_a_requested_job_publishes_what_is_staged(
     icestream: Icestream, registered: Catalog, lake: Lake
 ) -> None:
     lake.create(*[row(n, n) for n in range(10)])
-    table_id = icestream.enroll(registered, "db.t", key_sets=[["id"]])
+    body = {"catalog": registered.name, "identifier": ["db", "t"], "policy": "manual", "key_sets": [["id"]]}
+    table_id = icestream.post("/tables", body | {"publish": {"from": BRANCH}})["id"]
     icestream.run(table_id, "index")
     lake.stage(*lake.table.data_files([row(20, 20)]))
     lake.upsert(row(3, 30))
     lake.delete(4, 20)
 
-    parameters = {"from": BRANCH}
-    foretold = icestream.run(table_id, "publish", dry_run=True, parameters=parameters)
+    foretold = icestream.run(table_id, "publish", dry_run=True)
     assert lake.rows() == in_order(*[row(n, n) for n in range(10)])
-    result = icestream.run(table_id, "publish", parameters=parameters)
+    result = icestream.run(table_id, "publish")
 
     assert lake.rows() == in_order(*[row(n, n) for n in range(10) if n not in (3, 4)], row(3, 30))
     told = ("staging_branch", "staged_snapshots", "rows_added", "rows_deleted")
     assert [result[name] for name in told] == [foretold[name] for name in told] == [BRANCH, 3, 1, 2]
     assert result["iceberg_snapshot_id_after"] == lake.table.snapshot_id
     assert result["files_cleared"] > foretold["files_cleared"] == 0
-    assert icestream.run(table_id, "publish", parameters=parameters)["staged_snapshots"] == 0
+    assert icestream.run(table_id, "publish")["staged_snapshots"] == 0
 
 
 def test_what_is_staged_is_published_by_itself_once_it_is_enrolled(
@@ -116,12 +116,12 @@ def test_a_killed_flink_job_goes_on_from_its_checkpoint_on_a_branch_that_was_pub
         records=20_000, keys=4_000, checkpoints=8, mode="changelog", branch=BRANCH, parts=2, seed=31
     )
     table = lake.create(columns=COLUMNS, format_version=format_version)
-    table_id = icestream.enroll(registered, "db.t")
+    body = {"catalog": registered.name, "identifier": ["db", "t"], "policy": "manual"}
+    table_id = icestream.post("/tables", body | {"publish": {"from": BRANCH}})["id"]
     checkpoints = tmp_path / "checkpoints"
     with stream.start(flink_class_path, registered, "db.t", tmp_path / "1.log", checkpoints) as running:
         running.wait_for_commits(3)
-    publish = {"parameters": {"from": BRANCH}}
-    assert icestream.run(table_id, "publish", **publish)["files_cleared"] > 0
+    assert icestream.run(table_id, "publish")["files_cleared"] > 0
     cleared = table.metadata.refs[BRANCH].snapshot_id
     if format_version == 2:  # with version 3, Iceberg refuses Flink's vectors where history has expired
         table.java.expireSnapshots().expireOlderThan(2**62).retainLast(1).commit()
@@ -129,7 +129,7 @@ def test_a_killed_flink_job_goes_on_from_its_checkpoint_on_a_branch_that_was_pub
     with stream.start(flink_class_path, registered, "db.t", tmp_path / "2.log", checkpoints) as running:
         running.go_on()
         running.finish()
-    icestream.run(table_id, "publish", **publish)
+    icestream.run(table_id, "publish")
     assert lake.rows() == stream.expected_rows()
 
 

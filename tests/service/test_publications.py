@@ -104,7 +104,7 @@ def test_a_table_without_a_staging_branch_is_told_nothing_of_any(
     assert "publish" not in found["decisions"]
 
 
-def test_a_request_goes_by_the_enrolment_unless_it_names_a_branch(local: Running) -> None:
+def test_a_job_publishes_the_branch_of_the_enrolment_and_no_other(local: Running) -> None:
     table = local.enroll(publish=FROM_INGEST, policy="manual")
     path = f"/tables/{table['id']}/jobs"
     job = local.admin.post(path, json={"kind": "publish"}).json()
@@ -113,8 +113,15 @@ def test_a_request_goes_by_the_enrolment_unless_it_names_a_branch(local: Running
     after = local.admin.post(path, json={"kind": "publish", "parameters": {"after": 7}}).json()
     assert after["parameters"] == {"from": "ingest", "after": 7}
     local.admin.post(f"/jobs/{after['id']}/cancel")
-    other = local.admin.post(path, json={"kind": "publish", "parameters": {"from": "other"}}).json()
-    assert other["parameters"] == {"from": "other"}
+    for source in ("main", "other", "ingest"):
+        other = local.admin.post(path, json={"kind": "publish", "parameters": {"from": source}})
+        assert (other.status_code, other.json()["errors"][0]["field"]) == (422, "body.parameters.from")
+
+    patch(local, f"/tables/{table['id']}", {"publish": {"from": "renamed"}})
+    retried = local.admin.post(f"/jobs/{job['id']}/retry")
+    assert (retried.status_code, retried.json()["type"]) == (409, "/problems/job-not-retryable")
+    patch(local, f"/tables/{table['id']}", {"publish": FROM_INGEST})
+    assert local.admin.post(f"/jobs/{job['id']}/retry").json()["parameters"] == FROM_INGEST
 
 
 @ON_BOTH
@@ -141,10 +148,28 @@ def test_a_staging_branch_is_published_by_one_enrolment_and_converted_by_none(
         assert (changed.status_code, changed.json()["type"]) == (409, "/problems/staging-branch-in-use")
 
 
-def test_a_branch_is_not_published_on_itself(local: Running) -> None:
-    body = {"catalog": "local", "identifier": ["db", "t"], "publish": {"from": "main"}}
+def test_a_branch_is_not_published_on_itself(local: Running, iceberg: IcebergCatalog) -> None:
+    branch(iceberg, "dev")
+    body = {"catalog": "local", "identifier": ["db", "t"], "branch": "dev", "publish": {"from": "dev"}}
     refused = local.admin.post("/tables", json=body)
     assert (refused.status_code, refused.json()["type"]) == (422, "/problems/no-staging-branch")
+
+
+def test_main_is_never_a_staging_branch_since_readers_would_lose_it(
+    local: Running, iceberg: IcebergCatalog
+) -> None:
+    branch(iceberg, "dev")
+    table = local.enroll(branch="dev")
+    body = {"catalog": "local", "publish": {"from": "main"}}
+    refused = [
+        local.admin.post("/tables", json=body | {"identifier": ["db", "t"], "branch": "ingest"}),
+        local.admin.post("/patterns", json=body | {"pattern": "db.*"}),
+        patch(local, f"/tables/{table['id']}", {"publish": {"from": "main"}}),
+    ]
+    for answer in refused:
+        assert answer.status_code == 422
+        told = {error["field"]: error["message"] for error in answer.json()["errors"]}
+        assert "name the one that the writer commits to" in told["body.publish.from"]
 
 
 def test_a_staging_branch_is_set_up_later_and_taken_back_with_its_jobs(

@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
+from pyiceberg.table.refs import MAIN_BRANCH
+
 from staging.history import SNAPSHOT_ID, Publication, StagingError
 from worker.attempt.job import Job
 from worker.attempt.outcome import Outcome, outcome
@@ -30,16 +32,22 @@ from worker.table.commit_errors import CommitConflictError
 CLEARING_ATTEMPTS = 10
 
 
-class SameBranchError(JobError):
-    code = "same_branch"
-    title = "A branch can't be published on itself"
-    remedy = "Name another branch (from); equality deletes of a branch itself are converted (kind convert)."
+class NotAStagingBranchError(JobError):
+    """Publishing empties the branch that it publishes."""
+
+    code = "not_a_staging_branch"
+    title = "This branch can't be published"
+    remedy = (
+        "Name the branch that the writer commits to, and that nobody reads, with the enrolment; equality"
+        " deletes of a branch itself are converted (kind convert)."
+    )
 
 
 def publish(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Outcome:
     """Publishes what the staging branch of the assignment has, in one commit on the table's branch."""
-    if job.assignment.job.publish.source == table.branch:
-        raise SameBranchError(f"branch {table.branch} is the table's own")
+    if (source := job.assignment.job.publish.source) in (table.branch, MAIN_BRANCH):
+        told = "is the table's own" if source == table.branch else "is read by all, and would be emptied"
+        raise NotAStagingBranchError(f"branch {source} {told}")
     publication = _Publication(job, warehouse)
     return publication.outcome(publication.run(table))
 

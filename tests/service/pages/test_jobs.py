@@ -418,7 +418,9 @@ def test_a_publication_tells_what_it_did_and_what_stopped_it(
         "data_files_touched": 2,
         "stopped_at": {"snapshot_id": 8, **why},
     }
-    job = request_job(service, table, "publish", parameters={"from": "ingest"})
+    staging = {"publish": {"from": "ingest"}}
+    service.admin.patch(f"/tables/{table}", json=staging, headers={"If-Match": "*"})
+    job = request_job(service, table, "publish")
     service.finish(claim(service, worker, job), result=result, health=index_report())
     shown = words(admin.open(f"/jobs/{job}"))
     assert "Snapshots published 1,200 ingest" in shown

@@ -18,7 +18,7 @@ def test_a_staging_branch_is_set_up_shown_published_and_taken_back(
     admin.open(f"{path}/edit")
     refused = admin.send("/edit", publish="main")
     assert refused.status == 422
-    assert "This is the branch that is enrolled." in refused.text
+    assert "Readers read main, and a staging branch is emptied" in refused.text
     admin.send("/edit", publish="ingest")
     assert service.admin.get(path).json()["publish"] == {"from": "ingest"}
     loaded = iceberg.catalog.load_table("staged.t")

@@ -90,12 +90,27 @@ def test_float_keys_stop_publication_where_they_come(lake: Lake) -> None:
     assert table.metadata.refs[BRANCH].snapshot_id != table.snapshot_id
 
 
-def _remedied(lake: Lake, code: str) -> str:
+def _remedied(lake: Lake, code: str, **how: Any) -> str:
     with pytest.raises(JobError) as refused:
-        lake.publish()
+        lake.publish(**how)
     assert refused.value.code == code
     assert refused.value.remedy
     return str(refused.value)
+
+
+@pytest.mark.parametrize("target", ["dev", "main"])
+def test_main_is_published_nowhere_whoever_asks_for_it(lake: Lake, target: str) -> None:
+    """What is published leaves its branch: readers of main would find nothing."""
+    table = lake.create(row(1, 1))
+    table.java.manageSnapshots().createBranch("dev").commit()
+    table.append([row(2, 2)])
+    head = table.snapshot_id
+
+    told = _remedied(lake, "not_a_staging_branch", branch=target, parameters={"from": "main"})
+
+    assert "branch main is" in told
+    assert table.snapshot_id == head
+    assert lake.rows() == in_order(row(1, 1), row(2, 2))
 
 
 @pytest.mark.parametrize("how", ["rolled back", "replaced"])
