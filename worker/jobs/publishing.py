@@ -71,7 +71,7 @@ class _Publication:
         told = "what was staged since is left to the next job"
         self._own = OwnCommit(job, lambda summary: SNAPSHOT_ID in summary, told)
         self._looks = 0
-        self._read_before: ReadBefore = {}
+        self._read_before = ReadBefore()
 
     def run(self, table: PinnedTable) -> _Published:
         """The commit, made once however many attempts there are. Plans again while others come first."""

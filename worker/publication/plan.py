@@ -40,7 +40,7 @@ from worker.lookup.index_lookup import Matches
 from worker.lookup.positions import Positions, union
 from worker.lookup.resolution import find_rows
 from worker.process.errors import JobError, Reason
-from worker.publication.staged import ReadBefore, Staged
+from worker.publication.staged import ReadBefore, Staged, live_already
 from worker.table.commit import CommittedSnapshot, find_head
 from worker.table.commit_errors import CommitConflictError, CommitError, CommitStateUnknownError
 from worker.table.files import DataFile, DataFiles, DeleteFile
@@ -162,7 +162,8 @@ class Plan:
                 waiting = staged_snapshots(metadata, self._source, self.table.branch, after)
             except StagingError as error:
                 raise PublicationError(error) from error
-            staged = Staged.read(metadata, waiting, self.table.storage.io, self._read_before)
+            io, branch = self.table.storage.io, self.table.branch
+            staged = Staged.read(metadata, waiting, branch, io, self._read_before)
         while staged.snapshots:
             try:
                 return self._resolved(staged)
@@ -253,8 +254,7 @@ class Plan:
             if file.path in on_target or file.path in seen:
                 where = f"branch {self.table.branch}" if file.path in on_target else "the staging branch"
                 told = f"its data file {file.path} is live on {where} already: its rows would come twice"
-                why = Reason("data_file_live_already", told, _LIVE_ALREADY)
-                raise _UnpublishableError(file.data_sequence_number, why)
+                raise _UnpublishableError(file.data_sequence_number, live_already(told))
             if file.partition in untyped:
                 raise _UnpublishableError(file.data_sequence_number, LOST_TYPE)
             seen.add(file.path)
@@ -374,10 +374,6 @@ def _ordinals_of(files: DataFiles, paths: Mapping[str, object]) -> Int64Array:
     return np.flatnonzero(np.concatenate([np.empty(0, np.bool_), *parts]))
 
 
-_LIVE_ALREADY = (
-    "Roll the target back to before that file was added there by other means; or replace the staging branch"
-    " by one that starts at the target's head."
-)
 _BY_KEY = (
     "Roll the staging branch back to the snapshot before it, and delete these rows by their key, or on the"
     " target itself."

@@ -6,7 +6,7 @@ Invariant: a snapshot is published as a whole, and nothing of the branch after o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from py4j.java_gateway import JavaObject
@@ -16,6 +16,7 @@ from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Operation, Snapshot
 
+from staging.history import History
 from worker.keys.key_set import KeyColumnError
 from worker.keys.schema_fields import resolve_key_set
 from worker.process.errors import Reason
@@ -58,7 +59,12 @@ class Staged:
 
     @classmethod
     def read(
-        cls, metadata: TableMetadata, snapshots: Sequence[Snapshot], io: FileIO, read_before: ReadBefore
+        cls,
+        metadata: TableMetadata,
+        snapshots: Sequence[Snapshot],
+        target: str,
+        io: FileIO,
+        read_before: ReadBefore,
     ) -> Staged:
         """snapshots: that wait, the oldest first. read_before: what is read now joins it.
 
@@ -69,16 +75,48 @@ class Staged:
         stop = None
         with Threads(_READ_THREADS) as threads:
             read = threads.map(
-                lambda one: read_before.get(one.snapshot_id) or Added.of(one, io, specs), snapshots
+                lambda one: read_before.added.get(one.snapshot_id) or Added.of(one, io, specs), snapshots
             )
             for snapshot, added in zip(snapshots, read, strict=True):
-                read_before[snapshot.snapshot_id] = added
+                read_before.added[snapshot.snapshot_id] = added
                 why = added.why or _unresolvable(metadata, added)
                 if why is not None:
                     stop = Stop(snapshot.snapshot_id, why)
                     break
                 known.append(added)
-        return cls(snapshots, known, NO_FILES, stop)._first(len(known))
+        staged = cls(snapshots, known, NO_FILES, stop)._first(len(known))
+        return staged._without_files_of(History.of(metadata, target), target, io, specs, read_before)
+
+    def _without_files_of(
+        self,
+        history: History,
+        target: str,
+        io: FileIO,
+        specs: Mapping[int, PartitionSpec],
+        read_before: ReadBefore,
+    ) -> Staged:
+        """Without the first snapshot with a file that the target had since, and those after it.
+
+        Compaction may have taken the file away again, and its rows are there all the same.
+        """
+        files = list(self.files.data_files)
+        if not files:
+            return self
+        newer = [one for one in history.snapshots if _number(one) > _number(self.snapshots[0])]
+        paths, named = {file.path for file in files}, read_before.named
+        with Threads(_READ_THREADS) as threads:
+            unread = [one for one in newer if one.snapshot_id not in named]
+            read = threads.map(lambda one: _named(one, io, specs, paths), unread)
+            named.update(zip([one.snapshot_id for one in unread], read, strict=True))
+        last = {path: one for one in newer[::-1] for path in named[one.snapshot_id]}
+        for file in sorted(files, key=lambda one: one.data_sequence_number):
+            if file.path in last and _number(last[file.path]) > file.data_sequence_number:
+                told = (
+                    f"its data file {file.path} came to branch {target} otherwise (snapshot"
+                    f" {last[file.path].snapshot_id} names it): its rows would come twice"
+                )
+                return self.before(file.data_sequence_number, live_already(told))
+        return self
 
     def before(self, sequence_number: int, why: Reason) -> Staged:
         """Without the snapshot of that number and those after it."""
@@ -151,8 +189,33 @@ class Added:
         return cls(data_files, deletes, superseded, _obstacle(snapshot, left, adds_deletes=bool(deletes)))
 
 
-ReadBefore = dict[int, Added]
-"""What snapshots added, by their ids, as earlier looks of a job have read it: they never change."""
+@dataclass(frozen=True, slots=True)
+class ReadBefore:
+    """What earlier looks of a job have read of snapshots, by their ids: they never change.
+
+    named: of the target's, the paths of files that were staged by then. What is staged later is younger than
+    these snapshots, so they say nothing of it.
+    """
+
+    added: dict[int, Added] = field(default_factory=dict)
+    named: dict[int, Set[str]] = field(default_factory=dict)
+
+
+def _named(snapshot: Snapshot, io: FileIO, specs: Mapping[int, PartitionSpec], paths: Set[str]) -> Set[str]:
+    """Which of some data files a snapshot added or removed. Raises as `read_snapshot_files`."""
+    found: set[str] = set()
+    for manifest in read_manifest_list(io, snapshot):
+        if manifest.added_snapshot_id != snapshot.snapshot_id or manifest.content is not ManifestContent.DATA:
+            continue
+        if manifest.added != 0:
+            found.update(one.path for one in read_manifest(io, manifest, specs)[0].with_paths(paths))
+        if manifest.removed != 0:
+            found.update(paths & {one.path for one in read_removed(io, manifest, specs)})
+    return found
+
+
+def live_already(told: str) -> Reason:
+    return Reason("data_file_live_already", told, _LIVE_ALREADY)
 
 
 def _obstacle(
@@ -199,6 +262,12 @@ def _identity(file: DataFile | DeleteFile) -> tuple[str, int | None]:
 _REMEDY = (
     "Roll the branch back to the snapshot before it, and write its rows again as appends and row-level"
     " deletes. Keep compaction and conversion off the branch."
+)
+
+
+_LIVE_ALREADY = (
+    "Roll the target back to before that file was added there by other means; or replace the staging branch"
+    " by one that starts at the target's head."
 )
 
 

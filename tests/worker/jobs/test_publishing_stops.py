@@ -79,6 +79,44 @@ def test_nothing_is_published_from_a_snapshot_on_that_cannot_be(lake: Lake, what
     assert any("Nothing is published from staged snapshot" in one for one in lake.jobs.reporter.decisions)
 
 
+@pytest.mark.parametrize("how", ["picked", "appended"])
+def test_a_file_that_came_to_the_target_otherwise_stays_out_when_compaction_has_taken_it(
+    lake: Lake, how: str
+) -> None:
+    """Its rows are there, in another file, also when the snapshot that brought them has expired."""
+    table = lake.create(row(1, 1))
+    fork = table.snapshot_id
+    (file,) = table.data_files([row(3, 3)])
+    lake.stage(file)
+    table.append([row(7, 7)])
+    if how == "picked":
+        table.java.manageSnapshots().cherrypick(table.metadata.refs[BRANCH].snapshot_id).commit()
+    else:
+        table.commit(file)
+    brought = table.snapshot_id
+    table.compact()
+    table.java.expireSnapshots().expireSnapshotId(brought).commit()
+    table.append([row(8, 8)])
+
+    result = lake.publish(parameters={"from": BRANCH, "after": fork})
+
+    assert _reason(result) == ("data_file_live_already", 0)
+    assert lake.rows() == in_order(row(1, 1), row(3, 3), row(7, 7), row(8, 8))
+
+
+def test_a_file_that_the_target_lost_before_it_was_staged_is_published(lake: Lake) -> None:
+    """As somebody does who takes a removal back."""
+    table = lake.create(row(1, 1))
+    (file,) = table.data_files([row(3, 3)])
+    table.commit(file)
+    table.java.newDelete().deleteFile(table.parsed(file)).commit()
+    lake.stage(file)
+    table.append([row(8, 8)])
+
+    assert lake.publish()["stopped_at"] is None
+    assert lake.rows() == in_order(row(1, 1), row(3, 3), row(8, 8))
+
+
 def test_float_keys_stop_publication_where_they_come(lake: Lake) -> None:
     table = lake.create(columns="id bigint, region string, value double")
     lake.stage(*table.data_files([row(1, 1)]))
