@@ -22,7 +22,7 @@ def table(service: Running, iceberg: IcebergCatalog) -> dict[str, Any]:
     iceberg.create("sales.orders")
     service.register(iceberg)
     (body,) = examples("TableRequest")
-    answer = service.admin.post("/tables", json=body)
+    answer = service.admin.post("/tables", json=body | {"publish": {"from": "ingest"}})
     assert answer.status_code == 201, answer.text
     return dict(answer.json())
 
