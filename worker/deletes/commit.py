@@ -27,7 +27,7 @@ def commit_deletes(
     confirm_lease: Callable[[], None],
     *,
     resolved: Sequence[DeleteFile] = (),
-    rows: Sequence[JavaObject] = (),
+    rows: JavaObject = (),
     layout: str = "",
 ) -> CommittedSnapshot:
     """On the branch at whose head the table is pinned.

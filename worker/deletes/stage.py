@@ -35,16 +35,44 @@ LOST_TYPE = Reason(
 )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Written:
+    """What a task came to, and what that depends on beside the positions of its data files."""
+
+    outcome: WrittenDeletes
+    files: Set[DataFile]
+    existing: Set[DeleteFile]
+    granularity: DeleteGranularity
+    moves: bool
+    locations: DeleteFileLocations
+
+    @classmethod
+    def by(cls, task: DeletesTask, outcome: WrittenDeletes) -> _Written:
+        files, existing = frozenset(task.positions), frozenset(task.existing)
+        return cls(outcome, files, existing, task.granularity, task.moves, task.locations)
+
+
 class DeletesStage:
     """Writes the delete files of one plan, which whoever follows can find and remove, and so can this."""
 
-    def __init__(self, job: Job, table: PinnedTable, number: int, *, dry_run: bool) -> None:
-        """number: of this attempt's plans."""
+    def __init__(
+        self,
+        job: Job,
+        table: PinnedTable,
+        number: int,
+        *,
+        dry_run: bool,
+        files_per_task: int = FILES_PER_DELETES_TASK,
+    ) -> None:
+        """number: of this attempt's plans. files_per_task: data files at most."""
         self._job = job
         self._table = table
         self._dry_run = dry_run
+        self._files_per_task = files_per_task
         self._announced = unannounced_plan(table, number)
         self._locations: list[tuple[DeleteFileLocations, int]] = []  # and how many names
+        self._written: list[_Written] = []
+        self._before: list[_Written] = []  # at the head before
 
     def write(self, positions: Sequence[Positions]) -> WrittenDeletes:
         """As many data files at a time as have no more positions than the driver should hold."""
@@ -54,6 +82,21 @@ class DeletesStage:
         outcome = WrittenDeletes.union([outcome, self.move_neighbours(outcome.removed, positions)])
         blocked = tuple(Blocked(file, LOST_TYPE) for file in lost)
         return replace(outcome, blocked=outcome.blocked + blocked)
+
+    def write_at(self, table: PinnedTable, positions: Sequence[Positions]) -> WrittenDeletes:
+        """The same at a later head, where nothing that was written is committed yet.
+
+        positions: each data file that was given before has the same ones. What a task wrote stays where its
+        data files and their deletes are what they were; the rest of it is removed.
+        """
+        self._table = table
+        self._before, self._written = self._written, []
+        outcome = self.write(positions)
+        for one in self._before:
+            if one not in self._written:
+                names = count_names(len(one.files), table.metadata.format_version, one.granularity)
+                self._remove(one.locations, names)
+        return outcome
 
     def move_neighbours(
         self, removed: Sequence[DeleteFile], positions: Sequence[Positions] = ()
@@ -83,19 +126,21 @@ class DeletesStage:
 
     def remove_written(self) -> None:
         """Deletes what this plan wrote; only after an error that says that it was not committed."""
-        if self._dry_run:
-            return
         for locations, names in self._locations:
+            self._remove(locations, names)
+
+    def _remove(self, locations: DeleteFileLocations, names: int) -> None:
+        if not self._dry_run:
             remove_written(self._table.storage, locations, self._table.metadata.format_version, names)
 
     def _ordered(self, found: Set[DataFile]) -> tuple[list[DataFile], list[DataFile]]:
         """Those that no delete file can be written for, and the others in order of partition and path.
 
-        After each follow the other live files of its path, which new deletes would hit as well.
+        After each follow the other live files of its path, which new deletes would hit as well. Those that
+        are not live any more are left out.
         """
-        live = self._table.files.data_files.with_paths({file.path for file in found})
         by_path: dict[str, list[DataFile]] = defaultdict(list)
-        for file in found | set(live) if len(live) > len(found) else found:
+        for file in set(self._table.files.data_files.with_paths({file.path for file in found})):
             by_path[file.path].append(file)
         untyped = partitions_without_type(
             self._table.metadata, (file for files in by_path.values() for file in files)
@@ -113,11 +158,13 @@ class DeletesStage:
     def _run(
         self, files: Sequence[DataFile], positions: Sequence[Positions], *, moves: bool = False
     ) -> WrittenDeletes:
-        outcomes: list[WrittenDeletes] = []
         bound = int(MEMORY_POSITIONS * self._job.memory_fraction)
         existing = _deletes_by_scope(files, self._table.files.position_deletes)
+        written = self._still_right(files, existing, moves=moves)
+        done = {file for one in written for file in one.files}
+        files = [file for file in files if file not in done]
         for batch in in_batches(files, positions, len(files), bound):
-            files_at_most = VECTORS_PER_MOVE if moves else FILES_PER_DELETES_TASK
+            files_at_most = VECTORS_PER_MOVE if moves else self._files_per_task
             groups = in_batches(batch, positions, files_at_most, bound // 8)
             tasks = [self._task(group, positions, existing, moves=moves) for group in groups]
             if tasks and not self._dry_run:
@@ -126,8 +173,37 @@ class DeletesStage:
                 rows = sum(file.record_count for file in batch)
             else:
                 rows = sum(len(found) for task in tasks for found in task.positions.values())
-            outcomes += self._job.run_tasks("deletes", tasks, None, rows)
-        return WrittenDeletes.union(outcomes)
+            outcomes = self._job.run_tasks("deletes", tasks, None, rows)
+            written += map(_Written.by, tasks, outcomes)
+        self._written += written
+        return WrittenDeletes.union([one.outcome for one in written])
+
+    def _still_right(
+        self,
+        files: Sequence[DataFile],
+        existing: Mapping[str | PartitionKey, Sequence[DeleteFile]],
+        *,
+        moves: bool,
+    ) -> list[_Written]:
+        """What was written for some of the files, with the deletes that they have now."""
+        by_path: dict[str, set[DataFile]] = defaultdict(set)
+        for file in files:
+            by_path[file.path].add(file)
+
+        def is_right(one: _Written) -> bool:
+            of_paths = {file for path in {file.path for file in one.files} for file in by_path.get(path, ())}
+            return (
+                one.moves == moves
+                and one.granularity is self._granularity
+                and of_paths == one.files
+                and one.existing == frozenset(_deletes_of(one.files, existing))
+            )
+
+        return [one for one in self._before if is_right(one)]
+
+    @property
+    def _granularity(self) -> DeleteGranularity:
+        return DeleteGranularity.of_table(self._table.metadata.properties)
 
     def _task(
         self,
@@ -140,14 +216,14 @@ class DeletesStage:
         metadata, assignment = self._table.metadata, self._job.assignment
         number = len(self._locations)
         locations = output_locations(assignment.job.id, assignment.attempt, self._announced, number)
-        granularity = DeleteGranularity.of_table(metadata.properties)
-        self._locations.append((locations, count_names(len(files), metadata.format_version, granularity)))
+        names = count_names(len(files), metadata.format_version, self._granularity)
+        self._locations.append((locations, names))
         return DeletesTask(
             self._table.storage,
             {file: union(positions, file) for file in files},
             _deletes_of(files, existing),
             metadata.format_version,
-            granularity,
+            self._granularity,
             locations,
             moves,
             self._dry_run,

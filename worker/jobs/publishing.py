@@ -24,8 +24,8 @@ from worker.jobs.own_commits import OwnCommit
 from worker.process.errors import JobCancelledError, JobError
 from worker.process.plurals import counted
 from worker.publication.clearing import FILES_CLEARED, clear, postponed
+from worker.publication.looks import Looks
 from worker.publication.plan import SUMMARY, Part, Plan
-from worker.publication.staged import ReadBefore
 from worker.table.commit import LOOKS, CommittedSnapshot, check_clock
 from worker.table.commit_errors import CommitConflictError
 
@@ -71,11 +71,21 @@ class _Publication:
         told = "what was staged since is left to the next job"
         self._own = OwnCommit(job, lambda summary: SNAPSHOT_ID in summary, told)
         self._looks = 0
-        self._read_before = ReadBefore()
 
     def run(self, table: PinnedTable) -> _Published:
         """The commit, made once however many attempts there are. Plans again while others come first."""
-        job, number = self._job, 0
+        looks = Looks(self._job, self._warehouse)
+        try:
+            published = self._published(table, looks)
+        except Exception:
+            looks.forget()
+            raise
+        if published.part is None:  # by an earlier attempt
+            looks.forget()
+        return published
+
+    def _published(self, table: PinnedTable, looks: Looks) -> _Published:
+        job = self._job
         for self._looks in range(LOOKS):
             if self._looks:
                 with job.stage("plan"):
@@ -85,7 +95,7 @@ class _Publication:
                 return _Published(table, committed.summary, committed)
             if not job.assignment.job.dry_run:
                 check_clock(table.java_table)
-            plan = Plan(job, table, self._warehouse, number, self._read_before)
+            plan = Plan(job, table, looks)
             try:
                 part = plan.resolve()
                 committed = self._own.made_by(table, partial(plan.commit, part))
@@ -93,11 +103,7 @@ class _Publication:
             except CommitConflictError as error:
                 if not self._looks:
                     job.decide(f"The table changed while this job ran, so it looks at what is new: {error}.")
-                plan.remove_written()
-            except Exception:
-                plan.remove_written()
-                raise
-            number = plan.number
+                looks.lost()
         remedy = "Nothing was published. Publish when whoever commits to this table all the time is idle."
         raise CommitConflictError(f"others committed first {LOOKS:,} times", remedy)
 

@@ -4,6 +4,8 @@ read -> index | scan. Invariant: an answer names the delete files that it is com
 that can't be read, or that applies to a data file that can't be read, is refused with its reason and stays.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -46,7 +48,7 @@ from worker.lookup.shuffle import (
 )
 from worker.process.errors import JobCancelledError, Reason
 from worker.process.plurals import counted
-from worker.table.files import DataFile, DataFiles, DeleteFile, PartitionKey
+from worker.table.files import NO_FILES, DataFile, DataFiles, DeleteFile, PartitionKey
 from worker.table.plan import KeySetDeletes, affected_files, applies, balanced
 
 # Delete keys that the driver holds at most, of one key set: more are sorted into ranges of about as many.
@@ -91,38 +93,69 @@ def find_rows(
     job: Job, table: PinnedTable, warehouse: IndexWarehouse, deletes: KeySetDeletes, *, dry_run: bool
 ) -> Resolved:
     """Finds the rows that one key set's deletes delete; what can't be resolved is refused."""
-    try:
-        key_set = resolve_key_set(table.metadata, deletes.equality_field_ids)
-    except KeyColumnError as error:
-        refused = [Unconvertible(f.path, *error.reason) for f in deletes.delete_files]
-        columns = column_names_of(table.metadata, deletes.equality_field_ids)
-        explanation = explain(deletes.equality_field_ids, columns, Choice(Source.NONE, str(error)))
-        return Resolved((), tuple(refused), Positions(DataFiles.of(())), explanation)
+    return RowsOfKeySet(job, warehouse, dry_run=dry_run).find(table, deletes)
 
-    def give_up_index(damage: str) -> None:
-        job.decide(f"Key set {key_set}: the index can't be used, so data files are scanned: {damage}.")
-        if not dry_run:
-            start_anew(job, table, warehouse, key_set)
 
-    reader = key_reader(table.metadata, table.storage, key_set)
-    with job.stage("plan"):
-        index = None
+class RowsOfKeySet:
+    """The rows that one key set's deletes delete, at one head of a branch after the other.
+
+    Keys are read once, and each data file is asked about once: it never changes.
+    """
+
+    def __init__(self, job: Job, warehouse: IndexWarehouse, *, dry_run: bool) -> None:
+        self._job = job
+        self._warehouse = warehouse
+        self._dry_run = dry_run
+        self._pending: PendingDeletes | None = None
+        self._asked = NO_FILES.data_files
+        """The data files that the deletes apply to at the head before."""
+
+    def find(self, table: PinnedTable, deletes: KeySetDeletes) -> Resolved:
+        """Rows of the data files that the head before did not have; of all, at the first one.
+
+        deletes: the same at each head. What can't be resolved is refused.
+        """
+        if self._pending is not None:
+            new, self._asked = deletes.data_files.without(self._asked), deletes.data_files
+            self._pending = replace(self._pending, table=table, data_files=new.alone())
+            return self._resolved(table, self._pending, tells=False)
         try:
-            index = open_index(warehouse, table.index_database, key_set)
-        except DamagedIndexError as error:
-            give_up_index(str(error))
-    with job.stage("read"):
-        pending = PendingDeletes.read(job, table, deletes, reader, index)
-    try:
-        return pending.resolve()
-    except (JobCancelledError, StaleAttemptError):
-        raise
-    except Exception:
-        damage = damage_of(index) if index is not None else None
-        if damage is None:
+            key_set = resolve_key_set(table.metadata, deletes.equality_field_ids)
+        except KeyColumnError as error:
+            refused = [Unconvertible(f.path, *error.reason) for f in deletes.delete_files]
+            columns = column_names_of(table.metadata, deletes.equality_field_ids)
+            explanation = explain(deletes.equality_field_ids, columns, Choice(Source.NONE, str(error)))
+            return Resolved((), tuple(refused), Positions(DataFiles.of(())), explanation)
+        reader = key_reader(table.metadata, table.storage, key_set)
+        with self._job.stage("plan"):
+            index = None
+            try:
+                index = open_index(self._warehouse, table.index_database, key_set)
+            except DamagedIndexError as error:
+                self._give_up_index(table, key_set, str(error))
+        with self._job.stage("read"):
+            self._pending = PendingDeletes.read(self._job, table, deletes, reader, index)
+        self._asked = self._pending.data_files
+        return self._resolved(table, self._pending)
+
+    def _resolved(self, table: PinnedTable, pending: PendingDeletes, *, tells: bool = True) -> Resolved:
+        index = pending.index
+        try:
+            return pending.resolve(tells=tells)
+        except (JobCancelledError, StaleAttemptError):
             raise
-        give_up_index(damage)
-        return replace(pending, index=None).resolve()
+        except Exception:
+            damage = damage_of(index) if index is not None else None
+            if damage is None:
+                raise
+            self._give_up_index(table, pending.key_set, damage)
+            self._pending = replace(pending, index=None)
+            return self._pending.resolve()
+
+    def _give_up_index(self, table: PinnedTable, key_set: KeySet, damage: str) -> None:
+        self._job.decide(f"Key set {key_set}: the index can't be used, so data files are scanned: {damage}.")
+        if not self._dry_run:
+            start_anew(self._job, table, self._warehouse, key_set)
 
 
 @dataclass(slots=True)
@@ -179,8 +212,11 @@ class PendingDeletes:
     def key_set(self) -> KeySet:
         return self.reader.key_set
 
-    def resolve(self) -> Resolved:
-        """Finds the rows to delete, from the cheaper source for what the index covers."""
+    def resolve(self, *, tells: bool = True) -> Resolved:
+        """Finds the rows to delete, from the cheaper source for what the index covers.
+
+        tells: whether the choice becomes a decision of the job.
+        """
         known = np.zeros(len(self.data_files), np.bool_)
         if self.index is not None:
             known = self.index.dictionary.covers(self.data_files)
@@ -188,7 +224,8 @@ class PendingDeletes:
         choice = self._choose(covered, uncovered)
         if choice.source is Source.SCAN:
             covered, uncovered = covered[:0], np.arange(len(self.data_files))
-        self.job.decide(f"Key set {self.key_set}: {choice.reason}.")
+        if tells:
+            self.job.decide(f"Key set {self.key_set}: {choice.reason}.")
         positions, keys, found = self.find(covered, uncovered)
         for failure in found.failures:
             self._refuse_for(self.data_files[failure.ordinal], failure.why)

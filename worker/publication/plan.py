@@ -6,14 +6,9 @@ no equality delete is; the commit happens on the very head at which rows were lo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
-
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-from pyiceberg.table.metadata import TableMetadataV1
 
 from staging.history import (
     BRANCH,
@@ -28,24 +23,21 @@ from worker.attempt.job import Job
 from worker.attempt.outcome import Unconvertible
 from worker.attempt.pinned_table import PinnedTable
 from worker.deletes.commit import commit_deletes, head_of
-from worker.deletes.existing import UnreadableDeleteFileError, existing_deletes, named_data_files
+from worker.deletes.existing import UnreadableDeleteFileError
 from worker.deletes.merge import Blocked
-from worker.deletes.puffin import positions_of
-from worker.deletes.stage import LOST_TYPE, DeletesStage, partitions_without_type
+from worker.deletes.stage import LOST_TYPE, partitions_without_type
 from worker.deletes.write import WrittenDeletes
-from worker.index.sorted_runs import IndexWarehouse
-from worker.io.sorting import Int64Array
 from worker.lookup.deviations import Deviation
-from worker.lookup.index_lookup import Matches
-from worker.lookup.positions import Positions, union
-from worker.lookup.resolution import find_rows
+from worker.lookup.index_lookup import ANY_AGE
+from worker.lookup.positions import union
 from worker.process.errors import JobError, Reason
-from worker.publication.staged import ReadBefore, Staged, live_already
+from worker.publication.looks import Found, Looks
+from worker.publication.staged import Staged, live_already
 from worker.table.commit import CommittedSnapshot, find_head
 from worker.table.commit_errors import CommitConflictError, CommitError, CommitStateUnknownError
 from worker.table.files import DataFile, DataFiles, DeleteFile
 from worker.table.manifests import UnsupportedTableError
-from worker.table.plan import applies, plan_conversion
+from worker.table.plan import applies
 from worker.table.row_delta import layout_of_new_rows
 
 # Counts in a job's result, and the snapshot properties that keep them for an attempt that finds the commit.
@@ -128,25 +120,13 @@ class _UnpublishableError(Exception):
 class Plan:
     """One plan, from the pinned head of the target to its commit."""
 
-    def __init__(
-        self,
-        job: Job,
-        table: PinnedTable,
-        warehouse: IndexWarehouse,
-        number: int,
-        read_before: ReadBefore,
-    ) -> None:
-        """number: of this attempt's plans, before which there are others; it takes further ones.
-        read_before: by these; what this one reads joins it."""
+    def __init__(self, job: Job, table: PinnedTable, looks: Looks) -> None:
+        """looks: of this attempt; what this one finds joins it."""
         self.job = job
         self.table = table
-        self._warehouse = warehouse
         self.dry_run = job.assignment.job.dry_run
         self._source = job.assignment.job.publish.source
-        self.number = number
-        self._read_before = read_before
-        self._deletes: DeletesStage | None = None
-        self.may_be_committed = False
+        self._looks = looks
 
     def resolve(self) -> Part:
         """Finds the rows that the staged deletes delete and writes the delete files that they become.
@@ -162,13 +142,15 @@ class Plan:
                 waiting = staged_snapshots(metadata, self._source, self.table.branch, after)
             except StagingError as error:
                 raise PublicationError(error) from error
-            io, branch = self.table.storage.io, self.table.branch
-            staged = Staged.read(metadata, waiting, branch, io, self._read_before)
+            staged = self._looks.staged(self.table, waiting)
         while staged.snapshots:
             try:
                 return self._resolved(staged)
+            except CommitConflictError:
+                self._looks.forget()  # of a file that is gone nothing is known
+                raise
             except _UnpublishableError as error:
-                self.remove_written()
+                self._looks.forget()
                 staged = staged.before(error.sequence_number, error.why)
         return Part(staged)
 
@@ -176,7 +158,8 @@ class Plan:
         """None if there is nothing to commit, or in a dry run."""
         if self.dry_run or part.is_empty:
             return None
-        table, last = self.table, part.staged.snapshots[-1]
+        table, last, looks = self.table, part.staged.snapshots[-1], self._looks
+        found = looks.found(part.staged, table)
         summary = {
             **part.summary,
             BRANCH: self._source,
@@ -185,12 +168,12 @@ class Plan:
         }
 
         def confirm_lease() -> None:
-            self.may_be_committed = False
-            if self._deletes is not None and part.deletes.added:
-                self._deletes.announce(only_on=head_of(table))
+            looks.may_be_committed = False
+            if part.deletes.added:
+                found.deletes.announce(only_on=head_of(table))
             else:
                 self.job.reporter.confirm_lease()
-            self.may_be_committed = True
+            looks.may_be_committed = True
 
         try:
             with self.job.stage("commit"):
@@ -200,48 +183,30 @@ class Plan:
                     part.deletes,
                     summary,
                     confirm_lease,
-                    rows=part.staged.java_data_files(table.java_table),
+                    rows=found.java_data_files(table.java_table),
                     layout=layout_of_new_rows(table.metadata),
                 )
         except (CommitError, LocationNotAllowedError) as error:
-            self.may_be_committed = isinstance(error, CommitStateUnknownError)
+            looks.may_be_committed = isinstance(error, CommitStateUnknownError)
             raise
-
-    def remove_written(self) -> None:
-        """Deletes what was written; only where it is known that it was not committed."""
-        if self._deletes is not None and not self.may_be_committed:
-            self._deletes.remove_written()
-            self._deletes = None
 
     def _resolved(self, staged: Staged) -> Part:
         self._check_data_files(staged)
         merged = _merged(self.table, staged)
-        view, deletes = merged.table, merged.equality_deletes
-        resolved = [
-            find_rows(self.job, view, self._warehouse, of_key_set, dry_run=self.dry_run)
-            for of_key_set in plan_conversion(view.files, deletes)
-        ]
-        self._refuse(merged, [refusal for one in resolved for refusal in one.refused])
-        found = [one.positions for one in resolved]
+        found = self._looks.found(staged, merged.table)
+        self._refuse(merged, found.find(merged.table, merged.equality_deletes))
         if merged.position_deletes:
             with self.job.stage("read"):
-                found.append(self._named_positions(merged))
-        self._deletes = DeletesStage(self.job, view, self.number, dry_run=self.dry_run)
-        self.number += 1
+                self._take_named(merged, found)
         with self.job.stage("deletes"):
-            written = self._deletes.write(found)
+            written = found.write(merged.table)
         if written.blocked:
             self._refuse_blocked(merged, written.blocked, missing=written.missing)
         if not self.dry_run:
             self.job.usage.bytes += written.bytes_written
-        new = {file for one in found for file in one.data_files() if merged.is_staged(file)}
-        return Part(
-            staged,
-            written,
-            sum(len(union(found, file)) for file in new),
-            [one.explanation for one in resolved],
-            [deviation for one in resolved for deviation in one.deviations],
-        )
+        new = {file for one in found.positions for file in one.data_files() if merged.is_staged(file)}
+        superseded = sum(len(union(found.positions, file)) for file in new)
+        return Part(staged, written, superseded, found.explanations, found.deviations)
 
     def _check_data_files(self, staged: Staged) -> None:
         """Whether each can be added: it is there once, and not on the target yet."""
@@ -259,35 +224,24 @@ class Plan:
                 raise _UnpublishableError(file.data_sequence_number, LOST_TYPE)
             seen.add(file.path)
 
-    def _named_positions(self, merged: _Merged) -> Positions:
+    def _take_named(self, merged: _Merged, found: Found) -> None:
         """What the staged position deletes and deletion vectors name, in data files of either branch."""
-        storage, files = merged.table.storage, merged.table.files.data_files
-        found = Positions(files, self.job.memory_fraction)
+        storage = merged.table.storage
         try:
-            named = {
-                path: delete
-                for delete in sorted(merged.position_deletes, key=lambda one: -one.data_sequence_number)
-                for path in named_data_files(storage, delete)
-            }
-            ordinals = _ordinals_of(files, named)
-            of_path = list(zip(files.select(ordinals), ordinals.tolist(), strict=True))
-            for path in named.keys() - {file.path for file, _ in of_path}:
+            named = found.named_by(storage, merged.position_deletes)
+            files = list(merged.table.files.data_files.with_paths(set(named)))
+            for path in named.keys() - {file.path for file in files}:
                 told = (
                     f"{named[path].path} deletes rows of {path} by their positions, and branch"
                     f" {self.table.branch} has no such data file (any more)"
                 )
                 why = Reason("staged_position_delete", told, _BY_KEY)
                 raise _UnpublishableError(named[path].data_sequence_number - merged.offset, why)
-            skipped = existing_deletes(storage, [file for file, _ in of_path], merged.position_deletes)
+            found.take_named(storage, files, merged.position_deletes)
         except UnreadableDeleteFileError as error:
             self._check_overtaken(missing=error.missing)
             number = error.delete_file.data_sequence_number - merged.offset
             raise _UnpublishableError(number, _unreadable(str(error))) from error
-        for file, ordinal in of_path:
-            if file in skipped:
-                positions = positions_of(skipped[file].positions)
-                found.add(Matches(np.full(len(positions), ordinal, np.int64), positions.astype(np.int64)))
-        return found
 
     def _refuse(self, merged: _Merged, refused: Sequence[Unconvertible]) -> None:
         if not refused:
@@ -334,8 +288,9 @@ class Plan:
 class _Merged:
     """The target as if the staged snapshots were committed to it in their order, after all that it has.
 
-    offset: by which the sequence numbers of staged files are higher than on their branch. Numbers count
-    through all branches of a table: that of a staged delete may be lower than those of rows that it deletes.
+    offset: by which the sequence numbers of staged files are higher than on their branch, the same at every
+    head. Numbers count through all branches of a table: that of a staged delete may be lower than those of
+    rows that it deletes.
     """
 
     table: PinnedTable
@@ -348,8 +303,7 @@ class _Merged:
 
 
 def _merged(table: PinnedTable, staged: Staged) -> _Merged:
-    assert not isinstance(table.metadata, TableMetadataV1)
-    offset = table.metadata.last_sequence_number
+    offset = ANY_AGE
 
     def later(files: Iterable[DeleteFile]) -> tuple[DeleteFile, ...]:
         return tuple(replace(file, data_sequence_number=file.data_sequence_number + offset) for file in files)
@@ -366,12 +320,6 @@ def _merged(table: PinnedTable, staged: Staged) -> _Merged:
     )
     position_deletes = later(staged.files.position_deletes)
     return _Merged(replace(table, files=files), equality_deletes, position_deletes, offset)
-
-
-def _ordinals_of(files: DataFiles, paths: Mapping[str, object]) -> Int64Array:
-    wanted = pa.array(list(paths), pa.large_string())
-    parts = [pc.is_in(piece, wanted).to_numpy(zero_copy_only=False) for piece in files.path_pieces()]
-    return np.flatnonzero(np.concatenate([np.empty(0, np.bool_), *parts]))
 
 
 _BY_KEY = (

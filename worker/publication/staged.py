@@ -85,15 +85,10 @@ class Staged:
                     break
                 known.append(added)
         staged = cls(snapshots, known, NO_FILES, stop)._first(len(known))
-        return staged._without_files_of(History.of(metadata, target), target, io, specs, read_before)
+        return staged.without_files_of(metadata, target, io, read_before)
 
-    def _without_files_of(
-        self,
-        history: History,
-        target: str,
-        io: FileIO,
-        specs: Mapping[int, PartitionSpec],
-        read_before: ReadBefore,
+    def without_files_of(
+        self, metadata: TableMetadata, target: str, io: FileIO, read_before: ReadBefore
     ) -> Staged:
         """Without the first snapshot with a file that the target had since, and those after it.
 
@@ -102,7 +97,10 @@ class Staged:
         files = list(self.files.data_files)
         if not files:
             return self
-        newer = [one for one in history.snapshots if _number(one) > _number(self.snapshots[0])]
+        specs = metadata.specs()
+        newer = [
+            one for one in History.of(metadata, target).snapshots if _number(one) > _number(self.snapshots[0])
+        ]
         paths, named = {file.path for file in files}, read_before.named
         with Threads(_READ_THREADS) as threads:
             unread = [one for one in newer if one.snapshot_id not in named]
@@ -133,8 +131,8 @@ class Staged:
         files = replace(self.files, data_files=data_files, delete_files=deletes)
         return replace(self, snapshots=self.snapshots[:count], added=added, files=files)
 
-    def java_data_files(self, java_table: JavaObject) -> tuple[JavaObject, ...]:
-        """The data files with all that their manifests say of them. Raises CommitError."""
+    def java_data_files(self, java_table: JavaObject) -> JavaObject:
+        """Java's list of the data files, with all that their manifests say of them. Raises CommitError."""
         paths = [path for piece in self.files.data_files.path_pieces() for path in piece.to_pylist()]
         if not paths:
             return ()
@@ -142,8 +140,7 @@ class Staged:
             jvm = jvm_of(java_table)
             since, shown_by = str(_number(self.snapshots[0])), java_list(jvm, self._shown_by())
             named = java_list(jvm, paths)
-            found = java_object(java_table, _SOURCE, "StagedFiles", java_table, since, shown_by, named)
-            return tuple(found.files())
+            return java_object(java_table, _SOURCE, "StagedFiles", java_table, since, shown_by, named).files()
 
     def _shown_by(self) -> list[str]:
         """Snapshots that show all of the data files: the last, and each after which some left the branch."""

@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple, TypeVar, overload
+from typing import Any, NamedTuple, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -146,7 +146,7 @@ class DataFiles(Sequence[DataFile]):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, DataFiles) and list(self) == list(other)
 
-    def __reduce__(self) -> tuple[object, ...]:
+    def __reduce__(self) -> tuple[type[DataFiles], tuple[Any, ...]]:
         """A selection pickles without the rest."""
         kinds, kind_of = np.unique(self.kind_of, return_inverse=True)
         columns = Paths(self.path_pieces()), self._of_all(self._numbers)
@@ -169,6 +169,24 @@ class DataFiles(Sequence[DataFile]):
         wanted = pa.array(paths, pa.large_string())
         pieces = (pc.is_in(piece, wanted) for piece in self.path_pieces())
         return self.where(np.concatenate([piece.to_numpy(zero_copy_only=False) for piece in pieces]))
+
+    def without(self, others: DataFiles) -> DataFiles:
+        """Those that are none of the others."""
+        kinds = {kind: number for number, kind in enumerate(others.kinds)}
+        kind_of = np.array([kinds.get(kind, -1) for kind in self.kinds], np.int64)[self.kind_of]
+        numbers, of_others = self._of_all(self._numbers), others._of_all(others._numbers)
+        is_new = np.ones(len(self), np.bool_)
+        paths = others._paths if others._places is None else Paths(others.path_pieces())
+        for here, there in paths.pairs(self.path_pieces()):
+            same = kind_of[here] == others.kind_of[there]
+            same &= (numbers[:, here] == of_others[:, there]).all(axis=0)
+            is_new[here[same]] = False
+        return self.where(is_new)
+
+    def alone(self) -> DataFiles:
+        """A selection without the columns of the rest."""
+        make, columns = self.__reduce__()
+        return make(*columns)
 
     def without_copies(self) -> DataFiles:
         """The first of those that share path and partition."""

@@ -37,9 +37,8 @@ class RowDelta:
     starting_snapshot_id: the pinned snapshot that was planned on; NO_SNAPSHOT in an empty table.
     referenced_data_files: paths, as manifests spell them, of all data files that must still be live.
     summary: further snapshot properties, such as counts (`icestream.*`).
-    rows: new data files, as Java's objects. layout: what `layout_of_new_rows` said when they were written;
-    then the commit happens on the starting snapshot alone, since later ones may hold rows that were not
-    looked at.
+    rows: Java's list of new data files. layout: what `layout_of_new_rows` said when they were written; then
+    the commit happens on the starting snapshot alone, since later ones may hold rows that were not looked at.
     """
 
     branch: str
@@ -50,7 +49,7 @@ class RowDelta:
     removed: Sequence[DeleteFile]
     referenced_data_files: Sequence[str]
     summary: Mapping[str, str] = field(default_factory=dict)
-    rows: Sequence[JavaObject] = ()
+    rows: JavaObject = ()
     layout: str = ""
 
     @property
@@ -81,12 +80,12 @@ def java_row_delta(
     )
     if delta.starting_snapshot_id != NO_SNAPSHOT:
         operation.validateFromSnapshot(delta.starting_snapshot_id)
-    for file in delta.rows:
-        operation.addRows(file)
-    add = _row_delta_consumer(operation, "addDeletes")
+    if delta.rows:
+        delta.rows.forEach(_row_delta_consumer(operation, "addRows", "DataFile"))
+    add = _row_delta_consumer(operation, "addDeletes", "DeleteFile")
     for added in _slices(delta.added):
         java_new_delete_files(java_table, added).forEach(add)
-    remove = _row_delta_consumer(operation, "removeDeletes")
+    remove = _row_delta_consumer(operation, "removeDeletes", "DeleteFile")
     for removed in _slices(delta.removed):
         java_delete_files(java_table, removed).forEach(remove)
     return described(operation, summary, condemned)
@@ -201,11 +200,11 @@ def java_list(jvm: JVMView, values: Sequence[str]) -> JavaObject:
     return whole
 
 
-def _row_delta_consumer(operation: JavaObject, method: str) -> JavaObject:
-    """A Java `Consumer<DeleteFile>` that calls a method of a `RowDelta`."""
+def _row_delta_consumer(operation: JavaObject, method: str, file: str) -> JavaObject:
+    """A Java `Consumer` of DataFile or DeleteFile that calls a method of a `RowDelta`."""
     row_delta = _java_class(operation, "org.apache.iceberg.RowDelta")
-    delete_file = _java_class(operation, "org.apache.iceberg.DeleteFile")
-    return _consumer(operation, row_delta, method, returns=row_delta, takes=delete_file)
+    takes = _java_class(operation, f"org.apache.iceberg.{file}")
+    return _consumer(operation, row_delta, method, returns=row_delta, takes=takes)
 
 
 def collector(queue: JavaObject) -> JavaObject:

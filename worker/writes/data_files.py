@@ -39,9 +39,9 @@ class UnwritableRowsError(JobError):
 
 @dataclass(frozen=True, slots=True)
 class WrittenRows:
-    """Data files that are on the store and in no snapshot. files: as Java knows them."""
+    """Data files that are on the store and in no snapshot. files: Java's list of them."""
 
-    files: tuple[JavaObject, ...] = ()
+    files: JavaObject = ()
     paths: tuple[str, ...] = ()
     rows: int = 0
     size_bytes: int = 0
@@ -67,7 +67,7 @@ class NewRows:
             new = java_object(java_table, _SOURCE, "NewDataFiles", java_table, str(held_bytes))
             try:
                 self._write(new, rows, chosen)
-                files = tuple(new.files())
+                files = new.files()
             except BaseException:
                 with suppress(Exception):
                     new.close()

@@ -1,9 +1,13 @@
 """Others commit while a staging branch is published, or a job dies: nothing comes twice, nothing is lost."""
 
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
 from threading import Event
 from typing import Any
+from urllib.parse import urlparse
 
 import pytest
 from py4j.protocol import Py4JNetworkError
@@ -11,13 +15,19 @@ from pyiceberg.io import FileIO
 from pyiceberg.table.snapshots import Snapshot
 from pyspark.sql import SparkSession
 
+import worker.deletes.write
 from tests.deaths import killed_at_its_commit
+from tests.factories import live_delete_files
 from tests.staging import Lake, Meanwhile, in_order, row
 from tests.staging import lake as lake
 from tests.thorough import V3_FIRST
+from worker.io.storage import Storage
+from worker.keys.read import KeyReader
+from worker.publication.looks import LOST_LOOKS
 from worker.table import row_delta
 from worker.table.catalogs import load_table
-from worker.table.commit import find_commits
+from worker.table.commit import find_commits, find_head
+from worker.table.files import DataFile, DeleteFile, NewDeleteFile
 from worker.table.manifests import Manifest, read_manifest_list
 
 pytestmark = pytest.mark.integration
@@ -91,6 +101,116 @@ def test_each_staged_snapshot_is_read_once_however_often_others_come_first(
     assert len(read) == len(set(read)) == 6, "those that came to the target meanwhile, too"
     assert len(looks) == 5
     assert lake.rows() == in_order(row(1, 1), row(2, 2), *[row(10 + n, n) for n in (1, 2, 3)])
+
+
+@V3_FIRST
+def test_a_later_look_reads_and_writes_what_is_new_alone(
+    lake: Lake, format_version: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = lake.create(row(1, 1), row(2, 2), format_version=format_version)
+    for n in (3, 4, 5):
+        table.append([row(n, n)])
+    lake.jobs.run("index", key_sets=[["id"]])
+    paths = table.data_file_paths
+    table.append([row(6, 6)])
+    for n in (3, 4, 6, 7):
+        lake.upsert(row(n, 10 * n))
+    lake.delete(1, 8)
+    read = Counter[str]()
+    written: list[tuple[str, int]] = []
+    looks: list[int] = []
+    read_file, write = KeyReader._read, getattr(worker.deletes.write, _WRITERS[format_version])
+
+    def counted_read(reader: KeyReader, file: DataFile | DeleteFile, *how: Any, **named: Any) -> Any:
+        read[file.path] += 1
+        return read_file(reader, file, *how, **named)
+
+    def counted_write(storage: Storage, location: str, one: Any) -> NewDeleteFile:
+        new: NewDeleteFile = write(storage, location, one)
+        written.append((str(new.referenced_data_file), new.record_count))
+        return new
+
+    def others(number: int) -> None:
+        looks.append(len(written))
+        if number == 1:
+            table.append([row(4, 40), row(8, 80)])
+        elif number == 2:
+            table.delete_positions({paths[0]: [1]})
+        elif number == 3:
+            table.append([row(9, 9)])
+        elif number == 4:
+            table.compact()
+        else:
+            assert set(read.values()) == {1}, "keys of each file are read once, at whatever look"
+
+    monkeypatch.setattr(KeyReader, "_read", counted_read)
+    monkeypatch.setattr(worker.deletes.write, _WRITERS[format_version], counted_write)
+    monkeypatch.setattr("worker.publication.looks._FILES_PER_TASK", 1)
+    Meanwhile(lake.jobs, others, times=5)
+
+    result = lake.publish()
+
+    assert result["iceberg_snapshot_id_after"] == table.snapshot_id
+    assert lake.rows() == in_order(*[row(n, 10 * n) for n in (3, 4, 6, 7)], row(5, 5), row(9, 9))
+    first, appended, deleted, unrelated, compacted = pairwise([0, *looks])
+    assert len(written[slice(*first)]) == 4
+    assert len(written[slice(*appended)]) == 1, "the file that came"
+    assert written[slice(*deleted)] == [(paths[0], 2)], "the file that lost another row"
+    assert not written[slice(*unrelated)]
+    assert len(written[slice(*compacted)]) == 1, "all rows lie in one file by then"
+    assert (result["rows_deleted"], result["key_sets"][0]["keys"]) == (6, 6)
+    folder = Path(urlparse(table.metadata.location).path, "data")
+    left = {one.name for one in folder.rglob("icestream-*")}
+    added = {one["file_path"].rpartition("/")[2] for one in live_delete_files(table.spark, table.identifier)}
+    assert left == added, "what was written for heads that are gone is removed"
+
+
+_WRITERS = {2: "_write_position_delete_file", 3: "_write_deletion_vector"}
+
+
+def test_a_job_that_keeps_losing_publishes_less_at_once(lake: Lake) -> None:
+    table = lake.create(row(1, 1))
+    for n in (1, 2, 3):
+        lake.upsert(row(n, 10 * n))
+    Meanwhile(lake.jobs, lambda number: table.append([row(10 + number, number)]), times=LOST_LOOKS)
+    appended = [row(10 + n, n) for n in range(1, LOST_LOOKS + 1)]
+
+    assert lake.publish()["staged_snapshots"] == 1
+    assert any("publishes 1 of 3 staged snapshots" in told for told in lake.jobs.reporter.decisions)
+    assert lake.rows() == in_order(row(1, 10), *appended)
+    assert lake.publish()["staged_snapshots"] == 2
+    assert lake.rows() == in_order(*[row(n, 10 * n) for n in (1, 2, 3)], *appended)
+
+
+def test_a_file_that_is_gone_is_not_taken_for_one_that_was_asked_about(
+    lake: Lake, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was not resolved at the look that met no file, and is at the one that does."""
+    table = lake.create(row(1, 1))
+    lake.upsert(row(1, 10))
+    lake.upsert(row(3, 30))
+
+    def others(number: int) -> None:
+        if number == 1:
+            (path,) = table.append([row(3, 3)])
+            hidden = Path(urlparse(path).path)
+            hidden.rename(hidden.with_suffix(".away"))
+            away.append(hidden)
+
+    def found_head(java_table: Any, branch: str) -> int | None:
+        if away:
+            hidden = away.pop()
+            table.append([row(4, 4)])
+            hidden.with_suffix(".away").rename(hidden)
+        return find_head(java_table, branch)
+
+    away: list[Path] = []
+    monkeypatch.setattr("worker.publication.plan.find_head", found_head)
+    Meanwhile(lake.jobs, others, times=1)
+
+    lake.publish()
+
+    assert lake.rows() == in_order(row(1, 10), row(3, 30), row(4, 4))
 
 
 def test_what_is_staged_while_the_job_runs_comes_with_the_next(lake: Lake) -> None:

@@ -63,6 +63,20 @@ def test_files_come_out_of_columns_as_they_went_in(
         assert list(selected.with_paths(wanted)) == [file for file in selected if file.path in wanted]
 
 
+@given(st.lists(FILES, max_size=6), st.lists(FILES, max_size=6), st.data())
+def test_files_without_others_are_those_that_differ_in_anything(
+    files: list[DataFile], others: list[DataFile], data: st.DataObject
+) -> None:
+    others += data.draw(st.lists(st.sampled_from(files))) if files else []
+    selected = DataFiles.of([*others, *FEW]).select(range(len(others)))
+    for columns in (DataFiles.of(others), selected):
+        left = DataFiles.of(files).without(columns)
+        assert list(left) == list(left.alone()) == [file for file in files if file not in others]
+
+
+FEW = [DataFile("a", "parquet", PartitionKey(0, "[]"), 1, 1, 1)]
+
+
 def test_what_goes_to_a_task_is_what_it_reads() -> None:
     files = DataFiles.of(
         DataFile(f"{i}", "parquet", PartitionKey(0, f"[{i}]"), 1, 1, 1) for i in range(10_000)
