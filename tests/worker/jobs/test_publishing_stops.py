@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.factories import garble
-from tests.staging import BRANCH, Lake, in_order, row
+from tests.staging import BRANCH, Lake, Meanwhile, in_order, row
 from tests.staging import lake as lake
 from worker.process.errors import JobError
 
@@ -102,6 +102,23 @@ def test_a_file_that_came_to_the_target_otherwise_stays_out_when_compaction_has_
 
     assert _reason(result) == ("data_file_live_already", 0)
     assert lake.rows() == in_order(row(1, 1), row(3, 3), row(7, 7), row(8, 8))
+
+
+def test_a_file_that_comes_to_the_target_and_goes_while_the_job_runs_stays_out(lake: Lake) -> None:
+    """Between two looks, so that no look finds it live."""
+    table = lake.create(row(1, 1))
+    (file,) = table.data_files([row(3, 3)])
+    lake.stage(file)
+    table.append([row(7, 7)])
+
+    def meanwhile(_: int) -> None:
+        table.java.manageSnapshots().cherrypick(table.metadata.refs[BRANCH].snapshot_id).commit()
+        table.compact()
+
+    Meanwhile(lake.jobs, meanwhile, times=1)
+
+    assert _reason(lake.publish()) == ("data_file_live_already", 0)
+    assert lake.rows() == in_order(row(1, 1), row(3, 3), row(7, 7))
 
 
 def test_a_file_that_the_target_lost_before_it_was_staged_is_published(lake: Lake) -> None:
