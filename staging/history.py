@@ -6,15 +6,16 @@ answer, a worker), nothing is published twice and nothing skipped; and nothing a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.snapshots import Snapshot
 
 BRANCH = "icestream.published-branch"
 SNAPSHOT_ID = "icestream.published-snapshot-id"
-SEQUENCE_NUMBER = "icestream.published-sequence-number"
 """Of a snapshot of the target: the staging branch, and the last snapshot of it that is published by then."""
 CLEARED = "icestream.cleared-snapshot-id"
 TARGET = "icestream.target-branch"
@@ -22,6 +23,8 @@ TARGET_SNAPSHOT_ID = "icestream.target-snapshot-id"
 TARGET_SEQUENCE_NUMBER = "icestream.target-sequence-number"
 """Of a snapshot of the staging branch that only takes published files off it: up to which snapshot, and which
 one of the target has all that."""
+NO_SNAPSHOT = -1
+"""Of a target without a snapshot, as Iceberg names it: it has all of deletes alone, whatever comes later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +32,6 @@ class Publication:
     """Up to which snapshot of the staging branch a snapshot of the target has all."""
 
     snapshot_id: int
-    sequence_number: int
     target_snapshot_id: int
     target_sequence_number: int
 
@@ -39,9 +41,13 @@ class Publication:
         for snapshot in History.of(metadata, target).snapshots:
             told = properties(snapshot)
             if told.get(BRANCH) == source and snapshot.sequence_number is not None:
-                published = _number(told, SNAPSHOT_ID), _number(told, SEQUENCE_NUMBER)
-                return cls(*published, snapshot.snapshot_id, snapshot.sequence_number)
+                return cls(_number(told, SNAPSHOT_ID), snapshot.snapshot_id, snapshot.sequence_number)
         return None
+
+
+Descends = Callable[[Publication], bool | None]
+"""Whether the target descends from the snapshot that published, where ancestors of it have expired; None if
+nothing tells."""
 
 
 class StagingError(Exception):
@@ -84,6 +90,16 @@ class StagedSnapshotsExpiredError(StagingError):
     )
 
 
+class PublicationExpiredError(StagingError):
+    code = "publication_expired"
+    title = "It can't be told any more whether the target was rolled back"
+    remedy = (
+        "Nothing is published, since rows could be missing or come twice. Look whether the target has the"
+        " rows of that snapshot, then publish once with `after`: this snapshot, or the one before it. Let"
+        " snapshots of the target expire later, or publish before they do."
+    )
+
+
 class PublicationUnreadableError(StagingError):
     code = "publication_unreadable"
     title = "A snapshot does not say what it published"
@@ -115,16 +131,36 @@ class History:
     @property
     def is_whole(self) -> bool:
         """Whether no ancestor has expired."""
-        return not self.snapshots or self.snapshots[-1].parent_snapshot_id is None
+        return not self.snapshots or _is_first(self.snapshots[-1])
+
+    @property
+    def ids(self) -> list[int | None]:
+        """Of the known ancestors, and of the one before the oldest of them."""
+        before = [one.parent_snapshot_id for one in self.snapshots[-1:]]
+        return [*(one.snapshot_id for one in self.snapshots), *(one for one in before if one is not None)]
+
+
+def _is_first(snapshot: Snapshot) -> bool:
+    """Whether it had no parent. PyIceberg's expiry takes the parent's id away, but not what it counted."""
+    told = properties(snapshot)
+    counts = ((told.get(f"total-{files}-files"), told.get(f"added-{files}-files")) for files in _FILES)
+    return snapshot.parent_snapshot_id is None and all(
+        total in (None, added or "0") for total, added in counts
+    )
 
 
 def staged_snapshots(
-    metadata: TableMetadata, source: str, target: str, after: int | None = None
+    metadata: TableMetadata,
+    source: str,
+    target: str,
+    after: int | None = None,
+    descends: Descends = lambda _: True,
 ) -> list[Snapshot]:
     """The snapshots of the branch `source` that were not published on `target`, the oldest first.
 
     These are younger than the last published one, which snapshots of the target name, and than the last that
     both branches have. after: a snapshot of `source` that counts as published where the target does not say.
+    descends: asked where only the staging branch tells of a publication, and expiry has taken the rest.
     Raises StagingError.
     """
     staging, on_target = History.of(metadata, source), History.of(metadata, target)
@@ -132,12 +168,15 @@ def staged_snapshots(
         known = ", ".join(sorted(metadata.refs)) or "none yet"
         raise StagingBranchNotFoundError(f"it has no branch {source}; it has {known}")
     try:
-        ids = {one.snapshot_id for one in metadata.snapshots}
-        return _since_publication(staging, on_target, ids, source, target)
+        waiting, end = _since_publication(metadata, staging, on_target, source, target, descends)
+        # After a snapshot that was staged, no commit is the target's.
+        if target == MAIN_BRANCH and end in on_target.ids:
+            return _not_committed_on_main(metadata, waiting)
+        return waiting
     except StagingError:
         if after is None:
             raise
-        staged = _younger(staging, {after})
+        staged, _ = _younger(staging, {after})
         if staged is None:
             told = f"snapshot {after} (after) is no ancestor of branch {source}"
             raise StagingBranchReplacedError(told, "Name a snapshot of the branch (after).") from None
@@ -145,11 +184,17 @@ def staged_snapshots(
 
 
 def _since_publication(
-    staging: History, on_target: History, known: Set[int], source: str, target: str
-) -> list[Snapshot]:
+    metadata: TableMetadata,
+    staging: History,
+    on_target: History,
+    source: str,
+    target: str,
+    descends: Descends,
+) -> tuple[list[Snapshot], int | None]:
+    """What waits, and the snapshot after which it does."""
     ids = [one.snapshot_id for one in on_target.snapshots]
     names = [properties(one).get(BRANCH) for one in on_target.snapshots]
-    ends: set[int | None] = _cleared(staging, on_target, known, target)
+    ends: set[int | None] = _cleared(metadata, staging, on_target, target, descends)
     if source in names:
         at = names.index(source)
         published = _number(properties(on_target.snapshots[at]), SNAPSHOT_ID)
@@ -158,47 +203,88 @@ def _since_publication(
         ends.update([published, *ids[: at + 1]])
     else:
         told = f"no snapshot of branch {target} says what was published"
-        # The oldest of the target's that is known names one that was its, too.
-        ends.update(ids, {one.parent_snapshot_id for one in on_target.snapshots[-1:]} - {None})
+        ends.update(on_target.ids)
         if staging.is_whole and on_target.is_whole:
             ends.add(None)
-    staged = _younger(staging, ends)
+    staged, end = _younger(staging, ends)
     if staged is not None:
-        return staged
+        return staged, end
     shares = not set(ids).isdisjoint(one.snapshot_id for one in staging.snapshots)
     if source in names and (staging.is_whole or shares):
         raise StagingBranchReplacedError(f"{told}, and is no ancestor of branch {source}")
     raise StagedSnapshotsExpiredError(f"{told}, and the known ancestors of branch {source} end before")
 
 
-def _younger(history: History, ends: Set[int | None]) -> list[Snapshot] | None:
-    """The snapshots after the first of some ids, the oldest first; None if none of these is an ancestor."""
+def _younger(history: History, ends: Collection[int | None]) -> tuple[list[Snapshot] | None, int | None]:
+    """The snapshots after the first of some ids, the oldest first, and that id. None if there is none."""
     younger: list[Snapshot] = []
     for snapshot in history.snapshots:
         if snapshot.snapshot_id in ends:
-            return younger[::-1]
-        if CLEARED not in properties(snapshot):
+            return younger[::-1], snapshot.snapshot_id
+        if not only_clears(snapshot):
             younger.append(snapshot)
         if snapshot.parent_snapshot_id in ends:  # it may have expired itself
-            return younger[::-1]
-    return None
+            return younger[::-1], snapshot.parent_snapshot_id
+    return None, None
 
 
-def _cleared(staging: History, on_target: History, known: Set[int], target: str) -> set[int | None]:
-    """Snapshots that were published, as the staging branch says: snapshots of the target may have expired.
+def _not_committed_on_main(metadata: TableMetadata, staged: list[Snapshot]) -> list[Snapshot]:
+    """Without what was committed on main, where the branch was made, before a rollback of main.
 
-    Only as far as the target was not rolled back behind the publication since.
+    The table's log says what main was at, with the time of the commit where it was one on main.
+    Raises StagedSnapshotsExpiredError if expiry has taken that part of the log.
     """
-    ids = {one.snapshot_id for one in on_target.snapshots}
-    oldest = min((one.sequence_number or 0 for one in on_target.snapshots), default=0)
-    found: set[int | None] = set()
-    for told in map(properties, staging.snapshots):
-        if CLEARED in told and told.get(TARGET) == target:
-            published_by = _number(told, TARGET_SNAPSHOT_ID)
-            has_expired = published_by not in known and _number(told, TARGET_SEQUENCE_NUMBER) < oldest
-            if published_by in ids or has_expired:
-                found.add(_number(told, CLEARED))
-    return found
+    numbers = {(one.snapshot_id, one.timestamp_ms): one.sequence_number or 0 for one in metadata.snapshots}
+    logged = ((entry.snapshot_id, entry.timestamp_ms) for entry in metadata.snapshot_log)
+    on_main = {entry[0]: numbers[entry] for entry in logged if entry in numbers}
+    since = max((at for at, one in enumerate(staged, 1) if one.snapshot_id in on_main), default=0)
+    left = staged[since:]
+    if left and not since and on_main and min(on_main.values()) > (left[0].sequence_number or 0):
+        raise StagedSnapshotsExpiredError(
+            f"the log of branch {MAIN_BRANCH} begins after snapshot {left[0].snapshot_id}, so it can't be"
+            " told whether that was staged, or committed there and rolled back"
+        )
+    return left
+
+
+def _cleared(
+    metadata: TableMetadata, staging: History, on_target: History, target: str, descends: Descends
+) -> set[int | None]:
+    """Up to where the staging branch says that it was published: snapshots of the target may have expired.
+
+    Only as far as the target was not rolled back behind that since. Raises PublicationExpiredError.
+    """
+    numbers = {one.snapshot_id: one.sequence_number or 0 for one in metadata.snapshots}
+    ids = on_target.ids
+    oldest = min((numbers[one] for one in ids if one in numbers), default=0)
+    for snapshot in staging.snapshots:
+        told = properties(snapshot)
+        if not only_clears(snapshot) or told.get(TARGET, target) != target:
+            continue
+        by, number = _number(told, TARGET_SNAPSHOT_ID), _number(told, TARGET_SEQUENCE_NUMBER)
+        publication = Publication(_number(told, CLEARED), by, numbers.get(by, number))
+        if by == NO_SNAPSHOT:
+            return {publication.snapshot_id}
+        if by not in ids and publication.target_sequence_number >= oldest:
+            continue  # ancestors as young as that are known
+        is_ancestor = by in ids or descends(publication)
+        if is_ancestor is None:
+            raise PublicationExpiredError(
+                f"snapshot {by} published up to snapshot {publication.snapshot_id}, and expiry has taken what"
+                f" says whether branch {target} still descends from it"
+            )
+        if is_ancestor:
+            return {publication.snapshot_id}
+    return set()
+
+
+def only_clears(snapshot: Snapshot) -> bool:
+    """Whether it takes published files off a staging branch, and adds nothing, whatever else it says."""
+    told = properties(snapshot)
+    return CLEARED in told and all(told.get(f"added-{files}-files", "0") == "0" for files in _FILES)
+
+
+_FILES = ("data", "delete")
 
 
 def properties(snapshot: Snapshot) -> Mapping[str, str]:
@@ -206,7 +292,12 @@ def properties(snapshot: Snapshot) -> Mapping[str, str]:
 
 
 def _number(told: Mapping[str, str], name: str) -> int:
-    try:
-        return int(told[name])
-    except (KeyError, ValueError):
-        raise PublicationUnreadableError(f"its property {name} is {told.get(name, 'missing')!r}") from None
+    """As Iceberg writes ids and sequence numbers: a whole number of Java."""
+    value = told.get(name, "missing")
+    if not _WHOLE_NUMBER.fullmatch(value) or int(value).bit_length() > 63:
+        shown = value if len(value) <= 50 else f"{value[:50]}..."
+        raise PublicationUnreadableError(f"its property {name} is {shown!r}")
+    return int(value)
+
+
+_WHOLE_NUMBER = re.compile(r"-?[0-9]{1,19}")

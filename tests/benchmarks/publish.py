@@ -88,9 +88,10 @@ class Watch:
                 if number is not None and "flink.job-id" in told and CLEARED not in told:
                     staged.setdefault(number, at)
             last = Publication.last(metadata, BRANCH, "main")
-            if last is not None:
+            latest = metadata.snapshot_by_id(last.snapshot_id) if last is not None else None
+            if latest is not None:
                 for number in staged:
-                    if number <= last.sequence_number:
+                    if number <= (latest.sequence_number or 0):
                         published.setdefault(number, at)
         assert staged.keys() == published.keys()
         return [published[number] - staged[number] for number in staged][WARM_UP:]

@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from staging.history import BRANCH, SEQUENCE_NUMBER, SNAPSHOT_ID
+from staging.history import BRANCH, SNAPSHOT_ID
 from tests.service.conftest import ON_BOTH, Running, alike_on_both
 from tests.service.iceberg_tables import IcebergCatalog
 
@@ -40,7 +40,7 @@ def publish_up_to(iceberg: IcebergCatalog, snapshot_id: int) -> None:
     """As a worker's commit says it; its rows don't matter here."""
     table = iceberg.catalog.load_table("db.t")
     rows = table.scan().to_arrow()
-    told = {BRANCH: "ingest", SNAPSHOT_ID: str(snapshot_id), SEQUENCE_NUMBER: "9"}
+    told = {BRANCH: "ingest", SNAPSHOT_ID: str(snapshot_id)}
     table.append(rows, snapshot_properties=told)
 
 

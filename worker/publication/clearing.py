@@ -19,6 +19,7 @@ from staging.history import (
     TARGET_SNAPSHOT_ID,
     History,
     Publication,
+    only_clears,
     properties,
 )
 from worker.attempt.job import Job
@@ -43,17 +44,18 @@ def postponed(table: PinnedTable, source: str, publication: Publication) -> str 
     wait for them. One that pauses leaves time for it.
     """
     waiting = gathered = 0
+    is_published = False
     cleared = None
     for snapshot in History.of(table.metadata, source).snapshots:
-        told = properties(snapshot)
+        is_published |= snapshot.snapshot_id == publication.snapshot_id
         if str(snapshot.snapshot_id) == cleared:
             break
-        if CLEARED in told:
-            cleared = cleared or told[CLEARED]
-        elif (snapshot.sequence_number or 0) > publication.sequence_number:
-            waiting += 1
-        else:
+        if only_clears(snapshot):
+            cleared = cleared or properties(snapshot)[CLEARED]
+        elif is_published:
             gathered += 1
+        else:
+            waiting += 1
     if not waiting or gathered >= GATHERED:
         return None
     return f"{counted(waiting, 'staged snapshot')} came meanwhile, and are published first"
@@ -66,15 +68,19 @@ def clear(job: Job, table: PinnedTable, publication: Publication) -> CommittedSn
     could never be deleted. The commit says up to where the branch is published. Raises CommitConflictError if
     the branch has moved, or another CommitError.
     """
-    source, up_to = job.assignment.job.publish.source, publication.sequence_number
-    history = History.of(table.metadata, source).snapshots
-    known = {one.snapshot_id for one in history} | {one.parent_snapshot_id for one in history}
-    if not history or publication.snapshot_id not in known:
+    source = job.assignment.job.publish.source
+    branch = History.of(table.metadata, source)
+    history, ids = branch.snapshots, branch.ids
+    if publication.snapshot_id not in ids:
         return None
-    recorded = (properties(one).get(CLEARED) for one in history)
-    if next(filter(None, recorded), None) == str(publication.snapshot_id):
+    at = ids.index(publication.snapshot_id)
+    recorded = next((properties(one)[CLEARED] for one in history if only_clears(one)), None)
+    if recorded in [str(one) for one in ids[: at + 1]]:
         return None
     head = history[0]
+    # Where the published one has expired, all that is older than the oldest that is known was its.
+    published = history[at] if at < len(history) else None
+    up_to = (history[-1].sequence_number or 0) - 1 if published is None else published.sequence_number
     summary = {
         **_of_writer(history),
         CLEARED: str(publication.snapshot_id),

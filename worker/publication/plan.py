@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from staging.history import (
     BRANCH,
-    SEQUENCE_NUMBER,
+    NO_SNAPSHOT,
     SNAPSHOT_ID,
     Publication,
     StagingError,
@@ -31,6 +32,7 @@ from worker.lookup.deviations import Deviation
 from worker.lookup.index_lookup import ANY_AGE
 from worker.lookup.positions import union
 from worker.process.errors import JobError, Reason
+from worker.publication.ancestry import descends
 from worker.publication.looks import Found, Looks
 from worker.publication.staged import Staged, live_already
 from worker.table.commit import CommittedSnapshot, find_head
@@ -71,12 +73,13 @@ class Part:
 
     def publication(self, target: PinnedTable) -> Publication | None:
         """target: has all that, as soon as the part is committed. None if nothing is published."""
-        if not self.staged.snapshots or target.snapshot is None:
+        if not self.staged.snapshots:
             return None
         last, head = self.staged.snapshots[-1], target.snapshot
-        assert last.sequence_number is not None
+        if head is None:
+            return Publication(last.snapshot_id, NO_SNAPSHOT, 0)
         assert head.sequence_number is not None
-        return Publication(last.snapshot_id, last.sequence_number, head.snapshot_id, head.sequence_number)
+        return Publication(last.snapshot_id, head.snapshot_id, head.sequence_number)
 
     @property
     def is_empty(self) -> bool:
@@ -139,7 +142,9 @@ class Plan:
         with job.stage("plan"):
             after = job.assignment.job.publish.after
             try:
-                waiting = staged_snapshots(metadata, self._source, self.table.branch, after)
+                waiting = staged_snapshots(
+                    metadata, self._source, self.table.branch, after, partial(descends, self.table)
+                )
             except StagingError as error:
                 raise PublicationError(error) from error
             staged = self._looks.staged(self.table, waiting)
@@ -164,7 +169,6 @@ class Plan:
             **part.summary,
             BRANCH: self._source,
             SNAPSHOT_ID: str(last.snapshot_id),
-            SEQUENCE_NUMBER: str(last.sequence_number),
         }
 
         def confirm_lease() -> None:

@@ -170,6 +170,33 @@ def test_deletes_that_find_no_row_are_done_without_a_commit_on_the_target(lake: 
     assert lake.rows() == in_order(row(1, 1))
 
 
+def test_a_job_with_nothing_to_do_commits_nothing(lake: Lake) -> None:
+    """Also after one that had nothing to commit on the target: the branch says more than that does."""
+    table = lake.create(row(1, 1))
+    lake.upsert(row(1, 10))
+    lake.publish()
+    lake.delete(77)
+    assert (lake.publish()["commits"], len(table.metadata.snapshots)) == (0, 6)
+
+    lake.publish()
+
+    assert len(table.metadata.snapshots) == 6
+
+
+def test_deletes_that_are_staged_first_are_done_on_a_table_without_a_snapshot(lake: Lake) -> None:
+    table = lake.create()
+    lake.delete(1)
+    lake.stage()
+
+    published = [lake.publish()["staged_snapshots"] for _ in range(2)]
+
+    assert (published, lake.rows()) == ([2, 0], in_order())
+    table.append([row(1, 1)])
+    lake.stage()
+    assert [lake.publish()["staged_snapshots"] for _ in range(2)] == [1, 0]
+    assert lake.rows() == in_order(row(1, 1))
+
+
 def test_a_writer_that_commits_while_the_branch_is_cleared_is_not_told_of_an_older_checkpoint(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 import worker.deletes.write
 from tests.deaths import killed_at_its_commit
 from tests.factories import live_delete_files
-from tests.staging import Lake, Meanwhile, in_order, row
+from tests.staging import BRANCH, Lake, Meanwhile, in_order, row
 from tests.staging import lake as lake
 from tests.thorough import V3_FIRST
 from worker.io.storage import Storage
@@ -46,8 +46,9 @@ def test_what_happens_on_the_target_meanwhile_is_as_if_it_had_come_before(
     )
     lake.jobs.run("index", key_sets=[["id"]])
     fork = table.snapshot_id
-    table.append([row(5, 5)])
+    table.append([row(5, 5), row(9, 9)])
     (path, *_) = table.data_file_paths
+    table.java.manageSnapshots().replaceBranch(BRANCH, table.snapshot_id).commit()
     lake.upsert(row(1, 10), row(8, 8))
     lake.delete(5, 2)
     others = {
@@ -65,11 +66,13 @@ def test_what_happens_on_the_target_meanwhile_is_as_if_it_had_come_before(
 
     result = lake.publish()
 
-    expected = {0: 0, 1: 10, 3: 3, 8: 8}
+    expected = {0: 0, 1: 10, 3: 3, 8: 8, 9: 9}
     if meanwhile == "append":
         expected[6] = 6
     elif meanwhile == "delete":
         del expected[3]
+    elif meanwhile == "rollback":
+        del expected[9]
     assert lake.rows() == in_order(*[row(n, value) for n, value in expected.items()])
     if meanwhile == "publish":
         assert result["commits"] == 0, "the other one has done it"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.factories import garble
+from tests.factories import TableBuilder, garble
 from tests.staging import BRANCH, Lake, Meanwhile, in_order, row
 from tests.staging import lake as lake
 from worker.process.errors import JobError
@@ -234,14 +234,16 @@ def test_snapshots_that_expired_before_they_were_published_stop_publication(lake
     assert lake.rows() == in_order(row(1, 10), row(2, 2))
 
 
-def test_where_the_snapshot_expired_that_both_branches_had_its_id_tells(lake: Lake) -> None:
+def test_where_the_snapshot_expired_that_both_branches_had_what_came_after_is_not_guessed(lake: Lake) -> None:
+    """A commit on main that was rolled back looks as the writer's own do."""
     table = lake.create(row(1, 1))
     fork = table.snapshot_id
     lake.upsert(row(1, 10))
     table.append([row(5, 5)])
     table.java.expireSnapshots().expireSnapshotId(fork).commit()
 
-    lake.publish()
+    assert "committed there and rolled back" in _remedied(lake, "staged_snapshots_expired")
+    lake.publish(parameters={"from": BRANCH, "after": fork})
 
     assert lake.rows() == in_order(row(1, 10), row(5, 5))
 
@@ -258,3 +260,47 @@ def test_where_nothing_says_what_was_published_nothing_is(lake: Lake) -> None:
     assert "says what was published" in _remedied(lake, "staged_snapshots_expired")
     lake.publish(parameters={"from": BRANCH, "after": fork})
     assert lake.rows() == in_order(row(1, 10), row(5, 5), row(6, 6))
+
+
+def test_what_left_the_branch_and_was_rolled_back_is_missed_when_all_of_it_has_expired(lake: Lake) -> None:
+    """No snapshot tells of the rollback any more; the table's earlier metadata does."""
+    table = lake.create(row(1, 1))
+    fork = table.snapshot_id
+    lake.upsert(row(1, 10))
+    lake.publish()
+    table.java.manageSnapshots().rollbackTo(fork).commit()
+    table.append([row(5, 5)])
+    table.append([row(6, 6)])
+    _expire(table)
+
+    assert "end before" in _remedied(lake, "staged_snapshots_expired")
+    assert lake.rows() == in_order(row(1, 1), row(5, 5), row(6, 6))
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_a_target_whose_publication_expired_goes_on_if_anything_tells_that_it_has_it(
+    lake: Lake, is_told: bool
+) -> None:
+    table = lake.create(row(1, 1))
+    if not is_told:
+        table.java.updateProperties().set("write.metadata.previous-versions-max", "1").commit()
+    lake.upsert(row(1, 10))
+    published = table.metadata.refs[BRANCH].snapshot_id
+    lake.publish()
+    table.append([row(5, 5)])
+    table.compact()
+    _expire(table)
+    lake.upsert(row(1, 11))
+    parameters: dict[str, Any] = {"from": BRANCH}
+
+    if not is_told:
+        assert f"published up to snapshot {published}" in _remedied(lake, "publication_expired")
+        parameters["after"] = published
+    assert lake.publish(parameters=parameters)["staged_snapshots"] == 1
+
+    assert lake.rows() == in_order(row(1, 11), row(5, 5))
+
+
+def _expire(table: TableBuilder) -> None:
+    """All that no branch's head needs."""
+    table.java.expireSnapshots().expireOlderThan(2**62).retainLast(1).commit()

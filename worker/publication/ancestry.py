@@ -1,0 +1,52 @@
+"""Whether a branch descends from a snapshot, of which its known history says nothing any more.
+
+Invariant: an answer is a fact. Ancestors are named by earlier metadata files, and manifests are inherited.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pyiceberg.exceptions import ValidationError
+from pyiceberg.serializers import FromInputFile
+from pyiceberg.table.metadata import TableMetadata
+
+from staging.history import History, Publication
+from trust.locations import LocationNotAllowedError
+from worker.attempt.pinned_table import PinnedTable
+from worker.table.manifests import read_manifest_list
+
+_FILES = 100  # as many as Iceberg keeps by itself
+
+
+def descends(table: PinnedTable, publication: Publication) -> bool | None:
+    """Whether the table's branch has the snapshot that published among its ancestors; None if nothing tells.
+
+    Raises as `read_snapshot_files`.
+    """
+    wanted, head = publication.target_snapshot_id, table.snapshot
+    if head is None:
+        return False
+    if any(one.added_snapshot_id == wanted for one in read_manifest_list(table.storage.io, head)):
+        return True
+    parents = {one.snapshot_id: one for one in table.metadata.snapshots}
+    at = History.of(table.metadata, table.branch).snapshots[-1]
+    for metadata in _earlier(table):
+        parents |= {one.snapshot_id: one for one in metadata.snapshots}
+        at = parents.get(at.snapshot_id, at)  # PyIceberg's expiry takes the parent's id away
+        while (parent := at.parent_snapshot_id) in parents:
+            at = parents.pop(parent)
+            if at.snapshot_id == wanted:
+                return True
+            if (at.sequence_number or 0) <= publication.target_sequence_number:
+                return False
+    return None
+
+
+def _earlier(table: PinnedTable) -> Iterator[TableMetadata]:
+    """What earlier metadata files say that are still there, the newest first."""
+    for entry in table.metadata.metadata_log[: -_FILES - 1 : -1]:
+        try:
+            yield FromInputFile.table_metadata(table.storage.io.new_input(entry.metadata_file))
+        except (FileNotFoundError, LocationNotAllowedError, ValidationError, ValueError):
+            continue
