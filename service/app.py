@@ -86,21 +86,21 @@ from telemetry.traces import adopt, current_traceparent, start_traces, stop_trac
 _TAGS = [
     {"name": name, "description": description}
     for name, description in {
-        "auth": "API keys, and who is calling.",
-        "audit": "Who changed what, or was not allowed to.",
-        "catalogs": "Iceberg catalogs, and whether they can be opened.",
-        "discovery": "Tables that hold equality deletes, and patterns by which tables are enrolled.",
-        "tables": "Enrolled tables, and what holds for them.",
-        "lookups": "Where the rows of given keys are, and what they hold.",
-        "rows": "Rows that are written by key: upserts and deletes.",
-        "erasures": "Keys that are erased from tables, and the receipts about it.",
-        "notifications": "Tables that somebody says have changed, which are looked at at once.",
-        "policies": "When which jobs run, for everything or for catalogs, namespaces and tables.",
-        "jobs": "What is done to tables: requests, progress, results and events.",
-        "health": "How far a table's index and its conversion are behind, now and over time.",
-        "workers": "Processes that run jobs, and the calls that they make.",
-        "webhooks": "Where events of jobs and tables are sent, signed, and what became of each.",
-        "probes": "What is asked by those who watch the service.",
+        "auth": "Make, list and revoke API keys, and tell who is calling.",
+        "audit": "List who changed what, or was not allowed to.",
+        "catalogs": "Register Iceberg catalogs, and try whether they can be opened.",
+        "discovery": "Find tables that hold equality deletes, and enrol tables by patterns.",
+        "tables": "Enrol tables, and change and show what holds for them.",
+        "lookups": "Find the rows of given keys, and what they hold.",
+        "rows": "Write rows by key: upserts and deletes.",
+        "erasures": "Erase keys from tables, and give receipts for it.",
+        "notifications": "Tell of tables that have changed: they are looked at at once.",
+        "policies": "Say when which jobs run, for everything or for catalogs, namespaces and tables.",
+        "jobs": "Request jobs, and follow their progress, results and events.",
+        "health": "Show how far a table's index and its conversion are behind, now and over time.",
+        "workers": "Show the processes that run jobs; these make the other calls.",
+        "webhooks": "Send events of jobs and tables elsewhere, signed, and show what became of each.",
+        "probes": "Tell those who watch the service how it is.",
     }.items()
 ]
 _ANONYMOUS = Principal("anonymous", "", "anonymous", Role.VIEWER)

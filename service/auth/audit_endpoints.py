@@ -20,22 +20,24 @@ def list_audit_entries(
     _caller: Admin,
     page: Annotated[PageRequest, Depends(audit.SORTING.page_request)],
     outcome: Annotated[
-        Literal["allowed", "denied"] | None, Query(description="Only what was allowed, or only what was not.")
+        Literal["allowed", "denied"] | None,
+        Query(description="Only what was allowed is listed, or only what was not."),
     ] = None,
     action: Annotated[
         str | None, Query(description="Only entries of this action are listed, such as `table.enroll`.")
     ] = None,
-    principal: Annotated[str | None, Query(description="Only what the holder of this name did.")] = None,
-    target: Annotated[str | None, Query(description="Only what was done to this.")] = None,
+    principal: Annotated[
+        str | None, Query(description="Only what the holder of this name did is listed.")
+    ] = None,
+    target: Annotated[str | None, Query(description="Only what was done to this is listed.")] = None,
     request_id: Annotated[
-        str | None, Query(description="Only what the request with this X-Request-ID did.")
+        str | None, Query(description="Only what the request with this X-Request-ID did is listed.")
     ] = None,
     since: Since = None,
     until: Until = None,
 ) -> Page[AuditEntryView]:
-    """Every change that was allowed, and everything that was denied to somebody known; newest first.
-
-    An allowed change has the name of what it did (`table.pause`), a denied call is named by its route.
+    """List every change that was allowed, and everything that was denied to somebody known; newest first. An
+    allowed change has the name of what it did (`table.pause`), a denied call is named by its route.
     """
     return audit.list_entries(
         session,

@@ -13,8 +13,7 @@ from service.records.keys import KeyState, Role
 
 
 class Scope(StrEnum):
-    """A part of what a role allows: the calls under one heading of /docs, or those that only read.
-
+    """This is a part of what a role allows: the calls under one heading of /docs, or those that only read.
     There is none for making keys, which could allow more than the key that makes them.
     """
 
@@ -87,7 +86,7 @@ class ApiKeyRequest(Message):
     name: str = ModelField(min_length=1, max_length=200)
     """People know the key by its name, which need not be unique."""
     role: Role
-    """What the key may do."""
+    """The key may do this."""
     scopes: list[Scope] | None = ModelField(default=None, min_length=1)
     """The key may call only what these scopes name: headings of /docs, where `write` includes `read`; null is
     all that its role may. A key with scopes cannot sign in a browser."""
@@ -106,7 +105,7 @@ class ApiKeyRequest(Message):
 
 
 class RotationRequest(Message):
-    """How a key gets a new secret."""
+    """This is how a key gets a new secret."""
 
     model_config = ConfigDict(
         json_schema_extra=example(
@@ -115,84 +114,85 @@ class RotationRequest(Message):
     )
 
     grace_seconds: int = ModelField(ge=0, le=30 * 24 * 3600)
-    """The old secret stays good beside the new one for so long; 0 ends it at once."""
+    """The old secret stays good beside the new one for this long; 0 ends it at once."""
     expires_at: UtcTime | None = None
-    """When the key expires from now on; left out, that stays as it is."""
+    """The key expires at this time from now on; left out, the time stays as it is."""
     prefix: str | None = None
     """First characters of the secret to be replaced: 409 if somebody was faster. Left out: any."""
 
 
 class ApiKeyView(Message):
-    """An API key as it is shown, which is without the key."""
+    """This is an API key as it is shown, which is without the key."""
 
     id: str
     """The id names the key in later calls."""
     name: str
     """The name is as it was given when the key was made."""
     role: Role
-    """What the key may do."""
+    """The key may do this."""
     scopes: list[Scope] | None
-    """The parts of it that are meant; null for all."""
+    """Only these parts of it are meant; null for all."""
     tables: list[str] | None
     """The tables whose keys may be asked for, by patterns of their full names; null for all."""
     state: KeyState
-    """Whether it can be used."""
+    """This says whether it can be used."""
     prefix: str
     """First characters of the key, to tell keys apart."""
     created_at: datetime
-    """When it was made."""
+    """It was made at this time."""
     created_by: str
-    """Name of who made it."""
+    """It was made by the holder of this name."""
     expires_at: datetime | None
     """The key ends at this time; null for never."""
     last_used_at: datetime | None
-    """When it was last used, give or take five minutes; null for never."""
+    """It was last used at this time, give or take five minutes; null for never."""
     revoked_at: datetime | None
-    """When it was revoked; null if it was not."""
+    """It was revoked at this time; null if it was not."""
     rotated_at: datetime | None
-    """When it got its present secret; null if that is its first."""
+    """It got its present secret at this time; null if that is its first."""
     previous_expires_at: datetime | None
-    """Until when the secret before the last rotation is good."""
+    """The secret before the last rotation is good until this time."""
 
 
 class CreatedApiKey(ApiKeyView):
-    """A new API key, or one that got a new secret."""
+    """This is a new API key, or one that got a new secret."""
 
     key: str
-    """Shown once; only its hash is stored."""
+    """It is shown once; only its hash is stored."""
 
 
 class Me(Message):
-    """Who the credentials of a request belong to."""
+    """This is who the credentials of a request belong to."""
 
     name: str
     """The caller is called so: by the name of the API key, or of whoever signed in."""
     role: Role
-    """What the caller may do."""
+    """The caller may do this."""
     scopes: list[Scope] | None
-    """The parts of it that are meant; null for all."""
+    """Only these parts of it are meant; null for all."""
     kind: str
     """The credentials are an `api_key`, a `session` or of another kind."""
 
 
 class AuditEntryView(Message):
-    """What somebody did, or was not allowed to do."""
+    """This is what somebody did, or was not allowed to do."""
 
     id: int
     """The id grows with every entry."""
     at: datetime
-    """When it was recorded."""
+    """It was recorded at this time."""
     principal: str
-    """Name of who did it: of an API key, of whoever signed in, or `icestream` for the service itself."""
+    """This is the name of who did it: of an API key, of whoever signed in, or `icestream` for the service
+    itself."""
     role: str
-    """Role that the caller had then."""
+    """The caller had this role then."""
     action: str
-    """What was done has a name, such as `table.enroll`."""
+    """The action has a name, such as `table.enroll`."""
     target: str
-    """What it was done to: a name, an id, or the path that was called."""
+    """It was done to this: a name, an id, or the path that was called."""
     outcome: Literal["allowed", "denied"]
-    """Whether it was allowed."""
+    """This says whether it was allowed."""
     request_id: str | None
-    """X-Request-ID of the request that did it; null for what the service did by itself."""
+    """The request that did it had this X-Request-ID; null for what the service did by itself."""
     fields: dict[str, Any]
-    """What else is known about it, such as `dry_run` or the `reason` of a denial."""
+    """This is what else is known about it, such as `dry_run` or the `reason` of a denial."""

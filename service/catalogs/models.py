@@ -10,7 +10,7 @@ from service.http.messages import Message, Name, example
 from service.records.catalogs import CatalogType
 
 Limit = Annotated[
-    int | None, ModelField(ge=1, description="So many jobs of its tables run at a time; null for no limit.")
+    int | None, ModelField(ge=1, description="This many jobs of its tables run at a time; null for no limit.")
 ]
 
 
@@ -38,13 +38,13 @@ class CatalogRequest(Message):
     name: Name
     """The name is unique among catalogs, and has letters, digits and `_.-`."""
     type: CatalogType
-    """What kind of catalog it is."""
+    """The catalog is of this type."""
     properties: dict[str, str] = ModelField(default_factory=dict)
     """These are PyIceberg's properties for this type. Secrets are references: `env:NAME` or `file:/path`.
     Those with `index.` before their names, as in `index.s3.access-key-id`, are for the index warehouse
     alone."""
     index_warehouse: str | None = None
-    """Where indexes of its tables go; null means the default of the installation."""
+    """Indexes of its tables go here; null means the default of the installation."""
     max_running_jobs: Limit = None
 
 
@@ -59,37 +59,37 @@ class CatalogPatch(Message):
     )
 
     name: Name | None = None
-    """A new name; ids and enrolled tables stay."""
+    """It gets this new name; ids and enrolled tables stay."""
     properties: dict[str, str | None] | None = None
     """Properties to set, or with null to remove."""
     index_warehouse: str | None = None
-    """Where indexes of its tables go; null means the default of the installation."""
+    """Indexes of its tables go here; null means the default of the installation."""
     max_running_jobs: Limit = None
 
 
 class CatalogView(Message):
-    """A catalog as it is registered."""
+    """This is a catalog as it is registered."""
 
     id: str
     """The id names the catalog, whatever it is called."""
     name: str
     """The name is unique among catalogs."""
     type: CatalogType
-    """What kind of catalog it is."""
+    """The catalog is of this type."""
     properties: dict[str, str]
     """The properties have references instead of secrets."""
     index_warehouse: str | None
-    """Where indexes of its tables go; null means the default of the installation."""
+    """Indexes of its tables go here; null means the default of the installation."""
     max_running_jobs: int | None
-    """So many jobs of its tables run at a time at most; null for no limit."""
+    """This many jobs of its tables run at a time at most; null for no limit."""
     paused: bool
     """While true, no job of its tables starts."""
     version: int
     """Counts its changes; also its ETag."""
     created_at: datetime
-    """When it was registered."""
+    """It was registered at this time."""
     updated_at: datetime
-    """When it was changed last."""
+    """It was changed last at this time."""
 
 
 StepName = Literal[
@@ -105,39 +105,39 @@ StepName = Literal[
 
 
 class CheckStep(Message):
-    """One thing that was tried."""
+    """This is one thing that was tried."""
 
     name: StepName
-    """What it was about."""
+    """This is what it was about."""
     status: Literal["ok", "failed", "skipped"]
-    """`skipped`: there was nothing to do, or it rests on a step that failed."""
+    """It is `skipped` if there was nothing to do, or if it rests on a step that failed."""
     detail: str
-    """What was seen, in words."""
+    """This is what was seen, in words."""
     remedy: str | None
-    """What to do about it; null unless it failed."""
+    """This is what to do about it; null unless it failed."""
     seconds: float
-    """How long it took."""
+    """It took this long."""
 
 
 class CatalogCheck(Message):
-    """Whether the catalog can be used, what it shows, and what fails."""
+    """This says whether the catalog can be used, what it shows, and what fails."""
 
     ok: bool
-    """Whether no step failed."""
+    """This says whether no step failed."""
     status: Literal["ok", "warning", "unreachable", "unusable"]
-    """`warning`: it answered, and shows no tables. `unreachable`: it does not show its tables. `unusable`: it
-    does, but they can't be read, or the index warehouse not be written."""
+    """It is `warning` if the catalog answered, and shows no tables; `unreachable` if it does not show its
+    tables; `unusable` if it does, but they can't be read, or the index warehouse can't be written to."""
     explanation: str
-    """What was seen, in words: of the first step that failed, if one did."""
+    """This is what was seen, in words: of the first step that failed, if one did."""
     remedy: str | None
-    """What to do about it; null if there is nothing to do."""
+    """This is what to do about it; null if there is nothing to do."""
     namespaces: list[str]
     """The namespaces are listed as dotted names."""
     tables: list[str]
-    """The first tables found, as dotted names."""
+    """These are the first tables that were found, as dotted names."""
     table_count: int
-    """How many tables it shows in all."""
+    """It shows this many tables in all."""
     seconds: float
-    """How long it took in all."""
+    """It took this long in all."""
     steps: list[CheckStep]
     """The steps are in the order in which they were tried."""

@@ -79,7 +79,7 @@ def list_patterns(
         Query(description="Only those of this catalog are listed, which is given by name or id."),
     ] = None,
 ) -> Page[StandingPatternView]:
-    """Standing patterns, with what came of them."""
+    """List standing patterns, with what came of them."""
     return patterns.list_patterns(session, page, catalog=catalog)
 
 
@@ -87,7 +87,7 @@ def list_patterns(
 def get_pattern(
     session: ReadSession, _caller: Viewer, pattern_id: PatternId, response: Response
 ) -> StandingPatternView:
-    """One standing pattern; the ETag of the answer is what a change of it must name."""
+    """Show one standing pattern; the ETag of the answer is what a change of it must name."""
     found = patterns.view(session, patterns.get_pattern(session, pattern_id))
     set_etag(response, found.version)
     return found

@@ -29,7 +29,7 @@ class StandingPatternRequest(Message):
     branch: str = ModelField(default="main", min_length=1)
     """This branch of each table is enrolled."""
     policy: str | None = None
-    """Name or id of a policy for each table; null inherits."""
+    """Each table gets the policy of this name or id; null inherits."""
     publish: Staging | None = None
     """This staging branch of each table is published on its branch; null for none."""
 
@@ -44,77 +44,78 @@ class StandingPatternPatch(Message):
     exclude: Annotated[list[NamePattern], ModelField(max_length=100)] | None = None
     """Tables that match these patterns are left out."""
     policy: str | None = None
-    """Name or id of a policy for tables to come; null inherits."""
+    """Tables to come get the policy of this name or id; null inherits."""
     paused: bool | None = None
     """While true, it enrols nothing."""
 
 
 class StandingPatternView(Message):
-    """A pattern, and what came of it when it was last compared with the catalog."""
+    """This is a pattern, and what came of it when it was last compared with the catalog."""
 
     id: str
     """The id names the pattern in later calls."""
     catalog_id: str
-    """The id of the catalog that it is compared with."""
+    """It is compared with the catalog of this id."""
     catalog: str
-    """The name of the catalog that it is compared with."""
+    """It is compared with the catalog of this name."""
     pattern: str
     """The pattern of dotted names is written as for a shell."""
     exclude: list[str]
-    """Patterns of tables that it leaves out."""
+    """It leaves out tables that match these patterns."""
     branch: str
-    """The branch that it enrols."""
+    """It enrols this branch."""
     policy: str | None
-    """Name of the policy that it attaches; null means inherited."""
+    """It attaches the policy of this name; null means inherited."""
     publish: Staging | None
-    """The staging branch that it has published on the branch; null for none."""
+    """It has published this staging branch on the branch; null for none."""
     paused: bool
     """While true, it enrols nothing."""
     version: int
     """Counts its changes; also its ETag."""
     created_by: str
-    """Who made it."""
+    """It was made by the holder of this name."""
     created_at: datetime
-    """When it was made."""
+    """It was made at this time."""
     updated_at: datetime
-    """When it was changed last."""
+    """It was changed last at this time."""
     evaluated_at: datetime | None
-    """When it was last compared with the catalog; null means never."""
+    """It was last compared with the catalog at this time; null means never."""
     matched: int
-    """So many tables matched when it was last compared."""
+    """This many tables matched when it was last compared."""
     enrolled: int
-    """How many tables it has enrolled so far."""
+    """It has enrolled this many tables so far."""
     error: dict[str, Any] | None
-    """Why the catalog could not be looked at then: `type`, `detail` and `remedy`; null if it could."""
+    """This is why the catalog could not be looked at then: `type`, `detail` and `remedy`; null if it
+    could."""
     failures: list[PatternMiss]
-    """Tables that match and could not be enrolled then, with the reason; they are tried again."""
+    """These tables match and could not be enrolled then, with the reason; they are tried again."""
 
 
 class Candidate(Message):
-    """A table of a catalog, and the equality deletes that it holds."""
+    """This is a table of a catalog, and the equality deletes that it holds."""
 
     identifier: list[str]
     """The identifier has the namespace's parts, then the table's name."""
     name: str
     """The name is the identifier with dots."""
     summary: str
-    """What it holds, in words."""
+    """This is what it holds, in words."""
     table_id: str | None
     """The branch main of the table is enrolled under this id; null if it is not."""
     format_version: int | None
     """The Iceberg table has this format version; null if it could not be read."""
     equality_delete_files: int
-    """So many equality delete files are live on branch main."""
+    """This many equality delete files are live on branch main."""
     equality_deletes: int
-    """The equality delete files have so many rows."""
+    """The equality delete files have this many rows."""
     equality_delete_bytes: int
-    """The equality delete files have so many bytes."""
+    """The equality delete files have this many bytes."""
     oldest_at: datetime | None
-    """When the oldest of them was committed; null without any."""
+    """The oldest of them was committed at this time; null without any."""
     key_sets: list[list[str]]
     """The equality deletes go by these columns."""
     problem: PatternMiss | None
-    """Why it cannot be looked at, enrolled or converted in full; null if it can."""
+    """This is why it cannot be looked at, enrolled or converted in full; null if it can."""
 
 
 class CandidatePage(Message):
@@ -123,8 +124,8 @@ class CandidatePage(Message):
     items: list[Candidate]
     """The tables that were looked at and fit the request."""
     next_cursor: str | None
-    """`cursor` of the next call; null once all tables were looked at."""
+    """The next call is given this as `cursor`; null once all tables were looked at."""
     looked_at: int
-    """This call looked at so many tables."""
+    """This call looked at this many tables."""
     tables: int
-    """How many tables the catalog has."""
+    """The catalog has this many tables."""

@@ -37,13 +37,13 @@ def list_erasures(
     since: Since = None,
     until: Until = None,
 ) -> Page[ErasureSummary]:
-    """Erasures, the latest first; `since` and `until` go by `created_at`."""
+    """List erasures, the latest first; `since` and `until` go by `created_at`."""
     return service.list_erasures(session, page, since=since, until=until)
 
 
 @router.get("/erasures/{erasure_id}")
 def get_erasure(session: ReadSession, _caller: Viewer, erasure_id: ErasureId) -> ErasureView:
-    """One erasure with its tables, and how far the job of each has come."""
+    """Show one erasure with its tables, and how far the job of each has come."""
     return service.view(session, service.get_erasure(session, erasure_id))
 
 
@@ -51,10 +51,9 @@ def get_erasure(session: ReadSession, _caller: Viewer, erasure_id: ErasureId) ->
 def get_erasure_receipt(
     database: CurrentDatabase, settings: CurrentSettings, _caller: Viewer, erasure_id: ErasureId
 ) -> Response:
-    """What has become of each key in each table, signed as webhooks are (`webhook-id`, `webhook-timestamp`,
-    `webhook-signature`).
-
-    It is `complete` once all jobs have ended, and then it is the same to the byte each time.
+    """Show what has become of each key in each table, signed as webhooks are (`webhook-id`,
+    `webhook-timestamp`, `webhook-signature`). It is `complete` once all jobs have ended, and then it is the
+    same to the byte each time.
     """
     body, headers = service.read_receipt(database, settings, erasure_id)
     return Response(body, media_type="application/json", headers=headers)

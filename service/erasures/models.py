@@ -51,7 +51,7 @@ class ErasureRequest(DeleteRequest):
 
 
 class PlannedTable(Message):
-    """A table that an erasure would be of."""
+    """This is a table that an erasure would be of."""
 
     table_id: str
     """The id names the enrolment."""
@@ -60,13 +60,13 @@ class PlannedTable(Message):
     catalog: str
     """The catalog has this name."""
     branch: str
-    """The branch whose rows are deleted; snapshots of others only hold them."""
+    """The rows of this branch are deleted; snapshots of others only hold them."""
     refused_because: str | None
-    """Why the erasure would be refused because of this table; null if it would not."""
+    """This is why the erasure would be refused because of this table; null if it would not."""
 
 
 class ErasurePlan(Message):
-    """What an erasure would be: nothing was queued, and no key is kept."""
+    """This is what an erasure would be: nothing was queued, and no key is kept."""
 
     dry_run: Literal[True] = True
     """It is a dry run's answer."""
@@ -86,51 +86,51 @@ class ErasureTableView(Message):
     catalog: str
     """The catalog has this name."""
     branch: str
-    """The branch whose rows are deleted."""
+    """The rows of this branch are deleted."""
     job_id: str
-    """The job that does it."""
+    """This job does it."""
     status: JobStatus
-    """How far the job has come."""
+    """This is how far the job has come."""
     waiting_for: str | None
-    """Why a queued job does not run yet, in words."""
+    """This is why a queued job does not run yet, in words."""
     cancelled_because: str | None
-    """Why the job was cancelled, or is to stop; null if it is not."""
+    """This is why the job was cancelled, or is to stop; null if it is not."""
     started_at: datetime | None
-    """The time at which its first attempt was started; null before."""
+    """The first attempt was started at this time; null before."""
     ended_at: datetime | None
-    """When it ended; null before."""
+    """It ended at this time; null before."""
     error: dict[str, object] | None
-    """Why it failed: code, title, detail and remedy; null if it did not."""
+    """This is why it failed: code, title, detail and remedy; null if it did not."""
     counts: KeyCounts | None
-    """How many keys are in which state, as the worker saw; null as long as it has not told."""
+    """This counts the keys in each state, as the worker saw them; null as long as it has not told."""
 
 
 class ErasureSummary(Message):
-    """An erasure, and how far it has come."""
+    """This is an erasure, and how far it has come."""
 
     id: str
     """The id names the erasure."""
     requested_by: str
-    """Who asked for it has this name."""
+    """It was asked for by the holder of this name."""
     created_at: datetime
-    """When it was asked for."""
+    """It was asked for at this time."""
     note: str | None
     """The note is as it was given."""
     pattern: str | None
-    """The pattern that the tables matched; null if they were named."""
+    """The tables matched this pattern; null if they were named."""
     keys: int | None
-    """So many keys came with the request; null if they are in files."""
+    """This many keys came with the request; null if they are in files."""
     files: list[str]
-    """The files that have the keys, if they did not come with the request."""
+    """These files have the keys, if they did not come with the request."""
     key_columns: list[str] | None
     """These columns make the key; null for what each table says."""
     expire_snapshots: bool
-    """Whether snapshots are expired that nobody holds."""
+    """This says whether snapshots are expired that nobody holds."""
     status: JobStatus
-    """How far its jobs have come. Once all have ended: `succeeded` if each has; else `failed` if one has, or
-    `cancelled`."""
+    """This is how far its jobs have come. Once all have ended: `succeeded` if each has; else `failed` if one
+    has, or `cancelled`."""
     jobs: dict[JobStatus, int]
-    """So many of its jobs have which status; those that none has are left out."""
+    """This counts its jobs by status; a status that none has is left out."""
 
 
 class ErasureView(ErasureSummary):
@@ -144,15 +144,16 @@ class ReceiptKey(Message):
     """One key has this state in one table."""
 
     hash: str
-    """HMAC-SHA256 of the key as it was sent, with ICESTREAM_ERASURE_SECRET, in hexadecimal digits."""
+    """This is the HMAC-SHA256 of the key as it was sent, with ICESTREAM_ERASURE_SECRET, in hexadecimal
+    digits."""
     state: KeyState
-    """What is known of it."""
+    """This is what is known of it."""
     held_by: list[int]
-    """What holds it, or keeps it from being known, is given by its number in `held`, from 0."""
+    """These are the numbers in `held`, from 0, of what holds it or keeps it from being known."""
 
 
 class ReceiptTable(Message):
-    """What became of the keys in one table, as its worker reported."""
+    """This is what became of the keys in one table, as its worker reported."""
 
     table_id: str
     """The id names the enrolment."""
@@ -163,54 +164,54 @@ class ReceiptTable(Message):
     catalog: str
     """The catalog has this name."""
     branch: str
-    """The branch whose rows were deleted."""
+    """The rows of this branch were deleted."""
     job_id: str
-    """The job that did it."""
+    """This job did it."""
     status: JobStatus
-    """How the job has ended, or how far it is."""
+    """This is how the job has ended, or how far it is."""
     cancelled_because: str | None
-    """Why the job was cancelled; null if it was not."""
+    """This is why the job was cancelled; null if it was not."""
     error: dict[str, object] | None
-    """Why it failed; null if it did not."""
+    """This is why it failed; null if it did not."""
     started_at: datetime | None
-    """The time at which its first attempt was started; null before."""
+    """The first attempt was started at this time; null before."""
     ended_at: datetime | None
-    """When it ended; null before."""
+    """It ended at this time; null before."""
     counts: KeyCounts | None
-    """How many keys are in which state; null if nothing is known, as of a job that has not succeeded."""
+    """This counts the keys in each state; null if nothing is known, as of a job that has not succeeded."""
     report: ErasureReport | None
-    """What the worker did and saw, with snapshot ids and times; null if nothing is known."""
+    """This is what the worker did and saw, with snapshot ids and times; null if nothing is known."""
     keys: list[ReceiptKey]
-    """Each key of the request, in its order; none if the keys were in files."""
+    """These are the keys of the request, in its order; none if they were in files."""
 
 
 class Receipt(Message):
-    """What an erasure came to, as far as was seen, and no more."""
+    """This is what an erasure came to, as far as was seen, and no more."""
 
     erasure_id: str
-    """The id of the erasure that it is about."""
+    """It is about the erasure of this id."""
     complete: bool
-    """Whether all jobs had ended; only then it stays as it is."""
+    """This says whether all jobs had ended; only then it stays as it is."""
     issued_at: datetime
     """The time at which it was made."""
     icestream_version: str
     """The service that made it has this version."""
     requested_by: str
-    """Who asked for the erasure has this name."""
+    """The erasure was asked for by the holder of this name."""
     requested_at: datetime
-    """When the erasure was asked for."""
+    """The erasure was asked for at this time."""
     note: str | None
     """The note is as it was given."""
     expire_snapshots: bool
-    """Whether snapshots were to be expired that nobody held."""
+    """This says whether snapshots were to be expired that nobody held."""
     key_columns: list[str] | None
     """These columns make the key; null for what each table says."""
     keys: Amount | None
-    """So many keys came with the request; null if they were in files."""
+    """This many keys came with the request; null if they were in files."""
     erasure_secret_id: str | None
-    """The first 16 hexadecimal digits of HMAC-SHA256 of `erasure_secret_id`, with the
+    """This is the first 16 hexadecimal digits of HMAC-SHA256 of `erasure_secret_id`, with the
     ICESTREAM_ERASURE_SECRET that hashed the keys; null if they were in files."""
     files: list[str]
-    """The files that had the keys: the service does not read them, so keys are told by number alone."""
+    """These files had the keys: the service does not read them, so keys are told by number alone."""
     tables: list[ReceiptTable]
     """Each table says what has become of the keys in it."""

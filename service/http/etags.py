@@ -41,7 +41,7 @@ OptionalIfMatch = Annotated[
     str | None,
     Header(
         alias="if-match",
-        description="The ETag that was seen: nothing that was changed since is deleted or replaced.",
+        description="This is the ETag that was seen: nothing that was changed since is deleted or replaced.",
     ),
 ]
 

@@ -81,8 +81,13 @@ PolicyId = Annotated[str, Path(description="The policy is given by id or name.")
 TableId = Annotated[str, Path(description="The id names an enrolled table.")]
 JobId = Annotated[str, Path(description="The id names a job.")]
 KeyId = Annotated[str, Path(description="The id names an API key.")]
-WorkerId = Annotated[str, Path(description="Id that a worker got when it registered.")]
+WorkerId = Annotated[str, Path(description="The worker got this id when it registered.")]
 AttemptNumber = Annotated[
-    int, Path(ge=1, le=2**31 - 1, description="Number of the attempt: a late one gets 409 `stale-attempt`.")
+    int,
+    Path(
+        ge=1,
+        le=2**31 - 1,
+        description="The attempt has this number: a late one gets 409 `stale-attempt`.",
+    ),
 ]
 Name = Annotated[str, ModelField(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$")]

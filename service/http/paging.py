@@ -84,16 +84,16 @@ def page_request(
             Query(
                 max_length=4000,
                 description=(
-                    "The page that follows is asked for with `next_cursor` of the previous one, and the same "
-                    "sort and filters."
+                    "The page that follows is asked for with `next_cursor` of the previous one, and with the "
+                    "same sort and filters."
                 ),
             ),
         ] = None,
         sort: Annotated[
             str,
             Query(
-                description="What the items are sorted by; a minus in front turns the order round. "
-                "Ties are broken by id, nulls come last.",
+                description="The items are sorted by this; a minus in front turns the order round. Ties are "
+                "broken by id, nulls come last.",
                 json_schema_extra={"enum": choices},
             ),
             AfterValidator(check),

@@ -23,7 +23,7 @@ _log = logging.getLogger("icestream.errors")
 
 
 class Problem(Message):
-    """A problem document, as RFC 9457 has it."""
+    """This is a problem document, as RFC 9457 has it."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -35,23 +35,26 @@ class Problem(Message):
     status: int
     """The answer has this HTTP status."""
     detail: str
-    """What happened this time."""
+    """This happened this time."""
     remedy: str
-    """What to do about it."""
+    """This is what to do about it."""
     instance: str
-    """The path that was called."""
+    """This path was called."""
     request_id: str | None = None
     """The request has this id in the answer's header X-Request-ID, in the log and in the audit log."""
 
 
 PROBLEM_RESPONSES: dict[int | str, dict[str, Any]] = {
-    "4XX": {"model": Problem, "description": "What went wrong, and what to do."},
+    "4XX": {"model": Problem, "description": "This problem document says what went wrong, and what to do."},
     500: {"model": Problem, "description": "The service failed; its log has the details."},
     503: {
         "model": Problem,
         "description": "The control database does not answer: send the request again.",
         "headers": {
-            "Retry-After": {"description": "Seconds to wait before that.", "schema": {"type": "integer"}}
+            "Retry-After": {
+                "description": "Wait this long in seconds.",
+                "schema": {"type": "integer"},
+            }
         },
     },
 }

@@ -19,7 +19,7 @@ router = APIRouter(prefix="/tables/{table_id}/health", tags=["health"], route_cl
 
 @router.get("")
 def get_health(session: ReadSession, _caller: Viewer, table_id: TableId) -> HealthView:
-    """How a table and its index are doing, why, and what to do."""
+    """Show how a table and its index are doing, why, and what to do."""
     return service.get_health(session, get_table(session, table_id))
 
 

@@ -9,129 +9,130 @@ from service.records.reports import KeySetReport, StoppedAt, UnconvertibleDelete
 
 
 class KeySetView(KeySetReport):
-    """The index of one key set, and what is pending of it."""
+    """This is the index of one key set, and what is pending of it."""
 
     pending_equality_delete_files: int = 0
-    """Live equality delete files by these fields, when the table was last polled."""
+    """This many live equality delete files have these fields, as of the last poll."""
     lag_seconds: float = 0
-    """Age of the oldest one of them; 0 when there is none."""
+    """This is the age of the oldest one of them; 0 when there is none."""
 
 
 class HealthView(Message):
-    """Sums over the key sets; `coverage` is their minimum and null while there is no index."""
+    """These are sums over the key sets; `coverage` is their minimum and null while there is no index."""
 
     table_id: str
-    """The id of the table that it is about."""
+    """It is about the table of this id."""
     status: HealthStatus
     """One word says how the table is doing."""
     status_reason: str
-    """Why the status is what it is, in words."""
+    """This is why the status is what it is, in words."""
     what_to_do: str | None
-    """What to do about it; null if nothing is to be done."""
+    """This is what to do about it; null if nothing is to be done."""
     coverage: float | None
-    """Share of the data files that the index covers, 0 to 1."""
+    """This is the share of the data files that the index covers, 0 to 1."""
     lag_seconds: float
-    """Age of the oldest live equality delete file; 0 when there is none."""
+    """This is the age of the oldest live equality delete file; 0 when there is none."""
     pending_equality_deletes: int
-    """The live equality delete files have so many rows."""
+    """The live equality delete files have this many rows."""
     pending_equality_delete_files: int
-    """So many equality delete files are live."""
+    """This many equality delete files are live."""
     entries: int
-    """The index has so many entries."""
+    """The index has this many entries."""
     bytes: int
-    """The index has so many bytes."""
+    """The index has this many bytes."""
     sorted_runs: int
-    """The index has so many sorted runs; a lookup reads all of them."""
+    """The index has this many sorted runs; a lookup reads all of them."""
     dead_ratio: float
-    """Share of entries that point to files which are gone, 0 to 1."""
+    """This is the share of entries that point to files which are gone, 0 to 1."""
     staged_snapshots: int
-    """So many snapshots of the staging branch are not published; 0 of a table without one."""
+    """This many snapshots of the staging branch are not published; 0 of a table without one."""
     staged_rows: int
-    """The staged snapshots have so many rows and row-level deletes."""
+    """The staged snapshots have this many rows and row-level deletes."""
     staged_age_seconds: float
-    """Age of the oldest of these; 0 when there is none."""
+    """This is the age of the oldest of these; 0 when there is none."""
     stopped_at: StoppedAt | None
-    """What stops their publication, and what to do; null if nothing does."""
+    """This is what stops their publication, and what to do; null if nothing does."""
     small_manifests: int
-    """The head has so many manifests that are smaller than they should be."""
+    """The head has this many manifests that are smaller than they should be."""
     snapshots: int
-    """The table has so many snapshots, whatever branch has them."""
+    """The table has this many snapshots, whatever branch has them."""
     oldest_snapshot_at: datetime | None
-    """When the oldest of those was committed that no branch and no tag names; null if there is none."""
+    """The oldest of those that no branch and no tag names was committed at this time; null if there is
+    none."""
     expired_elsewhere_at: datetime | None
-    """When a snapshot was last found to be gone that no job had let expire: somebody else does that; null if
-    none was."""
+    """A snapshot that no job had let expire was last found to be gone at this time, so somebody else lets
+    them expire; null if none was."""
     unconvertible: list[UnconvertibleDelete]
-    """Equality delete files that stay in the table, each with its reason."""
+    """These equality delete files stay in the table, each with its reason."""
     key_sets: list[KeySetView]
-    """The index of each key set, as last reported by a worker, and what is pending of it."""
+    """This is the index of each key set, as last reported by a worker, and what is pending of it."""
     data_files: int
-    """The table has so many data files."""
+    """The table has this many data files."""
     unindexed_data_files: int
-    """Data files that the index does not cover yet."""
+    """The index does not cover this many data files yet."""
     iceberg_snapshot_id: int | None
-    """Head of the table's branch when it was last polled; null while the table is empty."""
+    """This is the head of the table's branch when it was last polled; null while the table is empty."""
     measured_at: datetime | None
-    """When the table was last polled; null before the first time."""
+    """The table was last polled at this time; null before the first time."""
     reported_at: datetime | None
-    """When a worker last reported about the index; null before the first time."""
+    """A worker last reported about the index at this time; null before the first time."""
     poll_error: dict[str, Any] | None
-    """Why the last poll failed; null if it did not."""
+    """This is why the last poll failed; null if it did not."""
     decisions: dict[str, Any]
     """The scheduler has decided this about each kind of job last: what, why, since when."""
 
 
 class KeySetSample(Message):
-    """What the index of one key set was like at one time."""
+    """This is what the index of one key set was like at one time."""
 
     equality_field_ids: list[int]
     """The key has these field ids."""
     columns: list[str]
     """The key columns had these names."""
     coverage: float
-    """Share of the data files that it covers, 0 to 1."""
+    """This is the share of the data files that it covers, 0 to 1."""
     entries: int
-    """The index has so many entries, dead ones too."""
+    """The index has this many entries, dead ones too."""
     bytes: int
-    """The index has so many bytes."""
+    """The index has this many bytes."""
     sorted_runs: int
-    """The index had so many sorted runs; a lookup reads all of them."""
+    """The index had this many sorted runs; a lookup reads all of them."""
     dead_ratio: float
-    """Share of entries that point to files which are gone, 0 to 1."""
+    """This is the share of entries that point to files which are gone, 0 to 1."""
     pending_equality_delete_files: int | None = None
-    """So many equality delete files by these fields were live; null in samples of earlier versions."""
+    """This many equality delete files by these fields were live; null in samples of earlier versions."""
 
 
 class HealthSampleView(Message):
-    """How a table was doing at one time."""
+    """This is how a table was doing at one time."""
 
     at: datetime
-    """When it was measured."""
+    """It was measured at this time."""
     status: HealthStatus
     """One word says how the table was doing."""
     iceberg_snapshot_id: int | None
-    """Head of the table's branch then; null while the table is empty."""
+    """This is the head of the table's branch then; null while the table is empty."""
     pending_equality_delete_files: int
-    """So many equality delete files were live."""
+    """This many equality delete files were live."""
     pending_equality_deletes: int
-    """The live equality delete files had so many rows."""
+    """The live equality delete files had this many rows."""
     lag_seconds: float
-    """Age of the oldest live equality delete file; 0 when there is none."""
+    """This is the age of the oldest live equality delete file; 0 when there is none."""
     coverage: float | None
-    """Share of the data files that the index covers, 0 to 1; null while there is no index."""
+    """This is the share of the data files that the index covers, 0 to 1; null while there is no index."""
     entries: int
-    """The index had so many entries."""
+    """The index had this many entries."""
     bytes: int
-    """The index had so many bytes."""
+    """The index had this many bytes."""
     sorted_runs: int
-    """The index had so many sorted runs; a lookup reads all of them."""
+    """The index had this many sorted runs; a lookup reads all of them."""
     dead_ratio: float
-    """Share of entries that point to files which are gone, 0 to 1."""
+    """This is the share of entries that point to files which are gone, 0 to 1."""
     unconvertible: int
-    """How many equality delete files cannot be converted."""
+    """This many equality delete files cannot be converted."""
     staged_rows: int
-    """The staged snapshots had so many rows and row-level deletes."""
+    """The staged snapshots had this many rows and row-level deletes."""
     staged_age_seconds: float
-    """Age of the oldest staged snapshot; 0 when all was published."""
+    """This is the age of the oldest staged snapshot; 0 when all was published."""
     key_sets: list[KeySetSample]
-    """What the index of each key set was like."""
+    """This is what the index of each key set was like."""

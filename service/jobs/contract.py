@@ -37,36 +37,36 @@ def _of_locations(given: object) -> object:
 
 
 class AttemptId(Message):
-    """One try at a job, as it is named in calls."""
+    """This is one try at a job, as it is named in calls."""
 
     job_id: str
-    """The id of the job that was tried."""
+    """The job that was tried has this id."""
     attempt: int
     """The attempts at a job are counted from 1."""
 
 
 class AssignedJob(Message):
-    """The job that an assignment is about."""
+    """This is the job that an assignment is about."""
 
     id: str
     """The id names the job."""
     kind: str
-    """What it does."""
+    """This is what it does."""
     dry_run: bool
-    """Whether it only says what it would do."""
+    """This says whether it only says what it would do."""
     parameters: dict[str, Any]
     """The parameters are as they were requested."""
 
 
 class AssignedTable(Message):
-    """The table that an assignment is about."""
+    """This is the table that an assignment is about."""
 
     id: str
     """The id names the enrolment."""
     identifier: list[str]
     """The identifier has the namespace's parts, then the table's name."""
     table_uuid: str
-    """Iceberg's own id of the table: another one means another table."""
+    """This is Iceberg's own id of the table: another one means another table."""
     branch: str
     """The branch that is to be worked on."""
     key_sets: list[list[str]]
@@ -74,12 +74,12 @@ class AssignedTable(Message):
     seen_equality_field_ids: list[list[int]]
     """Earlier reports had these key sets: no equality delete may be left that still names them."""
     overlapping_locations: list[str]
-    """These locations of other enrolled tables lie in that of this one, or that one in theirs. Only a job
+    """These locations of other enrolled tables lie within the location of this one, or around it. Only a job
     that lets snapshots expire is told."""
 
 
 class AssignedCatalog(Message):
-    """What it takes to open the catalog."""
+    """This is what it takes to open the catalog."""
 
     name: str
     """The catalog has this name."""
@@ -90,36 +90,36 @@ class AssignedCatalog(Message):
 
 
 class AssignedIndex(Message):
-    """Where the index lies."""
+    """This is where the index lies."""
 
     warehouse: str
     """The Paimon tables lie in this warehouse, a URI."""
 
 
 class ProgressReport(Message):
-    """How far an attempt has come."""
+    """This is how far an attempt has come."""
 
     stage: Name
-    """What it does now."""
+    """This is what it does now."""
     done: Amount | None = None
-    """How much of it is done."""
+    """This much of it is done."""
     total: Amount | None = None
-    """How much there is."""
+    """There is this much of it in all."""
     unit: Name | None = None
-    """What is counted, such as `files`."""
+    """It counts these, such as `files`."""
     message: Words | None = None
     """A message says the same in words, or more."""
 
 
 class EventReport(Message):
-    """Something that happened in an attempt, or a line of the worker's log."""
+    """This happened in an attempt, or is a line of the worker's log."""
 
     kind: Literal["message", "log"] = "message"
     """The kind says which of both it is: they become events `job.message` and `job.log`."""
     level: Literal["info", "warning", "error"] = "info"
-    """How grave it is."""
+    """This is how grave it is."""
     message: Words
-    """What happened, in words."""
+    """This is what happened, in words."""
     fields: dict[Name, JsonValue] = ModelField(default_factory=dict, max_length=100)
     """The fields say the same for programs."""
 
@@ -133,18 +133,19 @@ class AnnouncedPlan(Message):
     number: int = ModelField(ge=0, lt=PLANS_AT_MOST)
     """The attempt's plans are counted by this number."""
     tasks: int = ModelField(ge=0, le=99_999)
-    """Tasks that write, so far."""
+    """This many tasks write, so far."""
     files_per_task: int = ModelField(default=500, ge=0, le=500)
-    """Delete files that each of them writes at most; no worker writes more than the default."""
+    """Each of them writes this many delete files at most; no worker writes more than the default."""
     removes: Place | None = None
-    """An equality delete file that the commit removes; none as long as no commit is about to be made."""
+    """This is an equality delete file that the commit removes; none as long as no commit is about to be
+    made."""
     only_on: SnapshotId | None = None
-    """The head of the branch that the commit needs, -1 for that of an empty table, if it removes no equality
+    """The commit needs the branch to have this head, -1 for that of an empty table, if it removes no equality
     delete file; none as long as no commit is about to be made."""
     data_files: int = ModelField(default=0, ge=0, le=100_000)
-    """So many new data files have names."""
+    """This many new data files have names."""
     expires: list[SnapshotId] = ModelField(default_factory=list, max_length=EXPIRED_AT_MOST)
-    """Snapshots that are about to expire: whoever goes on deletes the files that they alone named."""
+    """These snapshots are about to expire: whoever goes on deletes the files that they alone named."""
     location: Place
     """The table had this location when it was planned."""
     properties: Annotated[dict[str, Place], BeforeValidator(_of_locations)] = ModelField(default_factory=dict)
@@ -153,14 +154,14 @@ class AnnouncedPlan(Message):
 
 
 class EndedAttempt(AttemptId):
-    """What an attempt that ended had announced, and may have left in the table's location."""
+    """This is what an attempt that ended had announced, and may have left in the table's location."""
 
     plans: list[AnnouncedPlan]
-    """What it had announced."""
+    """The attempt had announced these."""
 
 
 class HeartbeatRequest(Message):
-    """A sign of life that a worker gives, with news."""
+    """This is a sign of life that a worker gives, with news."""
 
     model_config = ConfigDict(
         json_schema_extra=example(
@@ -172,23 +173,23 @@ class HeartbeatRequest(Message):
     )
 
     progress: ProgressReport | None = None
-    """How far the attempt has come; null for no change."""
+    """This is how far the attempt has come; null for no change."""
     events: list[EventReport] = ModelField(default_factory=list, max_length=NAMED_AT_MOST)
-    """What happened since the last heartbeat."""
+    """These events happened since the last heartbeat."""
     plan: AnnouncedPlan | None = None
     """A plan is told so that the files of an attempt that dies can be found, and removed once no commit needs
     them."""
 
 
 class HeartbeatAnswer(Message):
-    """What a worker goes by."""
+    """This is what a worker goes by."""
 
     now: datetime
     """The service's clock says this, for the worker to compare its own with."""
     lease_expires_at: datetime
-    """When the attempt is given up without a further heartbeat."""
+    """The attempt is given up at this time without a further heartbeat."""
     cancel_requested: bool
-    """Whether the worker is to stop."""
+    """This says whether the worker is to stop."""
 
 
 class AddressRangeRequest(Message):
@@ -201,7 +202,7 @@ class AddressRangeRequest(Message):
     )
 
     rows: int = ModelField(ge=1, le=2**40)
-    """So many addresses are to be reserved."""
+    """This many addresses are to be reserved."""
     at_least: int = ModelField(default=0, ge=0, le=MAX_ADDRESS)
     """The range begins here or later: above every address that the index already has.
 
@@ -210,44 +211,44 @@ class AddressRangeRequest(Message):
 
 
 class AddressRange(Message):
-    """Row addresses that are now the attempt's alone."""
+    """These row addresses now belong to the attempt alone."""
 
     base_address: int
     """The range begins with this address."""
 
 
 class ErrorReport(Message):
-    """Why an attempt failed."""
+    """This is why an attempt failed."""
 
     code: Name
     """Programs know the error by its code, such as `worker_lost`."""
     title: Words
     """The title says the same in words."""
     detail: Words
-    """What happened."""
+    """This is what happened."""
     remedy: Words
-    """What to do about it."""
+    """This is what to do about it."""
     retryable: bool = False
-    """Whether another attempt may succeed."""
+    """This says whether another attempt may succeed."""
 
 
 class IndexReport(Message):
-    """What the worker found to be true of the index and the table after a job."""
+    """This is what the worker found to be true of the index and the table after a job."""
 
     iceberg_snapshot_id: SnapshotId | None
     """Head of the table's branch that was looked at; null for an empty table."""
     key_sets: list[KeySetReport] = ModelField(max_length=1000)
-    """What the index of each key set is like."""
+    """This is what the index of each key set is like."""
     unconvertible: list[UnconvertibleDelete] = ModelField(default_factory=list, max_length=NAMED_AT_MOST)
-    """Equality delete files that stay, each with its reason."""
+    """These equality delete files stay, each with its reason."""
     pending_equality_delete_files: Files
-    """So many equality delete files are live."""
+    """This many equality delete files are live."""
     pending_equality_deletes: Amount
-    """The pending equality delete files have so many rows."""
+    """The pending equality delete files have this many rows."""
 
 
 class FinishRequest(Message):
-    """How an attempt ended."""
+    """This is how an attempt ended."""
 
     model_config = ConfigDict(
         json_schema_extra=example(
@@ -267,56 +268,57 @@ class FinishRequest(Message):
     status: Literal["succeeded", "failed", "cancelled", "released"]
     """The status `released` hands the job back."""
     result: JobResult | None = None
-    """What was done."""
+    """This is what was done."""
     error: ErrorReport | None = None
-    """Why it failed."""
+    """This is why it failed."""
     health: IndexReport | None = None
-    """What is true of table and index now."""
+    """This is what is true of table and index now."""
     stages: list[StageReport] = ModelField(default_factory=list, max_length=1000)
-    """Where the attempt's time went, however it ended."""
+    """This is where the attempt's time went, however it ended."""
     rows: Amount = 0
-    """Planned rows that its tasks went through."""
+    """The tasks went through this many of the planned rows."""
     bytes: Amount = 0
-    """So many bytes were read for lookups, scans and compactions, and written into the index."""
+    """This many bytes were read for lookups, scans and compactions, and written into the index."""
     cleared: list[AttemptId] = ModelField(default_factory=list, max_length=1000)
-    """Attempts of which nothing is left in the table's location any more; others are ignored."""
+    """These are attempts of which nothing is left in the table's location any more; others are ignored."""
 
 
 class Assignment(Message):
     """All that a worker has to know for one attempt."""
 
     job: AssignedJob
-    """What is to be done."""
+    """This is what is to be done."""
     traceparent: str | None
     """The call that asked for the job has this trace, as W3C's Trace Context writes it; null if that was no
     trace."""
     attempt: int
-    """Number of the attempt: every report names it, and a late one is refused."""
+    """This is the number of the attempt: every report names it, and a late one is refused."""
     previous_attempts: list[AttemptView]
-    """How earlier attempts at the job ended."""
+    """This is how earlier attempts at the job ended."""
     ended_attempts: list[EndedAttempt]
-    """What earlier attempts at jobs of the table may have left; only jobs that may remove it are told."""
+    """This is what earlier attempts at jobs of the table may have left; only jobs that may remove it are
+    told."""
     lease_seconds: float
-    """The attempt is given up without a heartbeat for so long."""
+    """The attempt is given up without a heartbeat for this long."""
     lease_expires_at: datetime
-    """When that would be now."""
+    """The attempt would be given up at this time if it sent no heartbeat."""
     timeout_seconds: float
-    """The worker ends the attempt after so long, or the service takes it away; 0 for any time."""
+    """The worker ends the attempt after this long, or the service takes it away; 0 for any time."""
     table: AssignedTable
     """The table that is to be worked on."""
     catalog: AssignedCatalog
-    """The catalog that knows the table."""
+    """The table belongs to this catalog."""
     index: AssignedIndex
-    """Where its index lies."""
+    """The index lies here."""
     policy: EffectivePolicy
-    """What holds for the table."""
+    """This is what holds for the table."""
     allowed_locations: list[str]
     """The worker opens no file beyond these places, whatever is named by catalog and table."""
     allowed_hosts: list[str]
-    """Hosts that the catalog may lead the worker to, as in ICESTREAM_ALLOWED_HOSTS."""
+    """These are hosts that the catalog may lead the worker to, as in ICESTREAM_ALLOWED_HOSTS."""
     allowed_secrets: list[str]
-    """References that the worker resolves, by their beginnings, as in ICESTREAM_ALLOWED_SECRETS."""
+    """The worker resolves references that begin like these, as in ICESTREAM_ALLOWED_SECRETS."""
     own_files: list[str]
     """The files and folders of the service itself are never opened by the worker, whatever names them."""
     rows: list[dict[str, JsonValue]] | None
-    """What the job writes by key: rows, or keys of rows to be deleted; null for other kinds of jobs."""
+    """The job writes these by key: rows, or keys of rows to be deleted; null for other kinds of jobs."""

@@ -30,7 +30,8 @@ from service.records.tables import get_table
 router = APIRouter(tags=["jobs"], route_class=ApiRoute)
 EventPage = Annotated[PageRequest, Depends(events.SORTING.page_request)]
 Levels = Annotated[
-    list[EventLevel] | None, Query(description="Only events of this level; may be given several times.")
+    list[EventLevel] | None,
+    Query(description="Only events of this level are listed; it may be given several times."),
 ]
 EventKind = Annotated[
     str | None,
@@ -57,10 +58,12 @@ def list_jobs(
         Query(description="Only jobs of tables of this catalog are listed, which is given by name or id."),
     ] = None,
     status: Annotated[
-        list[JobStatus] | None, Query(description="Only jobs with this status; may be given several times.")
+        list[JobStatus] | None,
+        Query(description="Only jobs with this status are listed; it may be given several times."),
     ] = None,
     kind: Annotated[
-        list[JobKind] | None, Query(description="Only jobs of this kind; may be given several times.")
+        list[JobKind] | None,
+        Query(description="Only jobs of this kind are listed; it may be given several times."),
     ] = None,
     trigger: Annotated[
         Literal["policy", "request"] | None,
@@ -71,7 +74,7 @@ def list_jobs(
     since: Since = None,
     until: Until = None,
 ) -> Page[JobView]:
-    """Jobs, the latest first; `since` and `until` go by `created_at`."""
+    """List jobs, the latest first; `since` and `until` go by `created_at`."""
     return service.list_jobs(
         session,
         page,
@@ -87,7 +90,7 @@ def list_jobs(
 
 @router.get("/jobs/{job_id}")
 def get_job(session: ReadSession, _caller: Viewer, job_id: JobId) -> JobView:
-    """One job with its attempts, progress, result and, if it failed, the reason."""
+    """Show one job with its attempts, progress, result and, if it failed, the reason."""
     return service.get_job(session, job_id)
 
 
@@ -102,7 +105,7 @@ def list_job_events(
     since: Since = None,
     until: Until = None,
 ) -> Page[EventView]:
-    """What happened to a job, oldest first."""
+    """List what happened to a job, oldest first."""
     queue.get_job(session, job_id)
     return events.list_events(
         session, page, job_id=job_id, levels=level or (), kind=kind, since=since, until=until
@@ -138,7 +141,8 @@ def list_table_events(
     since: Since = None,
     until: Until = None,
 ) -> Page[EventView]:
-    """What happened to a table, oldest first: its jobs, and every decision to run or not to run something."""
+    """List what happened to a table, oldest first: its jobs, and every decision to run or not to run
+    something."""
     get_table(session, table_id)
     return events.list_events(
         session, page, table_id=table_id, levels=level or (), kind=kind, since=since, until=until
@@ -158,8 +162,7 @@ async def follow_events(
     job_id: Annotated[str | None, Query(description="Only events of this job are told.")] = None,
     last_event_id: Annotated[str | None, Header(description="The stream goes on after this event.")] = None,
 ) -> EventSourceResponse:
-    """Events as they happen (server-sent events); `data` is one event in JSON, with the job's status.
-
+    """Send events as they happen (server-sent events); `data` is one event in JSON, with the job's status.
     The stream ends some seconds after the credentials that opened it.
     """
     if last_event_id is not None and not _is_event_id(last_event_id):
@@ -182,7 +185,7 @@ def _is_event_id(text: str) -> bool:
 
 @router.get("/system")
 def get_system(session: ReadSession, _caller: Viewer) -> SystemView:
-    """Whether the whole system is paused, and the version of the service."""
+    """Show whether the whole system is paused, and the version of the service."""
     return service.system_view(session)
 
 

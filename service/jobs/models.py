@@ -13,7 +13,7 @@ from service.records.reports import SnapshotId, StageReport
 
 
 class SystemView(Message):
-    """The whole installation, as far as it can be paused."""
+    """This is the whole installation, as far as it can be paused."""
 
     paused: bool
     """While true, no job of any table starts."""
@@ -83,7 +83,7 @@ class JobRequest(Message):
     )
 
     kind: RequestableKind
-    """What is to be done."""
+    """This is what is to be done."""
     dry_run: bool = False
     """Change nothing. Of a conversion: say what it would do, what it would read and write, and how long it
     would take. Of a publication: say what it would publish. Of maintenance: say what would go, or be written
@@ -94,7 +94,7 @@ class JobRequest(Message):
     expiry takes `older_than_seconds` and `retain_last`; what is left
     out, the policy says."""
     priority: Annotated[int, ModelField(ge=-100, le=100)] | None = None
-    """The job runs before or behind other waiting jobs; the policy's priority holds if left out."""
+    """The job goes before or behind other waiting jobs; the policy's priority holds if left out."""
     run_at: UtcTime | None = None
     """The job starts at this time or later; at once if left out."""
 
@@ -107,46 +107,46 @@ class JobRequest(Message):
 
 
 class AttemptView(Message):
-    """One try at a job, as it ended or runs."""
+    """This is one try at a job, as it ended or runs."""
 
     attempt: int
     """The attempts at a job are counted from 1."""
     worker_id: str
-    """The worker that ran it."""
+    """This worker ran it."""
     worker_name: str
     """The worker has this name."""
     status: AttemptStatus
-    """How it ended, or that it runs."""
+    """This is how it ended, or says that it runs."""
     started_at: datetime
-    """When a worker took it."""
+    """A worker took it at this time."""
     ended_at: datetime | None
-    """When it ended; null while it runs."""
+    """It ended at this time; null while it runs."""
     lease_expires_at: datetime
-    """When it would have been given up without a further heartbeat."""
+    """It would have been given up at this time without a further heartbeat."""
     error: dict[str, Any] | None
-    """Why it failed: code, title, detail and remedy; null if it did not."""
+    """This is why it failed: code, title, detail and remedy; null if it did not."""
     seconds: float
-    """How long it ran; 0 while it runs."""
+    """It ran for this long; 0 while it runs."""
     stages: list[StageReport]
-    """Where the time went, as its worker measured it; none of an attempt that was lost."""
+    """This is where the time went, as its worker measured it; none of an attempt that was lost."""
     rows: int
-    """Planned rows that its tasks went through."""
+    """The tasks went through this many of the planned rows."""
     bytes: int
-    """So many bytes were read of index, keys in data files and equality deletes, and written as index or
+    """This many bytes were read of index, keys in data files and equality deletes, and written as index or
     delete files."""
 
 
 class Caveat(Message):
-    """What a job that succeeded did not do, or should not leave at that."""
+    """A job that succeeded did not do this, or somebody should look at it."""
 
     title: str
     """The title says in short what is the matter."""
     detail: str
-    """The first of what it is about, and why."""
+    """This is the first item that it is about, with the reason."""
     remedy: str
-    """What to do."""
+    """This is what to do."""
     did_nothing: bool
-    """Whether therefore nothing at all was done, or would be."""
+    """This says whether, because of that, nothing at all was done, or would be."""
 
 
 class JobView(Message):
@@ -155,82 +155,74 @@ class JobView(Message):
     id: str
     """The id names the job."""
     kind: JobKind
-    """What it does."""
+    """This is what it does."""
     dry_run: bool
-    """Whether it only says what it would do."""
+    """This says whether it only says what it would do."""
     table_id: str
-    """The id of the table that is worked on."""
+    """The job works on the table of this id."""
     table: str
     """The table's name is written with dots."""
     catalog: str
     """The catalog has this name."""
     branch: str
-    """The branch of the table that is worked on."""
+    """The job works on this branch of the table."""
     status: JobStatus
-    """How far the job has come."""
+    """This is how far the job has come."""
     parameters: dict[str, Any]
     """The parameters are as they were requested."""
     trigger: str
-    """`request`, or the sentence of the policy trigger that made it."""
+    """This is `request`, or the sentence of the policy trigger that made it."""
     requested_by: str
     """The job was requested by this name; `policy` if it started by itself."""
     created_at: datetime
-    """When it was queued."""
+    """It was queued at this time."""
     available_at: datetime
     """No worker takes it before: later than `created_at` after a failed attempt."""
     run_at: datetime | None
-    """Earliest time that was asked for; null for at once."""
+    """It was asked to start at this time at the earliest; null for at once."""
     priority: int
     """The waiting jobs of the highest priority run first; it is the policy's unless the request names one."""
     started_at: datetime | None
-    """The time at which its first attempt was started; null before."""
+    """The first attempt was started at this time; null before."""
     ended_at: datetime | None
-    """When it ended; null before."""
+    """It ended at this time; null before."""
     waiting_for: str | None
-    """Why a queued job does not run yet, in words."""
+    """This is why a queued job does not run yet, in words."""
     cancel_requested: bool
-    """Whether it is to stop at the next heartbeat."""
+    """This says whether it is to stop at the next heartbeat."""
     retry_of: str | None
-    """The job that this one repeats; null if it repeats none."""
+    """It repeats this job; null if it repeats none."""
     trace_id: str | None
     """The OpenTelemetry trace of its request, its wait and its attempts; null if it has none."""
     max_attempts: int
-    """The job has failed after so many failed attempts."""
+    """The job has failed after this many failed attempts."""
     timeout_seconds: float
     """An attempt that takes longer is ended, and counts as failed; 0 for any time."""
     attempts: list[AttemptView]
     """The attempts are listed oldest first."""
     progress: dict[str, Any] | None
-    """What the running attempt last reported; null if nothing."""
+    """This is what the running attempt last reported; null if nothing."""
     caveat: Caveat | None
-    """What a job that succeeded asks of somebody all the same; null if there is nothing."""
+    """This is what a job that succeeded asks of somebody all the same; null if there is nothing."""
     result: dict[str, Any] | None
-    """What it did, or a dry run would do; null before it succeeded.
-
-    Of a job that writes rows by key: `rows_added`, `rows_deleted`, `rows_left_out`, the numbers of these rows
-    in the request (`left_out`, from 0), and the snapshots before and after.
-
-    Of a publication: `staged_snapshots`, the last of which is `published_snapshot_id`, `rows_added`,
-    `rows_deleted`, the table's snapshots before and after, and the staged snapshot at which it stopped, with
-    the reason and what to do (`stopped_at`).
-
-    Of an expiry: `expiry`, with how many snapshots and files went, and what holds the others.
-
-    Of a rewriting of manifests: `manifests`, with how many were written anew as how many.
-
-    Of a job of an erasure: `erasure`, with keys by their numbers in the request; receipts have their hashes.
-
-    Of a conversion: counts, `bytes_read` (of index, data files and equality deletes) and `bytes_written` (of
-    new delete files), both in bytes, and of its dry run also `estimated_seconds`: how long the conversion
-    would take, as the dry run measured it, and for its commits as measured elsewhere; none if it would
-    convert nothing.
+    """This is what it did, or a dry run would do; null before it succeeded. Of a job that writes rows by key:
+    `rows_added`, `rows_deleted`, `rows_left_out`, the numbers of these rows in the request (`left_out`, from
+    0), and the snapshots before and after. Of a publication: `staged_snapshots`, the last of which is
+    `published_snapshot_id`, `rows_added`, `rows_deleted`, the table's snapshots before and after, and the
+    staged snapshot at which it stopped, with the reason and what to do (`stopped_at`). Of an expiry:
+    `expiry`, with how many snapshots and files went, and what holds the others. Of a rewriting of manifests:
+    `manifests`, with how many were written anew as how many. Of a job of an erasure: `erasure`, with keys by
+    their numbers in the request; receipts have their hashes. Of a conversion: counts, `bytes_read` (of index,
+    data files and equality deletes) and `bytes_written` (of new delete files), both in bytes, and of its dry
+    run also `estimated_seconds`: how long the conversion would take, as the dry run measured it, and for its
+    commits as measured elsewhere; none if it would convert nothing.
     """
     error: dict[str, Any] | None
-    """Why it failed: code, title, detail and remedy; null if it did not."""
+    """This is why it failed: code, title, detail and remedy; null if it did not."""
 
 
 class BulkRequest(Message):
-    """One action on many jobs; each is done or refused for itself."""
+    """This is one action on many jobs; each is done or refused by itself."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -240,29 +232,29 @@ class BulkRequest(Message):
     )
 
     action: Literal["cancel", "retry"]
-    """What to do with each of the jobs."""
+    """This is done with each of the jobs."""
     job_ids: Annotated[list[str], ModelField(min_length=1, max_length=100)]
-    """The ids of the jobs; one that is named twice counts once."""
+    """The jobs have these ids; one that is named twice counts once."""
 
 
 class BulkItem(Message):
-    """What has become of one of the jobs."""
+    """This is what has become of one of the jobs."""
 
     job_id: str
-    """The id of the job, as the request has it."""
+    """The job has this id, as the request has it."""
     job: JobView | None
-    """The job as it is after the action, or the new job of a retry; null if it was refused."""
+    """This is the job as it is after the action, or the new job of a retry; null if it was refused."""
     problem: Problem | None
-    """Why it was refused."""
+    """This is why it was refused."""
 
 
 class BulkResult(Message):
-    """What has become of each of the jobs."""
+    """This is what has become of each of the jobs."""
 
     done: int
-    """The action was done with so many jobs."""
+    """The action was done with this many jobs."""
     refused: int
-    """The action was refused for so many jobs."""
+    """The action was refused for this many jobs."""
     items: list[BulkItem]
     """The items are in the order of the request."""
 
@@ -271,23 +263,23 @@ EventLevel = Literal["info", "warning", "error"]
 
 
 class EventView(Message):
-    """Something that happened to a job or a table."""
+    """This happened to a job or a table."""
 
     id: int
     """The id grows with every event."""
     at: datetime
-    """When it happened."""
+    """It happened at this time."""
     kind: str
     """The kind of the event is a name such as `job.queued`, `job.progress` or `decision.skip`."""
     level: EventLevel
-    """How grave it is."""
+    """This is how grave it is."""
     message: str
-    """What happened, in words."""
+    """This is what happened, in words."""
     table_id: str | None
-    """The table that it is about; null if about none."""
+    """It is about this table; null if about none."""
     job_id: str | None
-    """The job that it is about; null if about none."""
+    """It is about this job; null if about none."""
     attempt: int | None
-    """The attempt that it is about; null if about none."""
+    """This is the attempt that it is about; null if about none."""
     fields: dict[str, Any]
     """The fields say the same for programs; what there is depends on `kind`."""

@@ -20,9 +20,11 @@ class KeyOptions(Message):
     """Of which snapshot somebody asks, and for what."""
 
     branch: str | None = ModelField(default=None, min_length=1, max_length=1_000)
-    """The branch or tag that is asked about; without it, it is the branch that the table is enrolled with."""
+    """The question is about this branch or tag; without it, about the branch that the table is enrolled
+    with."""
     snapshot_id: SnapshotId | None = None
-    """The snapshot that is asked about, instead of a branch; without it, it is the newest of the branch."""
+    """The question is about this snapshot, instead of a branch; without it, about the newest of the
+    branch."""
     select: list[Place] | None = ModelField(default=None, min_length=1, max_length=COLUMNS_AT_MOST)
     """These columns of the rows are told, by their dotted names; without any, only places are."""
 
@@ -41,14 +43,15 @@ class LookupOptions(KeyOptions):
     model_config = ConfigDict(extra="forbid", strict=False)
 
     schema_id: int | None = ModelField(default=None, ge=0, le=2**31 - 1)
-    """The schema of the table that has the columns to tell, such as that of another answer; without it, it is
-    the table's for a branch, and for a snapshot or tag the one that the snapshot was written with."""
+    """The columns to tell are those of this schema of the table, such as that of another answer; without it,
+    of the table's own for a branch, and for a snapshot or tag of the one that the snapshot was written
+    with."""
     max_staleness_seconds: float = ModelField(default=1, ge=0, le=3_600)
-    """The catalog is not asked for the table's head if it was within so many seconds."""
+    """The catalog is not asked for the table's head again if it was within this many seconds."""
 
 
 class LookupRequest(LookupOptions):
-    """What is asked about keys."""
+    """This is what is asked about keys."""
 
     model_config = ConfigDict(
         strict=True,
@@ -64,7 +67,7 @@ class LookupRequest(LookupOptions):
 
 
 class Match(Message):
-    """Where a row is that has the key."""
+    """This is a place of a row that has the key."""
 
     data_file: str
     """This data file holds the row."""
@@ -75,7 +78,7 @@ class Match(Message):
     data_sequence_number: Amount
     """The file has this data sequence number."""
     live: bool
-    """Whether the row is seen by readers of the snapshot."""
+    """This says whether the row is seen by readers of the snapshot."""
     deleted_by: str | None
     """This delete file hides the row; none does for a live one."""
     row: dict[str, JsonValue] | None = None
@@ -83,7 +86,7 @@ class Match(Message):
 
 
 class KeyMatches(Message):
-    """What rows there are that have one key."""
+    """This is what rows there are that have one key."""
 
     key: dict[str, JsonValue]
     """The key is as it was asked for."""
@@ -92,28 +95,28 @@ class KeyMatches(Message):
 
 
 class LookupAnswer(Message):
-    """What is known of all keys of a question."""
+    """This is what is known of all keys of a question."""
 
     snapshot_id: int | None
-    """The snapshot that the answer is about; none for a table without any."""
+    """The answer is about this snapshot; none for a table without any."""
     schema_id: int
     """The columns are of this schema of the table."""
     head_age_seconds: float
-    """So long ago the catalog was asked for the table's head."""
+    """The catalog was asked for the table's head this many seconds ago."""
     key_columns: list[str]
     """The key is made of these columns."""
     data_files_from_index: Amount
-    """So many data files of the snapshot were answered for by the index."""
+    """This many data files of the snapshot were answered for by the index."""
     data_files_scanned: Amount
-    """So many were read, since the index does not cover them."""
+    """This many were read, since the index does not cover them."""
     rows_scanned: Amount
-    """So many rows were read for that, and for the keys that pending deletes of another key have."""
+    """This many rows were read for that, and for the keys that pending deletes of another key have."""
     results: list[KeyMatches]
     """There is one result for each key, in the order of the question."""
 
 
 class KeyHistoryRequest(KeyOptions):
-    """What is asked about the history of a key."""
+    """This is what is asked about the history of a key."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -125,16 +128,16 @@ class KeyHistoryRequest(KeyOptions):
     key_columns: list[Place] | None = ModelField(default=None, min_length=1, max_length=COLUMNS_AT_MOST)
     """These columns make the key; they must be named where the table has several key sets."""
     snapshots: int = ModelField(default=20, ge=1, le=SNAPSHOTS_AT_MOST)
-    """So many snapshots are told at most: the one that is asked about, and those before it. Each counts as a
-    key that is asked about."""
+    """This many snapshots are told at most: the one that is asked about, and those before it. Each counts as
+    a key that is asked about."""
 
 
 class KeyChange(StrEnum):
-    """What a snapshot did to the live rows of a key. `appeared`: there were none, and are some. `deleted`:
-    there were some, and are none. `added`: all that there were are still there, and more. `removed`: some of
-    them are still there, and no others. `moved`: they lie in other places, by a snapshot that changes no row
-    (its operation is `replace`). `replaced`: there are others, or they lie in other places. `unchanged`: they
-    are the same rows in the same places."""
+    """This is what a snapshot did to the live rows of a key. `appeared`: there were none, and are some.
+    `deleted`: there were some, and are none. `added`: all that there were are still there, and more.
+    `removed`: some of them are still there, and no others. `moved`: they lie in other places, by a snapshot
+    that changes no row (its operation is `replace`). `replaced`: there are others, or they lie in other
+    places. `unchanged`: they are the same rows in the same places."""
 
     APPEARED = "appeared"
     DELETED = "deleted"
@@ -146,8 +149,9 @@ class KeyChange(StrEnum):
 
 
 class EarlierSnapshots(StrEnum):
-    """What was before the oldest snapshot of a history. `none`: it is the table's first. `left_out`: more
-    snapshots than were asked for. `expired`: snapshots that the table keeps no longer, if there were any."""
+    """This is what was before the oldest snapshot of a history. `none`: it is the table's first. `left_out`:
+    more snapshots than were asked for. `expired`: snapshots that the table keeps no longer, if there were
+    any."""
 
     NONE = "none"
     LEFT_OUT = "left_out"
@@ -155,7 +159,7 @@ class EarlierSnapshots(StrEnum):
 
 
 class NotTold(Message):
-    """Why it can't be told what rows a key had in a snapshot."""
+    """This is why it can't be told what rows a key had in a snapshot."""
 
     code: str
     """Programs know the reason by its code: the name of a problem, such as `out-of-time`."""
@@ -164,42 +168,45 @@ class NotTold(Message):
 
 
 class KeyInSnapshot(Message):
-    """What rows a key had in a snapshot."""
+    """This is what rows a key had in a snapshot."""
 
     snapshot_id: int
     """The snapshot has this id."""
     committed_at: datetime | None
-    """When it was committed, as it says itself; null for what is no time."""
+    """It was committed at this time, as it says itself; null for what is no time."""
     operation: str | None
-    """What kind of change it was, as it says itself: `append`, `overwrite`, `delete` or `replace`."""
+    """It was a change of this kind, as it says itself: `append`, `overwrite`, `delete` or `replace`."""
     change: KeyChange | None
-    """What it did to the live rows of the key; null where its own rows or those before it are not told."""
+    """This is what it did to the live rows of the key; null where its own rows or those before it are not
+    told."""
     matches: list[Match] | None
-    """All rows with the key in data files of the snapshot, deleted ones too; null where they are not told."""
+    """These are all rows with the key in data files of the snapshot, deleted ones too; null where they are
+    not told."""
     not_told: NotTold | None
-    """Why the matches are not told; null where they are."""
+    """This is why the matches are not told; null where they are."""
     data_files_from_index: Amount | None
-    """So many data files of the snapshot were answered for by the index; null where nothing is told."""
+    """This many data files of the snapshot were answered for by the index; null where nothing is told."""
     data_files_scanned: Amount | None
-    """So many were read, since the index does not cover them; null where nothing is told."""
+    """This many were read, since the index does not cover them; null where nothing is told."""
     rows_scanned: Amount | None
-    """So many rows were read for that, and for the keys that pending deletes of another key have; null where
-    nothing is told."""
+    """This many rows were read for that, and for the keys that pending deletes of another key have; null
+    where nothing is told."""
 
 
 class KeyHistory(Message):
-    """What rows a key had in the newest snapshots."""
+    """This is what rows a key had in the newest snapshots."""
 
     key: dict[str, JsonValue]
     """The key is as it was asked for."""
     key_columns: list[str]
     """The key is made of these columns."""
     head_age_seconds: float
-    """So long ago the catalog was asked for the table's metadata."""
+    """The catalog was asked for the table's metadata this many seconds ago."""
     snapshots: list[KeyInSnapshot]
-    """The snapshots of the branch, the newest first: each is the parent of the one before it in the list."""
+    """These are the snapshots of the branch, the newest first: each is the parent of the one before it in the
+    list."""
     earlier_snapshots: EarlierSnapshots
-    """Whether there were earlier ones."""
+    """This says whether there were earlier ones."""
 
 
 class ServerRefusal(Message):
@@ -214,4 +221,4 @@ class ServerRefusal(Message):
     detail: str = ""
     """The same with what it is about."""
     remedy: str = ""
-    """What to do about it."""
+    """This is what to do about it."""

@@ -20,7 +20,7 @@ class CatalogNotification(Message):
     tables: list[_Text] = ModelField(default_factory=list, max_length=1_000)
     """Dotted names, without the catalog's."""
     locations: list[_Text] = ModelField(default_factory=list, max_length=FILES_AT_MOST)
-    """Places of files that were written, such as `s3://lake/db/t/metadata/00012-….metadata.json`: each means
+    """Files were written at these places, such as `s3://lake/db/t/metadata/00012-….metadata.json`: each means
     the tables under whose locations it lies."""
 
     @model_validator(mode="after")
@@ -31,7 +31,7 @@ class CatalogNotification(Message):
 
 
 class StoreEvent(Message):
-    """The event has the form in which the store sends it."""
+    """The event comes as the store sends it."""
 
     model_config = ConfigDict(
         extra="allow",
@@ -49,8 +49,8 @@ class Notified(Message):
     """The answer says what has become of a notification."""
 
     notified: int
-    """How many enrolled tables are looked at now; one that is enrolled with several branches counts as
+    """This many enrolled tables are looked at now; one that is enrolled with several branches counts as
     several."""
     unknown: int
-    """How many of the names and files mean no enrolled table. That is no error: whoever tells of all tables
+    """This many of the names and files mean no enrolled table. That is no error: whoever tells of all tables
     of a catalog need not know which are enrolled."""

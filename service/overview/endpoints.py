@@ -18,7 +18,8 @@ router = APIRouter(prefix="/overview", tags=["health"], route_class=ApiRoute)
 def get_overview(
     request: Request, session: ReadSession, settings: CurrentSettings, caller: Viewer
 ) -> Overview:
-    """How all tables are doing together, and what needs attention: what is wrong, why, and what to do."""
+    """Show how all tables are doing together, and what needs attention: what is wrong, why, and what to
+    do."""
     return service.get_overview(session, settings, caller, trouble_of_lookups(request))
 
 

@@ -155,5 +155,5 @@ def list_attachments(
         str | None, Query(description="Only those of this policy are listed, which is given by name or id.")
     ] = None,
 ) -> Page[AttachmentView]:
-    """Where policies are attached."""
+    """List where policies are attached."""
     return service.list_attachments(session, page, level=level, catalog=catalog, policy=policy)

@@ -23,16 +23,16 @@ Cron = Annotated[str, AfterValidator(check_cron)]
 
 
 class IndexPolicy(Message):
-    """When new data files are indexed: whichever of the triggers comes first."""
+    """This says when new data files are indexed: whichever of the triggers comes first."""
 
     model_config = ConfigDict(extra="forbid")
 
     enabled: bool | None = None
-    """Whether such jobs start by themselves."""
+    """This says whether such jobs start by themselves."""
     data_files: Count | None = None
     """Index as soon as this many data files are new."""
     rows: Count | None = None
-    """The new data files have so many rows."""
+    """The new data files have this many rows."""
     bytes: Count | None = None
     """Size of new files, with the delete files that were committed beside them."""
     age_seconds: Seconds | None = None
@@ -42,36 +42,36 @@ class IndexPolicy(Message):
 
 
 class ConvertPolicy(Message):
-    """When equality deletes are converted: whichever of the triggers comes first."""
+    """This says when equality deletes are converted: whichever of the triggers comes first."""
 
     model_config = ConfigDict(extra="forbid")
 
     enabled: bool | None = None
-    """Whether such jobs start by themselves."""
+    """This says whether such jobs start by themselves."""
     delete_files: Count | None = None
-    """So many equality delete files are live."""
+    """This many equality delete files are live."""
     deletes: Count | None = None
-    """The live equality delete files have so many rows."""
+    """The live equality delete files have this many rows."""
     bytes: Count | None = None
-    """The live equality delete files have so many bytes."""
+    """The live equality delete files have this many bytes."""
     age_seconds: Seconds | None = None
     """The oldest live equality delete file is so old."""
     cron: Cron | None = None
     """Convert what is pending at these moments, too."""
     max_delete_files_per_commit: Annotated[int, ModelField(ge=0)] | None = None
-    """A job commits after so many equality delete files, those of a partition together; 0 is one commit."""
+    """A job commits after this many equality delete files, those of a partition together; 0 is one commit."""
 
 
 class PublishPolicy(Message):
-    """When what is staged is published, of a table with a staging branch: whichever of the triggers comes
-    first."""
+    """This says when what is staged is published, of a table with a staging branch: whichever of the triggers
+    comes first."""
 
     model_config = ConfigDict(extra="forbid")
 
     enabled: bool | None = None
-    """Whether such jobs start by themselves."""
+    """This says whether such jobs start by themselves."""
     rows: Count | None = None
-    """So many rows and row-level deletes are staged."""
+    """This many rows and row-level deletes are staged."""
     age_seconds: Seconds | None = None
     """The oldest staged snapshot is so old; 0 publishes whatever a look at the table finds."""
     cron: Cron | None = None
@@ -79,75 +79,75 @@ class PublishPolicy(Message):
 
 
 class CompactPolicy(Message):
-    """When an index is compacted: whichever of the triggers comes first, in any of its key sets."""
+    """This says when an index is compacted: whichever of the triggers comes first, in any of its key sets."""
 
     model_config = ConfigDict(extra="forbid")
 
     enabled: bool | None = None
-    """Whether such jobs start by themselves."""
+    """This says whether such jobs start by themselves."""
     sorted_runs: Annotated[int, ModelField(ge=2)] | None = None
-    """An index is compacted when it has so many sorted runs."""
+    """An index is compacted when it has this many sorted runs."""
     dead_ratio: Annotated[float, ModelField(gt=0, le=1)] | None = None
-    """Share of entries that point to files which are gone."""
+    """This is the share of entries that point to files which are gone."""
     dead_bytes: Count | None = None
-    """The dead entries have so many bytes, by their share of the index's size."""
+    """The dead entries have this many bytes, by their share of the index's size."""
     min_interval_seconds: Seconds | None = None
     """Two compactions are at least so far apart, because each rewrites a part of the index."""
     cron: Cron | None = None
-    """The index is compacted at these moments, too, which also deletes files that nothing needs any more."""
+    """The index is compacted at these moments, too, and files that nothing needs any more are deleted."""
 
 
 class VerifyPolicy(Message):
-    """When the index is compared with the data files: whichever of the triggers comes first."""
+    """This says when the index is compared with the data files: whichever of the triggers comes first."""
 
     model_config = ConfigDict(extra="forbid")
 
     enabled: bool | None = None
-    """Whether such jobs start by themselves."""
+    """This says whether such jobs start by themselves."""
     data_files: Count | None = None
     """Verify once this many data files are new since the last verification."""
     rows: Count | None = None
-    """The data files have so many rows since the last verification."""
+    """The data files have this many rows since the last verification."""
     bytes: Count | None = None
     """Size of these, with the delete files that were committed beside them."""
     age_seconds: Annotated[float, ModelField(ge=60, le=31_536_000)] | None = None
-    """Verify an index that was not verified for so long."""
+    """Verify an index that was not verified for this long."""
     cron: Cron | None = None
     """The index is verified at these moments, too."""
 
 
 class ExpireSnapshotsPolicy(Message):
-    """When snapshots are let go that are old enough: whichever of the triggers comes first."""
+    """This says when snapshots are let go that are old enough: whichever of the triggers comes first."""
 
     model_config = ConfigDict(extra="forbid")
 
     enabled: bool | None = None
-    """Whether such jobs start by themselves."""
+    """This says whether such jobs start by themselves."""
     older_than_seconds: Seconds | None = None
     """Snapshots that are older than this expire, unless something holds them."""
     retain_last: Annotated[int, ModelField(ge=1, le=1_000_000)] | None = None
-    """So many snapshots of each branch stay, however old they are."""
+    """This many snapshots of each branch stay, however old they are."""
     snapshots: Count | None = None
-    """The table has so many snapshots."""
+    """The table has this many snapshots."""
     age_seconds: Seconds | None = None
     """The oldest snapshot that no branch and no tag names is so old."""
     min_interval_seconds: Seconds | None = None
     """Two such jobs are at least so far apart, because each reads the table's manifests."""
     cron: Cron | None = None
-    """What is old enough expires at these moments, too."""
+    """Snapshots that are old enough expire at these moments, too."""
     windows: list[Window] | None = None
     """Jobs of the kind start by themselves only while one of these is open; empty: as the schedule says."""
 
 
 class RewriteManifestsPolicy(Message):
-    """When small manifests are written anew as few large ones, of a table's branch main."""
+    """This says when small manifests of a table's branch main are rewritten as few large ones."""
 
     model_config = ConfigDict(extra="forbid")
 
     enabled: bool | None = None
-    """Whether such jobs start by themselves."""
+    """This says whether such jobs start by themselves."""
     manifests: Annotated[int, ModelField(ge=2, le=10**9)] | None = None
-    """The head of the branch has so many small manifests."""
+    """The head of the branch has this many small manifests."""
     min_interval_seconds: Seconds | None = None
     """Two such jobs are at least so far apart, because each rewrites what was written since."""
     cron: Cron | None = None
@@ -157,7 +157,8 @@ class RewriteManifestsPolicy(Message):
 
 
 class SchedulePolicy(Message):
-    """When jobs may start by themselves, and which go first. Requests are not held up by windows."""
+    """This says when jobs may start by themselves, and which go first. Requests are not held up by
+    windows."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -175,18 +176,19 @@ class SchedulePolicy(Message):
 
 
 class RetryPolicy(Message):
-    """Attempts of one job, and the pause after jobs that failed with all their attempts."""
+    """This says how often a job is tried, and how long the pause is after jobs that failed with all their
+    attempts."""
 
     model_config = ConfigDict(extra="forbid")
 
     max_attempts: Annotated[int, ModelField(ge=1, le=100)] | None = None
-    """The job has failed after so many failed attempts."""
+    """The job has failed after this many failed attempts."""
     backoff_seconds: Seconds | None = None
     """A pause comes before the second attempt; doubled with each further one."""
     max_backoff_seconds: Seconds | None = None
     """Backoff does not grow beyond this."""
     timeout_seconds: Seconds | None = None
-    """An attempt that has run so long is ended, and counts as failed; 0 for no limit."""
+    """An attempt that has run this long is ended, and counts as failed; 0 for no limit."""
     pause_seconds: Seconds | None = None
     """A pause follows a failed job, before the next of its kind starts by itself; doubled with each further
     failure."""
@@ -195,62 +197,62 @@ class RetryPolicy(Message):
 
 
 class BudgetPolicy(Message):
-    """What jobs may take within a day, in the policy's time zone; 0 for any amount.
-
-    Once it is spent, no job starts by itself until the day turns. Requests count, and are not held up.
+    """This limits what jobs may take within a day, in the policy's time zone; 0 for any amount. Once it is
+    spent, no job starts by itself until the day turns. Requests count, and are not held up.
     """
 
     model_config = ConfigDict(extra="forbid")
 
     table_seconds_per_day: Seconds | None = None
-    """All jobs of the table may run for so long; counted when an attempt ends."""
+    """All jobs of the table may run for this long; counted when an attempt ends."""
     table_bytes_per_day: Amount | None = None
-    """All jobs of the table may read and write so much, as the workers report it."""
+    """All jobs of the table may read and write this much, as the workers report it."""
     catalog_seconds_per_day: Seconds | None = None
-    """All jobs of all tables of the catalog may run for so long."""
+    """All jobs of all tables of the catalog may run for this long."""
     catalog_bytes_per_day: Amount | None = None
-    """All jobs of all tables of the catalog may read and write so much."""
+    """All jobs of all tables of the catalog may read and write this much."""
 
 
 class ResourcesPolicy(Message):
-    """How much of a worker, and of its Spark, a job takes; bounded by what the operator allows."""
+    """This is how much of a worker, and of its Spark, a job takes; bounded by what the operator allows."""
 
     model_config = ConfigDict(extra="forbid")
 
     max_tasks: Annotated[int, ModelField(ge=0, le=100_000)] | None = None
-    """Tasks of a stage that run at a time, on the driver and on Spark; 0 for as many as there are cores."""
+    """This many tasks of a stage run at a time, on the driver and on Spark; 0 for as many as there are
+    cores."""
     memory_fraction: Annotated[float, ModelField(ge=1 / 64, le=1)] | None = None
     """A job holds this share of what it usually holds in memory at once; the next smaller power of two
     counts."""
 
 
 class PolicySettings(Message):
-    """What a policy says. Every field may be left out."""
+    """This is what a policy says. Every field may be left out."""
 
     model_config = ConfigDict(extra="forbid")
 
     index: IndexPolicy = ModelField(default_factory=IndexPolicy)
-    """When data files are indexed."""
+    """This says when data files are indexed."""
     convert: ConvertPolicy = ModelField(default_factory=ConvertPolicy)
-    """When equality deletes are converted."""
+    """This says when equality deletes are converted."""
     publish: PublishPolicy = ModelField(default_factory=PublishPolicy)
-    """When what is staged is published."""
+    """This says when what is staged is published."""
     expire_snapshots: ExpireSnapshotsPolicy = ModelField(default_factory=ExpireSnapshotsPolicy)
-    """When old snapshots are let go."""
+    """This says when old snapshots are let go."""
     rewrite_manifests: RewriteManifestsPolicy = ModelField(default_factory=RewriteManifestsPolicy)
-    """When small manifests are written anew."""
+    """This says when small manifests are rewritten."""
     compact: CompactPolicy = ModelField(default_factory=CompactPolicy)
-    """When the index is compacted."""
+    """This says when the index is compacted."""
     verify: VerifyPolicy = ModelField(default_factory=VerifyPolicy)
-    """When the index is compared with the data files."""
+    """This says when the index is compared with the data files."""
     schedule: SchedulePolicy = ModelField(default_factory=SchedulePolicy)
-    """When jobs may start, and in which order."""
+    """This says when jobs may start, and in which order."""
     retries: RetryPolicy = ModelField(default_factory=RetryPolicy)
-    """What happens after a failed attempt."""
+    """This is what happens after a failed attempt."""
     resources: ResourcesPolicy = ModelField(default_factory=ResourcesPolicy)
-    """How much of a worker a job takes."""
+    """This is how much of a worker a job takes."""
     budget: BudgetPolicy = ModelField(default_factory=BudgetPolicy)
-    """What jobs may take within a day."""
+    """This limits what jobs may take within a day."""
 
     @model_validator(mode="wrap")
     @classmethod
@@ -336,7 +338,7 @@ def contradictions(values: Mapping[str, Any]) -> list[tuple[tuple[str, ...], str
 
 
 class EffectiveIndexPolicy(Message):
-    """Every value that holds for index jobs."""
+    """This is every value that holds for index jobs."""
 
     model_config = described_as(IndexPolicy)
 
@@ -349,7 +351,7 @@ class EffectiveIndexPolicy(Message):
 
 
 class EffectiveConvertPolicy(Message):
-    """Every value that holds for conversions."""
+    """This is every value that holds for conversions."""
 
     model_config = described_as(ConvertPolicy)
 
@@ -363,7 +365,7 @@ class EffectiveConvertPolicy(Message):
 
 
 class EffectivePublishPolicy(Message):
-    """Every value that holds for publications."""
+    """This is every value that holds for publications."""
 
     model_config = described_as(PublishPolicy)
 
@@ -374,7 +376,7 @@ class EffectivePublishPolicy(Message):
 
 
 class EffectiveExpireSnapshotsPolicy(Message):
-    """Every value that holds for the expiry of snapshots."""
+    """This is every value that holds for the expiry of snapshots."""
 
     model_config = described_as(ExpireSnapshotsPolicy)
 
@@ -389,7 +391,7 @@ class EffectiveExpireSnapshotsPolicy(Message):
 
 
 class EffectiveRewriteManifestsPolicy(Message):
-    """Every value that holds for the rewriting of manifests."""
+    """This is every value that holds for the rewriting of manifests."""
 
     model_config = described_as(RewriteManifestsPolicy)
 
@@ -401,7 +403,7 @@ class EffectiveRewriteManifestsPolicy(Message):
 
 
 class EffectiveCompactPolicy(Message):
-    """Every value that holds for compactions of the index."""
+    """This is every value that holds for compactions of the index."""
 
     model_config = described_as(CompactPolicy)
 
@@ -414,7 +416,7 @@ class EffectiveCompactPolicy(Message):
 
 
 class EffectiveVerifyPolicy(Message):
-    """Every value that holds for verifications."""
+    """This is every value that holds for verifications."""
 
     model_config = described_as(VerifyPolicy)
 
@@ -427,7 +429,7 @@ class EffectiveVerifyPolicy(Message):
 
 
 class EffectiveSchedulePolicy(Message):
-    """Every value that holds for when jobs start."""
+    """This is every value that holds for when jobs start."""
 
     model_config = described_as(SchedulePolicy)
 
@@ -439,7 +441,7 @@ class EffectiveSchedulePolicy(Message):
 
 
 class EffectiveRetryPolicy(Message):
-    """Every value that holds after a failure."""
+    """This is every value that holds after a failure."""
 
     model_config = described_as(RetryPolicy)
 
@@ -472,30 +474,30 @@ class EffectiveResourcesPolicy(Message):
 
 
 class EffectivePolicy(Message):
-    """Settings with every value present: what the scheduler and the worker go by."""
+    """These are the settings with every value present, by which the scheduler and the worker go."""
 
     index: EffectiveIndexPolicy
-    """When data files are indexed."""
+    """This says when data files are indexed."""
     convert: EffectiveConvertPolicy
-    """When equality deletes are converted."""
+    """This says when equality deletes are converted."""
     publish: EffectivePublishPolicy
-    """When what is staged is published."""
+    """This says when what is staged is published."""
     expire_snapshots: EffectiveExpireSnapshotsPolicy
-    """When old snapshots are let go."""
+    """This says when old snapshots are let go."""
     rewrite_manifests: EffectiveRewriteManifestsPolicy
-    """When small manifests are written anew."""
+    """This says when small manifests are rewritten."""
     compact: EffectiveCompactPolicy
-    """When the index is compacted."""
+    """This says when the index is compacted."""
     verify: EffectiveVerifyPolicy
-    """When the index is compared with the data files."""
+    """This says when the index is compared with the data files."""
     schedule: EffectiveSchedulePolicy
-    """When jobs may start, and in which order."""
+    """This says when jobs may start, and in which order."""
     retries: EffectiveRetryPolicy
-    """What happens after a failed attempt."""
+    """This is what happens after a failed attempt."""
     resources: EffectiveResourcesPolicy
-    """How much of a worker a job takes."""
+    """This is how much of a worker a job takes."""
     budget: EffectiveBudgetPolicy
-    """What jobs may take within a day."""
+    """This limits what jobs may take within a day."""
 
     @property
     def digest(self) -> str:
@@ -528,7 +530,7 @@ class PolicyRequest(Message):
     description: str = ""
     """People read here what the policy is for."""
     settings: PolicySettings
-    """What it says; values left out are inherited where it is attached."""
+    """This is what it says; values left out are inherited where it is attached."""
 
 
 class PolicyPatch(Message):
@@ -542,15 +544,15 @@ class PolicyPatch(Message):
     )
 
     name: Name | None = None
-    """A new name; attachments stay."""
+    """It gets this new name; attachments stay."""
     description: str | None = None
     """People read here what the policy is for."""
     settings: PolicySettings | None = None
-    """All settings that the policy shall have then."""
+    """The policy has all these settings then, and no others."""
 
 
 class PolicyView(Message):
-    """A policy as it is kept."""
+    """This is a policy as it is kept."""
 
     id: str
     """The id names the policy, whatever it is called."""
@@ -559,20 +561,20 @@ class PolicyView(Message):
     description: str
     """People read here what the policy is for."""
     built_in: bool
-    """Whether it comes with the service and cannot be changed."""
+    """This says whether it comes with the service and cannot be changed."""
     settings: dict[str, Any]
-    """What it says; values left out are inherited."""
+    """This is what it says; values left out are inherited."""
     version: int
     """Counts its changes; also its ETag."""
     created_at: datetime
-    """When it was made."""
+    """It was made at this time."""
     updated_at: datetime
-    """When it was changed last."""
+    """It was changed last at this time."""
 
 
 class AttachmentRequest(Message):
-    """Where a policy goes: `catalog` for catalog and namespace level, `namespace` for namespace level,
-    `table_id` for table level. A null `policy` detaches."""
+    """This is where a policy goes: `catalog` for catalog and namespace level, `namespace` for namespace
+    level, `table_id` for table level. A null `policy` detaches."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -583,7 +585,7 @@ class AttachmentRequest(Message):
     )
 
     level: Level
-    """How wide the policy holds."""
+    """The policy holds this widely."""
     catalog: str | None = None
     """The catalog is given by name or id."""
     namespace: list[str] | None = None
@@ -591,7 +593,7 @@ class AttachmentRequest(Message):
     table_id: str | None = None
     """The id names an enrolled table."""
     policy: str | None
-    """Name or id of the policy; null detaches what is attached there."""
+    """The policy has this name or id; null detaches what is attached there."""
 
     @model_validator(mode="after")
     def _check_place(self) -> "AttachmentRequest":
@@ -608,16 +610,16 @@ class AttachmentRequest(Message):
 
 
 class AttachmentView(Message):
-    """A policy at the place that it holds for."""
+    """This is a policy at the place that it holds for."""
 
     level: Level
-    """How wide it holds."""
+    """It holds this widely."""
     catalog: str | None
     """The catalog has this name; null at the levels of system and table."""
     namespace: list[str] | None
     """The namespace is given by its parts; null at other levels."""
     table_id: str | None
-    """The id of the table that it holds for; null at other levels."""
+    """It holds for the table of this id; null at other levels."""
     table: str | None
     """The name of this table has its catalog before it, with dots; null at other levels."""
     policy: str
@@ -625,14 +627,14 @@ class AttachmentView(Message):
     version: int
     """The version is another one with each change, and also its ETag."""
     updated_at: datetime
-    """When this policy was attached here."""
+    """This policy was attached here at this time."""
 
 
 class ValueSource(Message):
-    """A policy at the place that it is attached to."""
+    """This is a policy at the place that it is attached to."""
 
     level: Level
-    """How wide it holds."""
+    """It holds this widely."""
     place: str
     """The place is told in words, such as `catalog local`."""
     policy: str
@@ -640,23 +642,23 @@ class ValueSource(Message):
 
 
 class EffectiveValue(Message):
-    """A value and where it comes from."""
+    """This is a value and where it comes from."""
 
     value: Any
     """The value has the type that the policy gives it."""
     source: ValueSource
-    """The policy that the value is from."""
+    """The value is from this policy."""
 
 
 class EffectivePolicyView(Message):
-    """What holds for a table, and why."""
+    """This is the policy of a table, with the source of each value."""
 
     table_id: str
-    """The id of the table that it holds for."""
+    """It holds for the table of this id."""
     policy: str
-    """The policy that is attached nearest to the table."""
+    """This policy is attached nearest to the table."""
     effective: EffectivePolicy
-    """All values that hold."""
+    """These are all values that hold."""
     values: dict[str, EffectiveValue]
     """Every value is listed by its dotted name, with the place that sets it."""
     explanation: list[str]

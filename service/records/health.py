@@ -13,10 +13,10 @@ from service.records.reports import KeySetReport, StoppedAt, UnconvertibleDelete
 
 
 class HealthStatus(StrEnum):
-    """`blocked`: deletes can't be converted, or what is staged not published, or the job that should do it
-    failed. `unknown`: the table can't be looked at. `lagging`: deletes, or what is staged, are older than the
-    policy lets them become, with the time that a job takes. `degraded`: lookups cost more than they should,
-    or the last job of another kind failed. `healthy`: none of these."""
+    """This is the health of a table. `blocked`: deletes can't be converted, or what is staged not published,
+    or the job that should do it failed. `unknown`: the table can't be looked at. `lagging`: deletes, or what
+    is staged, are older than the policy lets them become, with the time that a job takes. `degraded`: lookups
+    cost more than they should, or the last job of another kind failed. `healthy`: none of these."""
 
     HEALTHY = "healthy"
     LAGGING = "lagging"
@@ -36,7 +36,7 @@ GRAVITY = (
 
 
 class Resolution(StrEnum):
-    """How long a sample stays: the first of a day for years, the first of an hour for weeks."""
+    """This is how long a sample stays: the first of a day for years, the first of an hour for weeks."""
 
     ALL = "all"
     HOUR = "hour"
@@ -115,7 +115,7 @@ class TableHealth(SQLModel, table=True):
     """The scheduler's latest decision per job kind: what, why, since when."""
 
     def lag_seconds(self, now: datetime) -> float:
-        """Age of the oldest live equality delete file; 0 when there is none."""
+        """This is the age of the oldest live equality delete file; 0 when there is none."""
         return age_seconds(self.oldest_equality_delete_at, now)
 
     def staged_age_seconds(self, now: datetime) -> float:

@@ -166,7 +166,7 @@ class Job(SQLModel, table=True):
     """Whether it changes the table or its index: only such jobs exclude each other."""
     parameters: dict[str, Any] = Field(default_factory=dict, sa_type=Json)
     trigger: str
-    """`request`, or the sentence of the policy trigger that made it."""
+    """This is `request`, or the sentence of the policy trigger that made it."""
     requested_by: str
     status: str = JobStatus.QUEUED.value
     created_at: datetime = Field(default_factory=utc_now, sa_type=UtcDateTime)

@@ -28,7 +28,7 @@ Columns = Annotated[list[Place], ModelField(max_length=1000)]
 
 
 class KeySetReport(Message):
-    """What the index of one key set is like."""
+    """This is what the index of one key set is like."""
 
     equality_field_ids: FieldIds
     """The key has these field ids."""
@@ -37,21 +37,21 @@ class KeySetReport(Message):
     generation: Amount = 0
     """The indexes of the key set are counted: another key type begins a new one."""
     source: Name | None = None
-    """How the key set was found: declared, identifier fields or equality deletes."""
+    """The key set was found in this way: declared, identifier fields or equality deletes."""
     files_covered: Files
-    """Data files that it covers."""
+    """It covers this many data files."""
     files_total: Files
-    """The table has so many data files."""
+    """The table has this many data files."""
     coverage: Ratio
     """The index covers this share of the data files, 0 to 1."""
     entries: SummedAmount
-    """The index has so many entries, dead ones too."""
+    """The index has this many entries, dead ones too."""
     bytes: SummedAmount
-    """The files of the index have so many bytes."""
+    """The files of the index have this many bytes."""
     sorted_runs: SortedRuns
-    """The index has so many sorted runs; a lookup reads all of them."""
+    """The index has this many sorted runs; a lookup reads all of them."""
     dead_ratio: Ratio
-    """Share of entries that point to files which are gone, 0 to 1."""
+    """This is the share of entries that point to files which are gone, 0 to 1."""
 
     @model_validator(mode="after")
     def _check_files(self) -> Self:
@@ -61,7 +61,7 @@ class KeySetReport(Message):
 
 
 class KeySetLeftOut(Message):
-    """A key that can't be indexed."""
+    """This is a key that can't be indexed."""
 
     columns: list[Name] = ModelField(max_length=1000)
     """The key has these columns."""
@@ -70,35 +70,35 @@ class KeySetLeftOut(Message):
     reason: Words
     """The reason says why it can't be indexed."""
     remedy: Words | None = None
-    """What to do about it."""
+    """This is what to do about it."""
 
 
 class DeviatingDelete(Message):
-    """An equality delete file that Iceberg's Java reader applied otherwise than the spec says."""
+    """This is an equality delete file that Iceberg's Java reader applied otherwise than the spec says."""
 
     file_path: Place
     """The equality delete file lies at this path."""
     code: Name | None = None
     """Programs know the rule by its code."""
     reason: Words
-    """How it did."""
+    """This is how the reader did so."""
 
 
 class UnconvertibleDelete(Message):
-    """An equality delete file that stays in the table."""
+    """This is an equality delete file that stays in the table."""
 
     file_path: Place
     """The equality delete file lies at this path."""
     code: Name | None = None
     """Programs know the reason by its code."""
     reason: Words
-    """Why it stays."""
+    """This is why it stays."""
     remedy: Words | None = None
-    """What to do about it."""
+    """This is what to do about it."""
 
 
 class UnreadableFile(Message):
-    """A data file that could not be read."""
+    """This is a data file that could not be read."""
 
     file_path: Place
     """The data file lies at this path."""
@@ -107,28 +107,28 @@ class UnreadableFile(Message):
 
 
 class StageReport(Message):
-    """What a part of an attempt took."""
+    """This is what a part of an attempt took."""
 
     name: Name
     """The part is named, such as `plan` or `lookup`."""
     seconds: Seconds
-    """How long it took."""
+    """It took this long."""
     rows: Amount = 0
-    """Planned rows that its tasks went through."""
+    """The tasks went through this many of the planned rows."""
     tasks_in_driver: Amount = 0
-    """Tasks that ran in threads of the worker, without Spark."""
+    """This many tasks ran in threads of the worker, without Spark."""
     tasks_on_spark: Amount = 0
-    """Tasks that Spark ran to their end; the figures below are its own count."""
+    """Spark ran this many tasks to their end; the figures below are its own count."""
     failed_tasks: Amount = 0
-    """Tasks that failed; Spark runs each of them again, up to four times."""
+    """This many tasks failed; Spark runs each of them again, up to four times."""
     task_seconds: Seconds = 0
-    """How long its tasks ran, all together."""
+    """The tasks ran for this long, all together."""
     gc_seconds: Seconds = 0
-    """The executors' JVMs spent so long on garbage collection meanwhile, which is counted by Spark."""
+    """The executors' JVMs spent this long on garbage collection meanwhile, as Spark counts it."""
     spilled_bytes: Amount = 0
-    """So many bytes were written to the executors' disks for lack of memory."""
+    """This many bytes were written to the executors' disks for lack of memory."""
     shuffled_bytes: Amount = 0
-    """So many bytes were written to the executors' disks to be sorted."""
+    """This many bytes were written to the executors' disks to be sorted."""
 
 
 KeyValue = (
@@ -137,7 +137,7 @@ KeyValue = (
 
 
 class RowPlace(Message):
-    """Where a row is."""
+    """This is the place of a row."""
 
     data_file: Place
     """The row's data file lies at this path."""
@@ -146,18 +146,18 @@ class RowPlace(Message):
 
 
 class DuplicateKey(Message):
-    """A key that has more than one live row."""
+    """This is a key that has more than one live row."""
 
     key: dict[Place, KeyValue | None] = ModelField(max_length=1000)
     """The columns of the key have these values; a long text is cut."""
     live_rows: Amount
-    """The key has so many live rows."""
+    """The key has this many live rows."""
     places: list[RowPlace] = ModelField(max_length=100)
     """Some of these rows are at these places."""
 
 
 class KeySetResult(Message):
-    """What a job did with one key set; each kind of job tells some of this."""
+    """This is what a job did with one key set; each kind of job tells some of this."""
 
     equality_field_ids: FieldIds = ModelField(default_factory=list)
     """The key has these field ids."""
@@ -168,71 +168,71 @@ class KeySetResult(Message):
     source: Name = ""
     """A conversion used `index` or `scan`."""
     reason: Words = ""
-    """The reason says in words why that source was chosen."""
+    """The source was chosen for this reason, in words."""
     keys: Amount = 0
     """Keys that were looked for."""
     key_ranges: Amount = 0
-    """Ranges that they were sorted into."""
+    """They were sorted into this many ranges."""
     matches: Amount = 0
-    """Rows that were found."""
+    """This many rows were found."""
     row_groups_read: Amount = 0
-    """So many row groups of index and data files were read."""
+    """This many row groups of index and data files were read."""
     row_groups_total: Amount = 0
-    """These files have so many row groups in all."""
+    """These files have this many row groups in all."""
     bytes_read: Amount = 0
-    """So many bytes of index and data files were read."""
+    """This many bytes of index and data files were read."""
     data_files_from_index: Amount = 0
-    """Data files whose rows the index told."""
+    """The index told the rows of this many data files."""
     data_files_scanned: Amount = 0
-    """Data files that were read."""
+    """This many data files were read."""
     files_indexed: Amount = 0
     """Data files that the index covers now, and did not before."""
     files_unreadable: Amount = 0
-    """Data files that could not be read."""
+    """This many data files could not be read."""
     unreadable: list[UnreadableFile] = ModelField(default_factory=list, max_length=1000)
-    """The first of the data files that could not be read."""
+    """These are the first of the data files that could not be read."""
     files_gone: Amount = 0
-    """Data files that left the table before they were read."""
+    """This many data files left the table before they were read."""
     rows_indexed: Amount = 0
-    """The data files that were indexed have so many rows."""
+    """The data files that were indexed have this many rows."""
     bytes_written: Amount = 0
-    """So many bytes were written into the index."""
+    """This many bytes were written into the index."""
     sorted_runs_written: Amount = 0
-    """So many sorted runs were written into the index."""
+    """This many sorted runs were written into the index."""
     sorted_runs_before: Amount = 0
-    """The index had so many sorted runs before a compaction."""
+    """The index had this many sorted runs before a compaction."""
     sorted_runs_after: Amount = 0
-    """The index had so many sorted runs after a compaction."""
+    """The index had this many sorted runs after a compaction."""
     entries_before: Amount = 0
-    """The index had so many entries before a compaction."""
+    """The index had this many entries before a compaction."""
     entries_after: Amount = 0
-    """The index had so many entries after a compaction."""
+    """The index had this many entries after a compaction."""
     files_deleted: Amount = 0
-    """So many files of the index were deleted, which no snapshot of it needs."""
+    """This many files of the index were deleted, since no snapshot of it needs them."""
     bytes_deleted: Amount = 0
-    """The files of the index that were deleted had so many bytes."""
+    """The files of the index that were deleted had this many bytes."""
     files_covered: Amount = 0
-    """Data files that the index covers."""
+    """The index covers this many data files."""
     files_checked: Amount = 0
-    """The rows of so many data files were compared."""
+    """The rows of this many data files were compared."""
     files_no_longer_live: Amount = 0
-    """Data files of the index that the table has no more."""
+    """This many data files of the index are no longer in the table."""
     rows_checked: Amount = 0
-    """Rows that were compared, or whose keys were."""
+    """This many rows were compared, or their keys were."""
     entries_checked: Amount = 0
-    """Entries that were compared."""
+    """This many entries were compared."""
     entries_without_file: Amount = 0
-    """So many entries are of no data file."""
+    """This many entries belong to no data file."""
     differences: Amount = 0
-    """So many differences between the index and the data files were found."""
+    """This many differences between the index and the data files were found."""
     examples: list[Words] = ModelField(default_factory=list, max_length=1000)
     """The first of them in words."""
     rebuilt: bool = False
-    """Whether the index was rebuilt."""
+    """This says whether the index was rebuilt."""
     duplicate_keys: Amount = 0
-    """So many keys have more than one live row."""
+    """This many keys have more than one live row."""
     duplicate_rows: Amount = 0
-    """The keys with more than one live row have so many of them."""
+    """The keys with more than one live row have this many of them in all."""
     report: Place = ""
     """The Parquet files that list these keys have paths like this, with a `*` in the name; empty for none."""
     duplicates: list[DuplicateKey] = ModelField(default_factory=list, max_length=100)
@@ -244,16 +244,16 @@ KeyNumbers = Annotated[list[Amount], ModelField(max_length=10_000)]
 
 
 class KeyCounts(Message):
-    """How many keys are in which state."""
+    """This counts the keys in each state."""
 
     gone: Amount = 0
-    """So many keys are in no file that is left: each was looked through."""
+    """This many keys are in no file that is left: each was looked through."""
     invisible: Amount = 0
-    """So many keys have rows in the branch's own files, none of which it shows."""
+    """This many keys have rows in the branch's own files, none of which it shows."""
     held: Amount = 0
-    """So many keys are in a file that something holds, or a writer has written them again."""
+    """This many keys are in a file that something holds, or were written again by a writer."""
     unknown: Amount = 0
-    """So many keys may be in something that could not be looked through."""
+    """This many keys may be in something that could not be looked through."""
 
     @property
     def total(self) -> int:
@@ -265,62 +265,62 @@ class KeyCounts(Message):
 
 
 class HeldKeys(Message):
-    """What holds some keys, or keeps it from being known whether they are gone."""
+    """This is what holds some keys, or keeps it from being known whether they are gone."""
 
     holder: Name
-    """What holds them: a `tag`, `branch`, `retention`, `snapshot`, `writer`, `orphan_file`, `metadata`,
-    `unreadable_file` or `index`."""
+    """This is what holds them: a `tag`, `branch`, `retention`, `snapshot`, `writer`, `orphan_file`,
+    `metadata`, `unreadable_file` or `index`."""
     name: Place | None = None
-    """The holder has this name, such as that of a tag."""
+    """The holder has this name: of a tag, say."""
     snapshot_id: SnapshotId | None = None
     """This snapshot holds the file with the keys; null if none does."""
     until: AwareDatetime | None = None
     """Retention lets go at this time."""
     reason: Words
-    """Why it holds them."""
+    """This is why it holds them."""
     remedy: Words
-    """What to do about it."""
+    """This is what to do about it."""
     keys: KeyNumbers
-    """The keys that are held, by their numbers."""
+    """These keys are held, given by their numbers."""
 
 
 class ErasureReport(Message):
-    """What became of the keys of an erasure in one table: never more than was seen."""
+    """This is what became of the keys of an erasure in one table: never more than was seen."""
 
     keys: Amount
-    """So many keys were asked for."""
+    """This many keys were asked for."""
     rows_deleted: Amount = 0
-    """So many rows that the branch had shown were deleted."""
+    """This many rows that the branch had shown were deleted."""
     snapshot_id_deleted: SnapshotId | None = None
-    """The snapshot that deleted them; null if there were none."""
+    """This snapshot deleted them; null if there were none."""
     snapshot_id_rewritten: SnapshotId | None = None
-    """The snapshot that put new data files in the place of those that had held rows of the keys."""
+    """This snapshot put new data files in the place of those that had held rows of the keys."""
     data_files_rewritten: Amount = 0
-    """So many data files were replaced."""
+    """This many data files were replaced."""
     bytes_rewritten: Amount = 0
-    """The data files that were replaced had so many bytes."""
+    """The data files that were replaced had this many bytes."""
     bytes_written: Amount = 0
-    """The data files in their place have so many bytes."""
+    """The data files in their place have this many bytes."""
     snapshots_expired: list[SnapshotId] = ModelField(default_factory=list, max_length=1000)
-    """The first of the snapshots that were expired."""
+    """These are the first of the snapshots that were expired."""
     snapshots_expired_count: Amount = 0
-    """So many snapshots were expired."""
+    """This many snapshots were expired."""
     files_looked_through: Amount = 0
-    """So many files that are left were looked through for the keys."""
+    """This many files that are left were looked through for the keys."""
     bytes_looked_through: Amount = 0
-    """The files that were looked through have so many bytes."""
+    """The files that were looked through have this many bytes."""
     looked_at: AwareDatetime
     """The look through all files began at this time: what came later was not looked at."""
     snapshot_id_looked_at: SnapshotId | None = None
-    """The head that the branch had then; null for a table without a snapshot."""
+    """The branch had this head then; null for a table without a snapshot."""
     counts: KeyCounts
-    """So many keys are in which state."""
+    """The keys are counted here by their state."""
     held: list[HeldKeys] = ModelField(default_factory=list, max_length=1000)
-    """What holds keys, or could not be looked through."""
+    """This is what holds keys, or could not be looked through."""
     invisible: KeyNumbers = ModelField(default_factory=list)
-    """The keys that are invisible, by their numbers."""
+    """These keys are invisible, given by their numbers."""
     unknown: KeyNumbers = ModelField(default_factory=list)
-    """The keys of which too little is known, by their numbers."""
+    """Too little is known of these keys, given by their numbers."""
 
     @model_validator(mode="after")
     def _check_keys(self) -> Self:
@@ -333,143 +333,145 @@ class ErasureReport(Message):
 
 
 class StoppedAt(Message):
-    """What stops publication: the first staged snapshot that can't be published, or the branch as a whole."""
+    """This is what stops publication: the first staged snapshot that can't be published, or the branch as a
+    whole."""
 
     snapshot_id: SnapshotId | None = None
     """Nothing is published from this snapshot of the staging branch on; null if it is the branch."""
     code: Name | None = None
     """Programs know the reason by its code."""
     reason: Words
-    """Why it can't be published."""
+    """This is why it can't be published."""
     remedy: Words | None = None
-    """What to do about it."""
+    """This is what to do about it."""
 
 
 class HeldSnapshots(Message):
-    """Snapshots that are old enough to expire, and what holds them."""
+    """These snapshots are old enough to expire, and something holds them."""
 
     holder: Name
-    """What holds them: a `tag`, `branch`, `retention`, `snapshot` or `writer`."""
+    """This is what holds them: a `tag`, `branch`, `retention`, `snapshot` or `writer`."""
     name: Place | None = None
-    """The holder has this name, such as that of a tag."""
+    """The holder has this name: of a tag, say."""
     reason: Words
-    """Why it holds them."""
+    """This is why it holds them."""
     snapshots: Amount
-    """So many snapshots are held by it."""
+    """This many snapshots are held by it."""
     until: AwareDatetime | None = None
     """The holder lets go at this time."""
 
 
 class ExpiryReport(Message):
-    """What an expiry of snapshots did, or would do."""
+    """This is what an expiry of snapshots did, or would do."""
 
     snapshots_expired: Amount = 0
-    """So many snapshots have expired."""
+    """This many snapshots have expired."""
     snapshots_left: Amount = 0
-    """The table has so many snapshots now."""
+    """The table has this many snapshots now."""
     snapshots_held: Amount = 0
-    """So many of these are old enough, and something holds them."""
+    """This many of these are old enough, and something holds them."""
     data_files_deleted: Amount = 0
-    """So many data files were deleted, which no snapshot needs any more."""
+    """This many data files were deleted, since no snapshot needs them any more."""
     delete_files_deleted: Amount = 0
-    """So many delete files were deleted."""
+    """This many delete files were deleted."""
     manifests_deleted: Amount = 0
-    """So many manifests were deleted."""
+    """This many manifests were deleted."""
     manifest_lists_deleted: Amount = 0
-    """So many manifest lists were deleted."""
+    """This many manifest lists were deleted."""
     statistics_files_deleted: Amount = 0
-    """So many files with statistics were deleted."""
+    """This many files with statistics were deleted."""
     files_of_lost_attempts_deleted: Amount = 0
-    """So many files were deleted that an attempt which was lost had left."""
+    """This many files were deleted that an attempt which was lost had left."""
     files_kept_elsewhere: Amount = 0
-    """So many files lie outside the table's location, or where indexes are: they stay."""
+    """This many files lie outside the table's location, or where indexes are: they stay."""
     held: list[HeldSnapshots] = ModelField(default_factory=list, max_length=1000)
-    """What holds snapshots that are old enough."""
+    """This is what holds snapshots that are old enough."""
 
 
 class ManifestsReport(Message):
-    """What a rewriting of manifests did, or would do."""
+    """This is what a rewriting of manifests did, or would do."""
 
     manifests_rewritten: Amount = 0
-    """So many manifests of the branch's head were written anew."""
+    """This many manifests of the branch's head were written anew."""
     manifests_added: Amount = 0
-    """So many manifests are in their place."""
+    """This many manifests are in their place."""
     manifests_left: Amount = 0
-    """The branch's head has so many manifests now."""
+    """The branch's head has this many manifests now."""
     bytes_rewritten: Amount = 0
-    """The manifests that were written anew had so many bytes."""
+    """The manifests that were written anew had this many bytes."""
 
 
 class JobResult(Message):
-    """What a job did, or a dry run would do: each kind tells some of this, and other fields are ignored."""
+    """This is what a job did, or a dry run would do: each kind tells some of this, and other fields are
+    ignored."""
 
     dry_run: bool = False
-    """Whether it only says what it would do."""
+    """This says whether it only says what it would do."""
     iceberg_snapshot_id: SnapshotId | None = None
-    """Head of the branch that a job on the index saw."""
+    """This is the head of the branch, as a job on the index saw it."""
     iceberg_snapshot_id_before: SnapshotId | None = None
-    """The head that the branch had before a conversion."""
+    """The branch had this head before a conversion."""
     iceberg_snapshot_id_after: SnapshotId | None = None
-    """The snapshot that it committed last."""
+    """It committed this snapshot last."""
     equality_delete_files_removed: Amount = 0
-    """So many equality delete files were removed from the table."""
+    """This many equality delete files were removed from the table."""
     equality_deletes_resolved: Amount = 0
-    """The equality delete files that were removed had so many rows."""
+    """The equality delete files that were removed had this many rows."""
     rows_deleted: Amount = 0
-    """So many rows are deleted by position now."""
+    """This many rows are deleted by position now."""
     data_files_touched: Amount = 0
-    """Data files that got new deletes."""
+    """This many data files got new deletes."""
     delete_files_added: Amount = 0
-    """So many deletion vectors and position delete files were added."""
+    """This many deletion vectors and position delete files were added."""
     delete_files_removed: Amount = 0
-    """So many older delete files were removed, which the new ones include."""
+    """This many older delete files were removed, because the new ones include them."""
     deletion_vectors_added: Amount = 0
-    """So many deletion vectors were added, in format version 3."""
+    """This many deletion vectors were added, in format version 3."""
     position_delete_files_added: Amount = 0
-    """So many position delete files were added, in format version 2."""
+    """This many position delete files were added, in format version 2."""
     bytes_read: Amount = 0
-    """So many bytes of index, data files and equality deletes were read."""
+    """This many bytes of index, data files and equality deletes were read."""
     bytes_written: Amount = 0
-    """The new delete files, and data files, have so many bytes."""
+    """The new delete files, and data files, have this many bytes."""
     rows_added: Amount = 0
-    """So many rows were added, by a job that writes rows by key or publishes."""
+    """This many rows were added, by a job that writes rows by key or publishes."""
     rows_left_out: Amount = 0
-    """So many rows of the request were not written, as it says of those that exist or are no newer."""
+    """This many rows of the request were not written, because they exist or are no newer."""
     left_out: list[Amount] = ModelField(default_factory=list, max_length=NAMED_AT_MOST)
-    """The rows that were left out, by their numbers in the request, from 0."""
+    """These rows were left out, by their numbers in the request, from 0."""
     data_files_added: Amount = 0
-    """So many data files were added."""
+    """This many data files were added."""
     staging_branch: Place | None = None
-    """The branch that was published."""
+    """This branch was published."""
     staged_snapshots: Amount = 0
-    """So many snapshots of it were published."""
+    """This many snapshots of it were published."""
     published_snapshot_id: SnapshotId | None = None
-    """The last of these; null if there were none."""
+    """This is the last of these; null if there were none."""
     files_cleared: Amount = 0
-    """So many published files were taken off the staging branch."""
+    """This many published files were taken off the staging branch."""
     stopped_at: StoppedAt | None = None
     """Publication has stopped at this staged snapshot; null if nothing stopped it."""
     expiry: ExpiryReport | None = None
-    """What an expiry of snapshots did."""
+    """This is what an expiry of snapshots did."""
     manifests: ManifestsReport | None = None
-    """What a rewriting of manifests did."""
+    """This is what a rewriting of manifests did."""
     erasure: ErasureReport | None = None
-    """What a job of an erasure has done and seen."""
+    """This is what a job of an erasure has done and seen."""
     commits: Amount = 0
-    """Snapshots that a conversion made."""
+    """A conversion made this many snapshots."""
     estimated_seconds: Seconds | None = None
-    """The conversion that a dry run foretells would take so long."""
+    """The conversion that a dry run foretells would take this long."""
     index_tables_deleted: Amount = 0
-    """So many tables were deleted with an index that was dropped."""
+    """This many tables were deleted with an index that was dropped."""
     key_sets: list[KeySetResult] = ModelField(default_factory=list, max_length=1000)
-    """What was done with each key set."""
+    """This is what was done with each key set."""
     key_sets_not_indexed: list[KeySetLeftOut] = ModelField(default_factory=list, max_length=1000)
-    """The keys that were left out by an index job."""
+    """An index job left out these key sets."""
     unconvertible: list[UnconvertibleDelete] = ModelField(default_factory=list, max_length=NAMED_AT_MOST)
-    """Equality delete files that stay."""
+    """These equality delete files stay."""
     deviations: list[DeviatingDelete] = ModelField(default_factory=list, max_length=NAMED_AT_MOST)
-    """The equality delete files that were applied wrongly by other readers."""
+    """These equality delete files were applied wrongly by other readers."""
     decisions: list[Words] = ModelField(default_factory=list, max_length=NAMED_AT_MOST)
-    """What the job decided, in words."""
+    """The job decided this, in words."""
     stages: list[StageReport] = ModelField(default_factory=list, max_length=1000)
-    """Where its time went."""
+    """This is where its time went."""

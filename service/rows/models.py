@@ -26,7 +26,7 @@ class WriteRequest(Message):
     dry_run: bool = False
     """Write nothing: say what would be added and deleted."""
     priority: Annotated[int, ModelField(ge=-100, le=100)] | None = None
-    """The job runs before or behind other waiting jobs; the policy's priority holds if left out."""
+    """The job goes before or behind other waiting jobs; the policy's priority holds if left out."""
 
     @property
     def sent(self) -> list[dict[str, JsonValue]] | None:
@@ -59,7 +59,7 @@ class UpsertRequest(WriteRequest):
     insert_only: bool = False
     """Rows whose keys have a live row are left out, and told."""
     duplicates: Literal["refuse", "last"] = "refuse"
-    """Whether several rows with one key are refused, or the last of them counts."""
+    """This says whether several rows with one key are refused, or the last of them counts."""
 
     @property
     def sent(self) -> list[dict[str, JsonValue]] | None:

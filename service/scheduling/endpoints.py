@@ -16,7 +16,8 @@ router = APIRouter(prefix="/tables", tags=["tables"], route_class=ApiRoute)
 
 @router.get("/{table_id}/policy/preview")
 def preview_table_policy(session: ReadSession, _caller: Viewer, table_id: TableId) -> PolicyPreview:
-    """What the policy would start within the next 24 hours, when and why, if nothing is written meanwhile."""
+    """Show what the policy would start within the next 24 hours, when and why, if nothing is written
+    meanwhile."""
     table = get_table(session, table_id)
     health = session.get(TableHealth, table.id) or TableHealth(table_id=table.id)
     return preview(session, table, health, utc_now())

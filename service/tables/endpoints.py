@@ -133,7 +133,7 @@ def list_tables(
 def get_table(
     session: ReadSession, settings: CurrentSettings, _caller: Viewer, table_id: TableId, response: Response
 ) -> TableView:
-    """One enrolled table; the ETag of the answer is what a change of it must name."""
+    """Show one enrolled table; the ETag of the answer is what a change of it must name."""
     found = service.view(session, settings, rows.get_table(session, table_id))
     set_etag(response, found.version)
     return found
@@ -205,5 +205,5 @@ def resume_table(
 
 @router.get("/{table_id}/policy")
 def get_table_policy(session: ReadSession, _caller: Viewer, table_id: TableId) -> EffectivePolicyView:
-    """The policy that holds for a table, with the place that each value comes from."""
+    """Show the policy that holds for a table, with the place that each value comes from."""
     return explain_policy(session, rows.get_table(session, table_id))

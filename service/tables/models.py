@@ -50,9 +50,9 @@ class TableRequest(Message):
     identifier: Identifier
     """The identifier has the namespace's parts, then the table's name: `["db", "t"]`."""
     branch: str = ModelField(default="main", min_length=1)
-    """The branch whose equality deletes are converted."""
+    """The equality deletes of this branch are converted."""
     policy: str | None = None
-    """Name or id; null inherits from namespace, catalog, system."""
+    """The policy has this name or id; null inherits from namespace, catalog, system."""
     key_sets: list[KeySet] | None = None
     """Keys to index before any equality delete has named them, as column names; others are found."""
     publish: Staging | None = None
@@ -79,11 +79,11 @@ class PatternRequest(Message):
     branch: str = ModelField(default="main", min_length=1)
     """This branch of each table is enrolled."""
     policy: str | None = None
-    """Name or id of a policy to attach to each; null inherits."""
+    """The policy of this name or id is attached to each; null inherits."""
     publish: Staging | None = None
     """This staging branch of each table is published on its branch; null for none."""
     dry_run: bool = False
-    """Only say which tables match."""
+    """Show only which tables match."""
 
 
 class TablePatch(Message):
@@ -105,12 +105,12 @@ class TablePatch(Message):
 
 
 class TableView(Message):
-    """A table as it is enrolled."""
+    """This is a table as it is enrolled."""
 
     id: str
     """The id names the enrolment."""
     catalog_id: str
-    """The catalog that knows the table."""
+    """The table belongs to this catalog."""
     catalog: str
     """The catalog has this name."""
     identifier: list[str]
@@ -118,66 +118,66 @@ class TableView(Message):
     name: str
     """The name is the identifier with dots."""
     branch: str
-    """The branch that is worked on."""
+    """The job works on this branch."""
     policy: str | None
-    """The policy attached to this very table; null means inherited."""
+    """This policy is attached to this very table; null means inherited."""
     key_sets: list[list[str]]
     """The declared keys are lists of column names."""
     publish: Staging | None
-    """The staging branch that is published on the branch; null if none is."""
+    """This staging branch is published on the branch; null if none is."""
     table_uuid: str
-    """The id that Iceberg itself gives the table."""
+    """Iceberg itself gives the table this id."""
     format_version: int
     """The Iceberg table has the format version 2 or 3."""
     location: str
-    """Where the table lies."""
+    """The table lies here."""
     index_warehouse: str
-    """Where its index lies."""
+    """The index lies here."""
     paused: bool
     """While true, none of its jobs starts."""
     status: HealthStatus
     """One word says how the table was doing at its last poll."""
     status_reason: str
-    """Why the status is what it is; what to do about it says the table's health."""
+    """This is why the status is what it is; the table's health says what to do about it."""
     pending_equality_deletes: int
-    """The live equality delete files have so many rows, as of the last poll."""
+    """The live equality delete files have this many rows, as of the last poll."""
     pending_equality_delete_files: int
-    """So many equality delete files are live."""
+    """This many equality delete files are live."""
     lag_seconds: float
-    """Age of the oldest live equality delete file; 0 when there is none."""
+    """This is the age of the oldest live equality delete file; 0 when there is none."""
     measured_at: datetime | None
-    """When it was polled last; null before the first time."""
+    """It was polled last at this time; null before the first time."""
     version: int
     """Counts its changes; also its ETag."""
     created_at: datetime
-    """When it was enrolled."""
+    """It was enrolled at this time."""
     updated_at: datetime
-    """When the enrolment was changed last."""
+    """The enrolment was changed last at this time."""
 
 
 class PatternMiss(Message):
-    """A table that could not be enrolled."""
+    """This is a table that could not be enrolled."""
 
     identifier: list[str]
     """The identifier has the namespace's parts, then the table's name."""
     type: str
     """The type says which problem it was, as in problem documents."""
     detail: str
-    """What happened."""
+    """This is what happened."""
     remedy: str
-    """What to do about it."""
+    """This is what to do about it."""
 
 
 class PatternResult(Message):
-    """What has become of each table that the pattern matched."""
+    """This is what has become of each table that the pattern matched."""
 
     dry_run: bool
-    """Whether nothing was enrolled because that was asked for."""
+    """This says whether nothing was enrolled because that was asked for."""
     matched: list[str]
     """Every table that the pattern matched is listed by its dotted name."""
     enrolled: list[TableView]
-    """The tables that this request has enrolled."""
+    """This request has enrolled these tables."""
     already_enrolled: list[TableView]
-    """Tables that were enrolled before."""
+    """These tables were enrolled before."""
     failed: list[PatternMiss]
-    """Tables that could not be enrolled."""
+    """These tables could not be enrolled."""

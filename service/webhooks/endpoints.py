@@ -34,7 +34,9 @@ def list_webhooks(
     session: ReadSession,
     _caller: Admin,
     page: Annotated[PageRequest, Depends(service.SORTING.page_request)],
-    enabled: Annotated[bool | None, Query(description="Only those that are switched on, or off.")] = None,
+    enabled: Annotated[
+        bool | None, Query(description="Only those are listed that are switched on, or off.")
+    ] = None,
     search: Search = None,
 ) -> Page[WebhookView]:
     """Webhooks, with how many deliveries wait or were given up."""
@@ -45,7 +47,7 @@ def list_webhooks(
 def get_webhook(
     session: ReadSession, _caller: Admin, webhook_id: WebhookId, response: Response
 ) -> WebhookView:
-    """One webhook; the ETag of the answer is what a change of it must name."""
+    """Show one webhook; the ETag of the answer is what a change of it must name."""
     found = service.view(session, service.get_webhook(session, webhook_id))
     set_etag(response, found.version)
     return found
@@ -89,7 +91,7 @@ def list_deliveries(
     webhook_id: WebhookId,
     status: Annotated[
         list[DeliveryStatus] | None,
-        Query(description="Only deliveries with this status; may be given several times."),
+        Query(description="Only deliveries with this status are listed; it may be given several times."),
     ] = None,
     kind: Annotated[
         str | None,
@@ -107,7 +109,7 @@ def list_deliveries(
 def get_delivery(
     session: ReadSession, _caller: Admin, webhook_id: WebhookId, delivery_id: DeliveryId
 ) -> DeliveryView:
-    """One delivery, with what is sent."""
+    """Show one delivery, with what is sent."""
     return service.delivery_view(service.get_delivery(session, webhook_id, delivery_id))
 
 

@@ -36,7 +36,7 @@ Secret = Annotated[str, ModelField(min_length=1, max_length=500)]
 
 
 class WebhookRequest(Message):
-    """A webhook says where to send which events."""
+    """A webhook is a place to which events of some kinds are sent."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -55,11 +55,11 @@ class WebhookRequest(Message):
     url: Url
     """The receiver gets a POST for each event here. Its host must be one that the operator allows."""
     kinds: Kinds
-    """The events that are sent: `job.failed`, say, or `job` for all about jobs but their progress and log
+    """These events are sent: `job.failed`, say, or `job` for all about jobs but their progress and log
     lines."""
     secret: Secret
-    """The key that signs is a reference (`env:WEBHOOK_...` or `file:/path`) to `whsec_` and 24 to 64 bytes in
-    base64. Several, separated by spaces or line breaks, all sign, so that a key can be changed."""
+    """The key that signs is given by a reference (`env:WEBHOOK_...` or `file:/path`) to `whsec_` and 24 to 64
+    bytes in base64. Several, separated by spaces or line breaks, all sign, so that a key can be changed."""
     enabled: bool = True
     """While false, nothing is sent, and no new event is kept for it."""
 
@@ -74,15 +74,15 @@ class WebhookPatch(Message):
     url: Url | None = None
     """The receiver gets a POST for each event here, also deliveries that wait."""
     kinds: Kinds | None = None
-    """The events that are sent from now on."""
+    """These events are sent from now on."""
     secret: Secret | None = None
     """The key that signs is given by a reference to it."""
     enabled: bool | None = None
-    """What waits is sent once it is true again."""
+    """Deliveries that wait are sent once it is true again."""
 
 
 class WebhookView(Message):
-    """Where which events are sent, and how that goes."""
+    """This is a webhook as it is kept, with how deliveries go."""
 
     id: str
     """The id names the webhook in later calls."""
@@ -91,62 +91,62 @@ class WebhookView(Message):
     url: str
     """The receiver gets a POST for each event here."""
     kinds: list[WebhookKind]
-    """The events, or groups of them, that are sent."""
+    """These events, or groups of them, are sent."""
     secret: str
     """The key that signs is given by a reference to it."""
     enabled: bool
-    """Whether events are sent."""
+    """This says whether events are sent."""
     disabled_because: str | None
-    """Why the service switched it off by itself; null if it did not."""
+    """This is why the service switched it off by itself; null if it did not."""
     version: int
     """Counts its changes; also its ETag."""
     created_by: str
-    """Who made it."""
+    """It was made by the holder of this name."""
     created_at: datetime
-    """When it was made."""
+    """It was made at this time."""
     updated_at: datetime
-    """When it was changed last."""
+    """It was changed last at this time."""
     pending: int
     """Deliveries that wait to be sent, or to be sent again."""
     dead: int
-    """Deliveries that were given up."""
+    """This many deliveries were given up."""
     last_delivered_at: datetime | None
-    """When the receiver last took one; null if none that is still known."""
+    """The receiver last took one at this time; null if none is known any more."""
 
 
 class DeliveryView(Message):
-    """One event that is sent to one webhook."""
+    """This is one event that is sent to one webhook."""
 
     id: int
     """The id grows with every delivery."""
     message_id: str
-    """`webhook-id` of the request, the same each time that it is sent."""
+    """This is `webhook-id` of the request, the same each time that it is sent."""
     webhook_id: str
-    """The id of the webhook that it is sent to."""
+    """It is sent to the webhook of this id."""
     kind: str
     """The event is of a kind such as `job.failed`."""
     table_id: str | None
-    """The table that the event is about; null if about none."""
+    """The event is about this table; null if about none."""
     status: DeliveryStatus
-    """Whether it waits, was taken, or was given up."""
+    """This says whether it waits, was taken, or was given up."""
     attempts: int
-    """How often it was sent."""
+    """It was sent this many times."""
     created_at: datetime
-    """When the event happened."""
+    """The event happened at this time."""
     next_attempt_at: datetime | None
-    """When it is sent next; null once it was taken or given up."""
+    """It is sent next at this time; null once it was taken or given up."""
     ended_at: datetime | None
-    """When it was taken or given up; null before."""
+    """It was taken or given up at this time; null before."""
     status_code: int | None
-    """What the receiver answered last; null if it did not."""
+    """The receiver last answered with this status; null if it did not answer."""
     error: str | None
-    """Why it was not taken the last time; null if it was."""
+    """This is why it was not taken the last time; null if it was."""
     event: dict[str, Any]
-    """What is sent: a CloudEvent."""
+    """This is what is sent: a CloudEvent."""
 
 
 class ResendResult(Message):
-    """What becomes of deliveries that were given up."""
+    """This is what becomes of deliveries that were given up."""
 
     resent: int
-    """How many are sent again."""
+    """This many are sent again."""

@@ -43,7 +43,8 @@ def list_workers(
     _caller: Viewer,
     page: Annotated[PageRequest, Depends(service.SORTING.page_request)],
     alive: Annotated[
-        bool | None, Query(description="Only workers heard of lately, or only those that were not.")
+        bool | None,
+        Query(description="Only workers that were heard of lately are listed, or only the others."),
     ] = None,
     search: Search = None,
 ) -> Page[WorkerView]:

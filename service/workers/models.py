@@ -12,7 +12,7 @@ from service.records.reports import Name
 
 
 class WorkerRequest(Message):
-    """A worker process that has just started."""
+    """This is a worker process that has just started."""
 
     model_config = ConfigDict(
         json_schema_extra=example(
@@ -23,38 +23,38 @@ class WorkerRequest(Message):
     name: str = ModelField(min_length=1, max_length=200)
     """People know the worker by its name."""
     hostname: str = ModelField(max_length=1000)
-    """The host that it is on."""
+    """It is on this host."""
     pid: Annotated[int, ModelField(ge=0, le=2**31 - 1)]
     """The worker has this process id there."""
     version: Name
     """The worker's software has this version."""
     problem: str | None = ModelField(default=None, max_length=10_000)
-    """Why it can't run jobs, and ends; null if it can."""
+    """This is why it can't run jobs, and ends; null if it can."""
 
 
 class WorkerView(Message):
-    """A worker process that has registered."""
+    """This is a worker process that has registered."""
 
     id: str
     """The id is of this process: a restart gets another one."""
     name: str
     """People know the worker by its name."""
     hostname: str
-    """The host that it is on."""
+    """It is on this host."""
     pid: int
     """The worker has this process id there."""
     version: str
     """The worker's software has this version."""
     problem: str | None
-    """Why it could not run jobs, in words; null if it can."""
+    """This is why it could not run jobs, in words; null if it can."""
     registered_at: datetime
-    """When it has registered."""
+    """It registered at this time."""
     last_seen_at: datetime
-    """When it was heard of last."""
+    """It was heard of last at this time."""
     alive: bool
-    """Whether it was heard of within two leases, and can run jobs."""
+    """This says whether it was heard of within two leases, and can run jobs."""
     job_id: str | None
-    """The job that it is at now; null if it is at none."""
+    """It works on this job now; null if on none."""
 
 
 class ClaimRequest(Message):
@@ -67,8 +67,8 @@ class ClaimRequest(Message):
     )
 
     wait_seconds: float = ModelField(default=20, ge=0, le=60)
-    """How long to wait for a job if there is none."""
+    """The call waits this long for a job if there is none."""
     given_up: list[AttemptId] = ModelField(default_factory=list, max_length=1000)
-    """Attempts that the worker ran and could not report; others are ignored."""
+    """These are attempts that the worker ran and could not report; others are ignored."""
     is_stopping: bool = False
     """The worker ends: it takes no job, and what it was given and does not run is handed back."""
