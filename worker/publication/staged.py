@@ -26,6 +26,8 @@ from worker.table.commit_errors import prepared
 from worker.table.files import NO_FILES, DataFile, DataFiles, DeleteFile, FileContent, SnapshotFiles
 from worker.table.manifests import (
     Manifest,
+    MissingMetadataError,
+    UnsupportedTableError,
     read_manifest,
     read_manifest_list,
     read_removed,
@@ -75,7 +77,7 @@ class Staged:
         stop = None
         with Threads(_READ_THREADS) as threads:
             read = threads.map(
-                lambda one: read_before.added.get(one.snapshot_id) or Added.of(one, io, specs), snapshots
+                lambda one: read_before.added.get(one.snapshot_id) or Added.read(one, io, specs), snapshots
             )
             for snapshot, added in zip(snapshots, read, strict=True):
                 read_before.added[snapshot.snapshot_id] = added
@@ -165,7 +167,20 @@ class Added:
     why: Reason | None
 
     @classmethod
-    def of(cls, snapshot: Snapshot, io: FileIO, specs: Mapping[int, PartitionSpec]) -> Added:
+    def read(cls, snapshot: Snapshot, io: FileIO, specs: Mapping[int, PartitionSpec]) -> Added:
+        """Raises OSError where a retry can help."""
+        try:
+            return cls._of(snapshot, io, specs)
+        except FileNotFoundError as error:
+            code, told = MissingMetadataError.code, str(error)
+        except UnsupportedTableError as error:
+            code, told = error.code, str(error)
+        return cls(
+            NO_FILES.data_files, (), frozenset(), Reason(code, f"it can't be read: {told}", _UNREADABLE)
+        )
+
+    @classmethod
+    def _of(cls, snapshot: Snapshot, io: FileIO, specs: Mapping[int, PartitionSpec]) -> Added:
         """Raises as `read_snapshot_files`."""
         manifests = read_manifest_list(io, snapshot)
         own = [one for one in manifests if one.added_snapshot_id == snapshot.snapshot_id]
@@ -174,7 +189,7 @@ class Added:
         data_files = DataFiles.joined(files for files, _ in read)
         data_files = data_files.where(data_files.data_sequence_numbers == _number(snapshot))
         deletes = [one for _, files in read for one in files if one.added_snapshot_id == snapshot.snapshot_id]
-        of_data = [one.min_sequence_number for one in manifests if _shows_data(one)]
+        of_data = [one.min_sequence_number for one in manifests if _is_of_data(one) and one.entries != 0]
         oldest = min(of_data, default=_number(snapshot))
         superseded = {_identity(one) for one in removed if _is_superseded(one, deletes)}
         left = [
@@ -183,7 +198,8 @@ class Added:
             if _identity(one) not in superseded
             and not (isinstance(one, DeleteFile) and one.data_sequence_number < oldest)
         ]
-        return cls(data_files, deletes, superseded, _obstacle(snapshot, left, adds_deletes=bool(deletes)))
+        why = _obstacle(snapshot, left, adds_rows=bool(len(data_files)), adds_deletes=bool(deletes))
+        return cls(data_files, deletes, superseded, why)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,13 +217,16 @@ class ReadBefore:
 def _named(snapshot: Snapshot, io: FileIO, specs: Mapping[int, PartitionSpec], paths: Set[str]) -> Set[str]:
     """Which of some data files a snapshot added or removed. Raises as `read_snapshot_files`."""
     found: set[str] = set()
-    for manifest in read_manifest_list(io, snapshot):
-        if manifest.added_snapshot_id != snapshot.snapshot_id or manifest.content is not ManifestContent.DATA:
-            continue
-        if manifest.added != 0:
-            found.update(one.path for one in read_manifest(io, manifest, specs)[0].with_paths(paths))
-        if manifest.removed != 0:
-            found.update(paths & {one.path for one in read_removed(io, manifest, specs)})
+    try:
+        for manifest in read_manifest_list(io, snapshot):
+            if manifest.added_snapshot_id != snapshot.snapshot_id or not _is_of_data(manifest):
+                continue
+            if manifest.added != 0:
+                found.update(one.path for one in read_manifest(io, manifest, specs)[0].with_paths(paths))
+            if manifest.removed != 0:
+                found.update(paths & {one.path for one in read_removed(io, manifest, specs)})
+    except FileNotFoundError as error:
+        raise MissingMetadataError(str(error)) from error
     return found
 
 
@@ -216,7 +235,7 @@ def live_already(told: str) -> Reason:
 
 
 def _obstacle(
-    snapshot: Snapshot, removed: Sequence[DataFile | DeleteFile], *, adds_deletes: bool
+    snapshot: Snapshot, removed: Sequence[DataFile | DeleteFile], *, adds_rows: bool, adds_deletes: bool
 ) -> Reason | None:
     """Why a snapshot can't be published: it may add files, and do nothing else."""
     operation = snapshot.summary.operation if snapshot.summary is not None else None
@@ -226,6 +245,12 @@ def _obstacle(
         return Reason("staged_removal", told, _REMEDY)
     if operation not in _OPERATIONS:
         return Reason("staged_operation", f"its operation is {name}", _REMEDY)
+    if operation is not Operation.APPEND and not adds_rows and not adds_deletes:
+        told = (
+            f"it should delete or change rows (operation {name}) and found none: the branch shows what waits"
+            " there, and not what the target has"
+        )
+        return Reason("staged_statement", told, _ON_TARGET)
     if operation is Operation.OVERWRITE and not adds_deletes:
         told = "it overwrites partitions of the branch, which says nothing of the target's rows"
         return Reason("staged_overwrite", told, _REMEDY)
@@ -247,8 +272,8 @@ def _number(snapshot: Snapshot) -> int:
     return snapshot.sequence_number
 
 
-def _shows_data(manifest: Manifest) -> bool:
-    return manifest.content is ManifestContent.DATA and manifest.entries != 0
+def _is_of_data(manifest: Manifest) -> bool:
+    return manifest.content is ManifestContent.DATA
 
 
 def _identity(file: DataFile | DeleteFile) -> tuple[str, int | None]:
@@ -262,6 +287,11 @@ _REMEDY = (
 )
 
 
+_ON_TARGET = (
+    "Roll the branch back to the snapshot before it, and run the statement (DELETE, UPDATE, MERGE) on the"
+    " target; or write equality deletes of the rows' keys to the branch."
+)
+_UNREADABLE = "Restore that file, or roll the branch back to the snapshot before it."
 _LIVE_ALREADY = (
     "Roll the target back to before that file was added there by other means; or replace the staging branch"
     " by one that starts at the target's head."

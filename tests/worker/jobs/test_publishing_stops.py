@@ -29,7 +29,12 @@ def _reason(result: Mapping[str, Any]) -> tuple[str, int]:
         ("removal", "staged_removal"),
         ("conversion", "staged_removal"),
         ("overwrite", "staged_overwrite"),
+        ("rewritten vector", "staged_operation"),
+        ("statement", "staged_statement"),
         ("damage", "corrupt_file"),
+        ("damaged vector", "unreadable_position_deletes"),
+        ("damaged manifest", "metadata_damaged"),
+        ("missing manifest", "metadata_missing"),
         ("compacted target", "staged_position_delete"),
         ("cherry-pick", "data_file_live_already"),
         ("added twice", "data_file_live_already"),
@@ -54,6 +59,24 @@ def test_nothing_is_published_from_a_snapshot_on_that_cannot_be(lake: Lake, what
         case "overwrite":
             (file,) = table.data_files([row(4, 4, "us")])
             table.java.newReplacePartitions().toBranch(BRANCH).addFile(table.parsed(file)).commit()
+        case "rewritten vector":
+            (old,), (new,) = (table.deletion_vectors({staged.path: [0]}) for _ in range(2))
+            table.commit(old, branch=BRANCH)
+            expected.remove(row(3, 3))
+            rewrite = table.java.newRewrite().toBranch(BRANCH)
+            rewrite.deleteFile(table.parsed(old)).addFile(table.parsed(new)).commit()
+        case "statement":
+            table.spark.sql(f"UPDATE {table.identifier}.branch_{BRANCH} SET value = 0 WHERE id = 77")
+        case "damaged vector":
+            (vector,) = table.deletion_vectors({staged.path: [0]})
+            lake.stage(vector)
+            garble(Path(vector.path.removeprefix("file://")))
+        case "damaged manifest" | "missing manifest":
+            lake.stage(file)
+            head = table.java.snapshot(table.metadata.refs[BRANCH].snapshot_id)
+            path = Path(head.dataManifests(table.java.io())[0].path().removeprefix("file:"))
+            whole = path.read_bytes()
+            path.unlink() if what == "missing manifest" else path.write_bytes(whole[:-20])
         case "damage":
             (deletes,) = table.equality_deletes([{"id": 2}])
             lake.stage(deletes)
@@ -71,7 +94,7 @@ def test_nothing_is_published_from_a_snapshot_on_that_cannot_be(lake: Lake, what
 
     result = lake.publish()
 
-    assert _reason(result) == (code, 1 if what == "cherry-pick" else 2)
+    assert _reason(result) == (code, {"cherry-pick": 1, "rewritten vector": 3}.get(what, 2))
     assert lake.rows() == in_order(*expected)
     again = lake.publish()
     assert _reason(again) == (code, 0)
@@ -119,6 +142,22 @@ def test_a_file_that_comes_to_the_target_and_goes_while_the_job_runs_stays_out(l
 
     assert _reason(lake.publish()) == ("data_file_live_already", 0)
     assert lake.rows() == in_order(row(1, 1), row(3, 3), row(7, 7))
+
+
+@pytest.mark.parametrize("mode", ["merge-on-read", "copy-on-write"])
+def test_a_delete_that_looks_for_its_rows_on_a_branch_without_them_stops_publication(
+    lake: Lake, mode: str
+) -> None:
+    """Spark commits that it found nothing; the rows are on the target, and the branch was cleared."""
+    table = lake.create(row(1, 1), row(5, 5))
+    table.java.updateProperties().set("write.delete.mode", mode).commit()
+    lake.upsert(row(1, 10))
+    lake.publish()
+    table.spark.sql(f"DELETE FROM {table.identifier}.branch_{BRANCH} WHERE id = 5")
+    lake.upsert(row(1, 11))
+
+    assert _reason(lake.publish()) == ("staged_statement", 0)
+    assert lake.rows() == in_order(row(1, 10), row(5, 5))
 
 
 def test_a_file_that_the_target_lost_before_it_was_staged_is_published(lake: Lake) -> None:
