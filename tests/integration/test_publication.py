@@ -1,7 +1,9 @@
 """A staging branch is published by service and worker: no snapshot of main has an equality delete."""
 
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from pyspark.sql import SparkSession
@@ -131,6 +133,54 @@ def test_a_killed_flink_job_goes_on_from_its_checkpoint_on_a_branch_that_was_pub
         running.finish()
     icestream.run(table_id, "publish")
     assert lake.rows() == stream.expected_rows()
+
+
+@pytest.mark.thorough
+def test_flink_goes_on_where_the_past_expires_as_far_as_jobs_let_it(
+    icestream: Icestream, registered: Catalog, lake: Lake, flink_class_path: str, tmp_path: Path
+) -> None:
+    """Format version 3, where Iceberg refuses vectors of Flink's on a branch whose history is cut: its branch
+    begins at the table's first snapshot, and is renewed there."""
+    stream = UpsertStream(
+        records=15_000, keys=2_000, checkpoints=6, mode="changelog", branch=BRANCH, parts=3, seed=31
+    )
+    table = lake.create(columns=COLUMNS, format_version=3)
+    old = [{"id": 10_000 + n, "tenant": "t0", "amount": n} for n in range(3)]
+    for one in old:
+        table.append([one])
+    first = table.metadata.snapshots[0].snapshot_id
+    table.java.manageSnapshots().createBranch(BRANCH, first).commit()
+    body = {"catalog": registered.name, "identifier": ["db", "t"], "policy": "manual"}
+    table_id = icestream.post("/tables", body | {"publish": {"from": BRANCH}})["id"]
+    all_that_is_old = {"older_than_seconds": 0}
+    checkpoints = tmp_path / "checkpoints"
+
+    def has_published(records: int, **how: Any) -> bool:
+        icestream.run(table_id, "publish", **how)
+        expected = replace(stream, records=records).expected_rows()
+        return lake.rows() == expected + Counter(tuple(one.values()) for one in old)
+
+    def checkpoint() -> int:
+        return max(int(one.name.removeprefix("chk-")) for one in checkpoints.glob("*/chk-*"))
+
+    with stream.start(flink_class_path, registered, "db.t", tmp_path / "1.log", checkpoints) as running:
+        wait_until(lambda: has_published(5_000), "the first part")
+        expiry = icestream.run(table_id, "expire_snapshots", parameters=all_that_is_old)["expiry"]
+        assert expiry["snapshots_expired"] >= 2, "of main"
+        assert History.of(table.metadata, BRANCH).is_whole
+        running.go_on()
+        wait_until(lambda: has_published(10_000), "the second part")
+        last = checkpoint()
+        wait_until(lambda: checkpoint() > last + 1, "a checkpoint with nothing left to commit")
+
+    table.java.manageSnapshots().replaceBranch(BRANCH, first).commit()
+    icestream.run(table_id, "expire_snapshots", parameters=all_that_is_old)
+    left = {one.snapshot_id for one in table.metadata.snapshots}
+    assert left == {first, table.snapshot_id}
+    with stream.start(flink_class_path, registered, "db.t", tmp_path / "2.log", checkpoints) as running:
+        running.go_on()
+        running.finish()
+    assert has_published(15_000, parameters={"after": first})
 
 
 def _publications(table: TableBuilder) -> int:

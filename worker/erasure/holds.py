@@ -27,15 +27,17 @@ _GC = "gc.enabled"
 _STAGED, _PUBLISHED = "wap.id", "published-wap-id"
 _PUBLISHED_BRANCH, _PUBLISHED_SNAPSHOT = "icestream.published-branch", "icestream.published-snapshot-id"
 _TARGET_BRANCH = "icestream.target-branch"
+_FLINK = ("flink.job-id", "flink.operator-id")
 # Properties by which streaming writers, and publications, find what they committed last; the values say
 # whose.
 _WRITERS = (
-    ("flink.job-id", "flink.operator-id"),
+    _FLINK,
     ("spark.sql.streaming.queryId",),
     (_PUBLISHED_BRANCH,),
     (_TARGET_BRANCH,),
 )
 _PUBLICATIONS = (_PUBLISHED_BRANCH, _TARGET_BRANCH)
+_ADDED_DELETES = ("added-equality-deletes", "added-dvs")
 _KAFKA = "kafka.connect.offsets."
 """Begins such a property of Kafka Connect, whose name goes on with the topic and group."""
 _AGAIN = "and erase again."
@@ -93,6 +95,7 @@ def kept_by_age(
     for snapshot_id, hold in chain(
         _of_table(metadata, branch, histories, now, retain_last),
         chain.from_iterable(_of_writers(name, histories, is_known) for name in histories),
+        _of_vectors(metadata, histories, lambda flink: not _is_older(flink, left)),
         _of_publications(histories),
         _of_other_branches(branch, histories),
         _of_staged(metadata, histories, lambda staged: not _is_older(staged, left)),
@@ -109,6 +112,7 @@ def _holds(job: Job, metadata: TableMetadata, now: datetime) -> Iterator[tuple[i
     yield from _of_table(metadata, assignment.table.branch, histories, now)
     for name in histories:
         yield from _of_writers(name, histories)
+    yield from _of_vectors(metadata, histories)
     yield from _of_publications(histories)
     yield from _of_staged(metadata, histories)
     if not assignment.job.erase.expire_snapshots:
@@ -258,6 +262,34 @@ def _of_writers(
     remedy = f"Wait until that writer has committed again, or let it expire if it never will, {_AGAIN}"
     hold = Hold("writer", why, remedy, branch)
     yield from ((snapshot.snapshot_id, hold) for snapshot in ancestors[:last])
+
+
+def _of_vectors(
+    metadata: TableMetadata,
+    histories: Mapping[str, Sequence[Snapshot]],
+    is_known: Callable[[Snapshot], bool] = lambda _: True,
+) -> Iterator[tuple[int, Hold]]:
+    """The whole history of a branch to which Flink commits deletes in format version 3: for a key that comes
+    twice in a checkpoint it writes a deletion vector, and Iceberg refuses that where the history is cut.
+
+    is_known: whether the writer that committed a snapshot may come back; to a staging branch it may always.
+    """
+    if metadata.format_version < 3:
+        return
+    why = (
+        "Flink commits deletes to its branch, and in format version 3 can go on only where the history of the"
+        " branch reaches its beginning."
+    )
+    remedy = f"Once that writer is gone, drop the branch, or let the snapshot expire by other means, {_AGAIN}"
+    published = {_properties(one).get(_PUBLISHED_BRANCH) for one in metadata.snapshots}
+    for name, history in histories.items():
+        if not history or history[-1].parent_snapshot_id is not None:  # nothing of it helps any more
+            continue
+        by_flink = [one for one in history if _FLINK[0] in _properties(one)]
+        writes_deletes = any(not _properties(one).keys().isdisjoint(_ADDED_DELETES) for one in by_flink)
+        if writes_deletes and (name in published or any(map(is_known, by_flink))):
+            hold = Hold("writer", why, remedy, name)
+            yield from ((one.snapshot_id, hold) for one in history)
 
 
 def _of_publications(histories: Mapping[str, Sequence[Snapshot]]) -> Iterator[tuple[int, Hold]]:

@@ -22,11 +22,13 @@ def table(
     snapshots: Sequence[Made],
     refs: Mapping[str, Mapping[str, Any]],
     properties: Mapping[str, str] | None = None,
+    format_version: int = 2,
 ) -> TableMetadata:
     """snapshots: each with its id, its parent's, its age in days, and its properties."""
     return TableMetadataUtil.parse_obj(
         {
-            "format-version": 2,
+            "format-version": format_version,
+            "next-row-id": 0,
             "table-uuid": "9c12d441-03fe-4693-9a96-a0705ddf69c1",
             "location": "file:/lake/t",
             "last-sequence-number": 9,
@@ -142,6 +144,33 @@ def test_what_a_staging_branch_has_stays_until_it_is_published() -> None:
 
     gone = table([*line(1, 2, 3, 4, told={3: told}), *staged], {"main": branch(4)})
     assert expiring(gone) == [1, 2, 3, 5, 6, 7]
+
+
+@pytest.mark.parametrize("deletes", ["added-equality-deletes", "added-dvs"])
+def test_the_history_of_a_branch_that_flink_writes_deletes_to_stays_whole(deletes: str) -> None:
+    """Format version 3: Iceberg refuses its next vector otherwise."""
+    told = {2: {"icestream.published-branch": "ingest", "icestream.published-snapshot-id": "6"}}
+    refs = {"main": branch(3), "ingest": branch(7)}
+
+    def held(flink: Mapping[str, str], version: int = 3, first: int | None = None, **how: Any) -> list[int]:
+        snapshots = [
+            *line(1, 2, 3, told=told, parent=first),
+            *line(5, 6, 7, parent=1, told={5: flink, 7: FLINK}),
+        ]
+        made = table(snapshots, refs, format_version=version)
+        return [n for n in (1, 5, 6) if n not in expiring(made, **how)]
+
+    assert held(FLINK | {deletes: "1"}) == [1, 5, 6], "a staging branch, whenever it was written to last"
+    assert held(FLINK | {deletes: "1"}, version=2) == []
+    assert held(FLINK) == [], "a job that only appends"
+    assert held({deletes: "1"}) == [], "as Spark writes, which knows where it started"
+    assert held(FLINK | {deletes: "1"}, first=0) == [], "nothing helps that writer any more"
+    writer = {24: FLINK | {deletes: "1"}, 27: FLINK}
+    on_main = table(line(22, 24, 26, 27, 28, told=writer), {"main": branch(28)}, format_version=3)
+    assert holders(on_main, days=1) == {22: "writer", 24: "writer", 26: "writer", 27: "writer", 28: "branch"}
+    silent = {10: FLINK | {deletes: "1"}}
+    gone = table(line(9, 10, 28, told=silent), {"main": branch(28)}, format_version=3)
+    assert expiring(gone, days=1) == [9, 10]
 
 
 def test_what_was_written_to_be_looked_at_first_stays_for_a_week() -> None:
