@@ -1,19 +1,29 @@
 """Measure what a staging branch has that is not published: by its snapshots, without their files."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.snapshots import Snapshot
 
 from service.catalogs.measure import summarized
-from staging.history import StagingError, staged_snapshots
+from staging.history import (
+    History,
+    Publication,
+    PublicationUnreadableError,
+    StagingError,
+    only_clears,
+    staged_snapshots,
+)
 
 _ROWS = ("added-records", "added-equality-deletes", "added-position-deletes")
 
 
 @dataclass(frozen=True)
 class Staged:
-    """rows: with row-level deletes. trouble: why it can't be told, nor anything published."""
+    """rows: with row-level deletes. trouble: why it can't be told, nor anything published; then the rest is
+    what waits for all that is known."""
 
     snapshots: int = 0
     rows: int = 0
@@ -27,7 +37,12 @@ def measure_staged(metadata: TableMetadata, source: str, target: str) -> Staged:
     try:
         found = staged_snapshots(metadata, source, target)
     except StagingError as error:
-        return Staged(trouble=error)
+        known = _staged(_known_to_wait(metadata, source, target))
+        return replace(known, first_id=None, trouble=error)
+    return _staged(found)
+
+
+def _staged(found: Sequence[Snapshot]) -> Staged:
     if not found:
         return Staged()
     return Staged(
@@ -36,3 +51,19 @@ def measure_staged(metadata: TableMetadata, source: str, target: str) -> Staged:
         datetime.fromtimestamp(min(snapshot.timestamp_ms for snapshot in found) / 1000, UTC),
         found[0].snapshot_id,
     )
+
+
+def _known_to_wait(metadata: TableMetadata, source: str, target: str) -> list[Snapshot]:
+    """What the staging branch still has that is younger than the last publication, and not the target's."""
+    numbers = {one.snapshot_id: one.sequence_number or 0 for one in metadata.snapshots}
+    try:
+        published = Publication.last(metadata, source, target)
+    except PublicationUnreadableError:
+        published = None
+    after = numbers.get(published.snapshot_id, published.target_sequence_number) if published else 0
+    on_target = {one.snapshot_id for one in History.of(metadata, target).snapshots}
+    return [
+        one
+        for one in History.of(metadata, source).snapshots
+        if one.snapshot_id not in on_target and not only_clears(one) and numbers[one.snapshot_id] > after
+    ]

@@ -49,7 +49,8 @@ class HealthView(Message):
     staged_rows: int
     """The staged snapshots have this many rows and row-level deletes."""
     staged_age_seconds: float
-    """This is the age of the oldest of these; 0 when there is none."""
+    """This is the age of the oldest of these; 0 when there is none. Where it is not known what waits, it is
+    the time since something is known to wait, or since publication has stopped."""
     stopped_at: StoppedAt | None
     """This is what stops their publication, and what to do; null if nothing does."""
     small_manifests: int

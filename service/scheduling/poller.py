@@ -45,6 +45,7 @@ from service.records.policies import Level, Policy, PolicyAttachment
 from service.records.tables import EnrolledTable
 from service.scheduling.scheduler import schedule
 from service.settings import Settings
+from staging.history import StagingBranchNotFoundError
 from trust.bounds import Budget
 from trust.locations import normalize_location
 
@@ -597,10 +598,13 @@ def _by_key_set(deletes: Sequence[EqualityDelete]) -> list[dict[str, Any]]:
 
 
 def _store_staged(health: TableHealth, staged: Staged, now: datetime) -> None:
-    health.staged_snapshots, health.staged_rows = staged.snapshots, staged.rows
-    health.oldest_staged_at = _since(staged.oldest_at, health.oldest_staged_at, now)
-    health.first_staged_id = staged.first_id
     trouble, stopped = staged.trouble, health.stopped_at or {}
+    oldest = _since(staged.oldest_at, health.oldest_staged_at, now)
+    if trouble is not None and not isinstance(trouble, StagingBranchNotFoundError):
+        # What waits may be out of sight, and grows older; or nobody knows since when anything does.
+        oldest = min(filter(None, (oldest, health.oldest_staged_at)), default=now)
+    health.staged_snapshots, health.staged_rows = staged.snapshots, staged.rows
+    health.oldest_staged_at, health.first_staged_id = oldest, staged.first_id
     if trouble is not None:
         reason = f"{trouble.title}: {trouble.detail}."
         health.stopped_at = {"code": trouble.code, "reason": reason, "remedy": trouble.remedy}

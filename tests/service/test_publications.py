@@ -59,6 +59,13 @@ def queued(service: Running) -> list[dict[str, Any]]:
     return found
 
 
+def oldest_staged_age(service: Running) -> float:
+    """As the metrics have it, and so the alert."""
+    metrics = service.admin.get(f"{service.url}/metrics").text
+    (age,) = re.findall(r"^icestream_oldest_staged_age_seconds (\S+)$", metrics, re.MULTILINE)
+    return float(age)
+
+
 def staged_of(found: dict[str, Any]) -> tuple[int, int]:
     return found["staged_snapshots"], found["staged_rows"]
 
@@ -250,12 +257,19 @@ def test_a_staging_branch_that_can_not_be_told_blocks_the_table_until_it_can(
 
     manage = iceberg.catalog.load_table("db.t").manage_snapshots()
     manage.create_branch(fork, "ingest").commit()
+    assert lost["staged_age_seconds"] == 0
+    stopped, later = health(local, table), health(local, table)
+    assert staged_of(later) == (0, 0)
+    assert later["staged_age_seconds"] > stopped["staged_age_seconds"] >= 0, "since publication has stopped"
     stage(iceberg, 2)
     replaced = health(local, table)
     assert (replaced["status"], replaced["stopped_at"]["code"]) == ("blocked", "staging_branch_replaced")
     assert replaced["decisions"]["publish"]["code"] == "unpublishable"
     assert "`after`" in replaced["what_to_do"]
     assert queued(local) == []
+    assert staged_of(replaced) == (1, 1), "what the branch has since the publication"
+    assert replaced["staged_age_seconds"] > stopped["staged_age_seconds"]
+    assert oldest_staged_age(local) > 0
 
 
 def test_what_is_staged_for_longer_than_the_policy_allows_lags(
@@ -275,7 +289,5 @@ def test_what_is_staged_for_longer_than_the_policy_allows_lags(
     late = health(local, table)
     assert late["status"] == "lagging"
     assert "the policy publishes at 0 s" in late["status_reason"]
-    metrics = local.admin.get(f"{local.url}/metrics").text
-    assert "icestream_staged_rows 1.0" in metrics
-    (age,) = re.findall(r"^icestream_oldest_staged_age_seconds (\S+)$", metrics, re.MULTILINE)
-    assert float(age) > 0
+    assert "icestream_staged_rows 1.0" in local.admin.get(f"{local.url}/metrics").text
+    assert oldest_staged_age(local) > 0
