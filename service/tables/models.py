@@ -22,8 +22,8 @@ class Staging(Message):
     model_config = ConfigDict(extra="forbid", populate_by_name=True, serialize_by_alias=True)
 
     source: str = ModelField(alias="from", min_length=1)
-    """This is the branch that the writer commits to, and that nobody reads: what is published leaves it. It
-    need not exist yet, and is never `main`."""
+    """The writer commits to this branch, and nobody reads it, since what is published leaves it. It need not
+    exist yet, and is never `main`."""
 
     @field_validator("source")
     @classmethod
