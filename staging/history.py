@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from pyiceberg.table.metadata import TableMetadata
-from pyiceberg.table.refs import MAIN_BRANCH
+from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRefType
 from pyiceberg.table.snapshots import Snapshot
 
 BRANCH = "icestream.published-branch"
@@ -164,8 +164,10 @@ def staged_snapshots(
     Raises StagingError.
     """
     staging, on_target = History.of(metadata, source), History.of(metadata, target)
-    if not staging.snapshots:
-        known = ", ".join(sorted(metadata.refs)) or "none yet"
+    is_branch = {name: of.snapshot_ref_type is SnapshotRefType.BRANCH for name, of in metadata.refs.items()}
+    if not staging.snapshots or not is_branch[source]:
+        branches = (name for name in is_branch if is_branch[name])
+        known = ", ".join(sorted(branches)) or "none yet"
         raise StagingBranchNotFoundError(f"it has no branch {source}; it has {known}")
     try:
         waiting, end = _since_publication(metadata, staging, on_target, source, target, descends)

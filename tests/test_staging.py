@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from pyiceberg.table.metadata import TableMetadataV2
+from pyiceberg.table.refs import SnapshotRefType
 
 from staging.history import (
     BRANCH,
@@ -17,6 +18,7 @@ from staging.history import (
     PublicationExpiredError,
     PublicationUnreadableError,
     StagedSnapshotsExpiredError,
+    StagingBranchNotFoundError,
     staged_snapshots,
 )
 
@@ -190,6 +192,13 @@ def test_a_marker_that_names_what_there_is_not_lets_nothing_come_twice(name: str
     snapshots = [snapshot(1, None), snapshot(2, 1), snapshot(3, 1, **on_main), snapshot(4, 2, **on_branch)]
     found = metadata(*snapshots, snapshot(5, 4), main=3, ingest=5)
     assert staged(found) == [5]
+
+
+def test_a_tag_is_no_staging_branch() -> None:
+    found = metadata(snapshot(1, None), main=1, ingest=1)
+    found.refs["v1"] = found.refs["ingest"].model_copy(update={"snapshot_ref_type": SnapshotRefType.TAG})
+    with pytest.raises(StagingBranchNotFoundError, match=r"no branch v1; it has ingest, main$"):
+        staged_snapshots(found, "v1", "main")
 
 
 def test_a_snapshot_that_adds_files_is_staged_whatever_it_says_of_itself() -> None:

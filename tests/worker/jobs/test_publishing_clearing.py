@@ -197,6 +197,29 @@ def test_deletes_that_are_staged_first_are_done_on_a_table_without_a_snapshot(la
     assert lake.rows() == in_order(row(1, 1))
 
 
+def test_whatever_name_a_branch_has_and_whatever_its_writer_says_it_is_published(lake: Lake) -> None:
+    """What the writer says is repeated as it is, and nobody reads it as anything."""
+    name = 'it\'s "a/b" `%s` {0} \u00fc \U0001f9ca ${x}; --'
+    table = lake.create(row(1, 1))
+    said = {"flink.max-committed-checkpoint-id": "-" + "9" * 10_000, "flink.job-id": "", "flink.": name}
+    table.java.manageSnapshots().createBranch(name).commit()
+    update = table.java.newRowDelta().toBranch(name)
+    (rows,), (deletes,) = table.data_files([row(1, 10)]), table.equality_deletes([{"id": 1}])
+    update.addRows(table.parsed(rows)).addDeletes(table.parsed(deletes))
+    for property_, value in said.items():
+        update.set(property_, value)
+    update.commit()
+
+    published = [lake.publish(parameters={"from": name}) for _ in range(2)]
+
+    assert [(one["staged_snapshots"], one["files_cleared"]) for one in published] == [(1, 3), (0, 0)]
+    assert lake.rows() == in_order(row(1, 10))
+    cleared = table.metadata.snapshot_by_id(table.metadata.refs[name].snapshot_id)
+    assert cleared is not None
+    assert cleared.summary is not None
+    assert said.items() <= cleared.summary.additional_properties.items()
+
+
 def test_a_writer_that_commits_while_the_branch_is_cleared_is_not_told_of_an_older_checkpoint(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
