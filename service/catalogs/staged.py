@@ -30,10 +30,16 @@ class Staged:
     oldest_at: datetime | None = None
     first_id: int | None = None
     trouble: StagingError | None = None
+    is_cut: bool = False
+    """Whether Flink is refused there, or would be if it made the branch, as soon as it commits a vector."""
 
 
 def measure_staged(metadata: TableMetadata, source: str, target: str) -> Staged:
     """What branch `source` has that was not published on `target`."""
+    return replace(_measured(metadata, source, target), is_cut=_is_cut(metadata, source, target))
+
+
+def _measured(metadata: TableMetadata, source: str, target: str) -> Staged:
     try:
         found = staged_snapshots(metadata, source, target)
     except StagingError as error:
@@ -51,6 +57,13 @@ def _staged(found: Sequence[Snapshot]) -> Staged:
         datetime.fromtimestamp(min(snapshot.timestamp_ms for snapshot in found) / 1000, UTC),
         found[0].snapshot_id,
     )
+
+
+def _is_cut(metadata: TableMetadata, source: str, target: str) -> bool:
+    staging = History.of(metadata, source)
+    is_flinks = not staging.snapshots or any("flink.job-id" in properties(one) for one in staging.snapshots)
+    made_from = staging if staging.snapshots else History.of(metadata, target)
+    return metadata.format_version >= 3 and is_flinks and not made_from.is_whole
 
 
 def _known_to_wait(metadata: TableMetadata, source: str, target: str) -> list[Snapshot]:

@@ -34,6 +34,14 @@ or day: a page of many tables must not take long."""
 SORTING = Sorting({"at": HealthSample.id}, key=HealthSample.id, default="-at")
 _RESUME = "Resume what is paused: the table, its catalog, or the whole system."
 _WIDEN = "Request a {} job, which runs at once, or widen the policy's windows or budget."
+_CUT = (
+    "The staging branch's history does not reach its beginning: on this table of format version 3, Flink is"
+    " refused there as soon as a key comes twice in a checkpoint."
+)
+_BEGIN_ANEW = (
+    "If Flink writes, begin the branch at the table's first snapshot, let no key come twice in a checkpoint,"
+    " or use a table of format version 2."
+)
 PATIENCE_SECONDS = 60.0
 """Lagging begins so long, at least, after the age at which the policy converts."""
 _OF_CATALOGS = {"catalog-unreachable", "catalog-redirects", "host-unknown"}
@@ -154,6 +162,9 @@ def judge(
             f"{pending} pending, as the policy allows.",
             None,
         )
+    if health.staging_is_cut:
+        told = f" {stopped.get('reason')}" if stopped else ""
+        return HealthStatus.HEALTHY, f"{_CUT}{told}", _BEGIN_ANEW
     if stopped:
         return HealthStatus.HEALTHY, str(stopped.get("reason")), stopped.get("remedy")
     if health.staged_snapshots and not policy.publish.enabled:

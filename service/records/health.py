@@ -72,6 +72,8 @@ class TableHealth(SQLModel, table=True):
     first_staged_id: int | None = Field(default=None, sa_type=BigInteger)
     stopped_at: dict[str, Any] | None = Field(default=None, sa_column=Column(ReportedObject(StoppedAt)))
     """What stops publication: a staged snapshot, as reported, or the branch as a whole, as polled."""
+    staging_is_cut: bool = False
+    """Whether Flink can't commit deletion vectors to the staging branch, whose history is not whole."""
     small_manifests: int = 0
     """Of the head: what a rewriting would take."""
     snapshots: int = 0

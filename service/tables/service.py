@@ -352,6 +352,7 @@ def _stage(session: Session, principal: Principal, row: EnrolledTable, source: s
     if health is not None:  # the next poll looks at the other branch
         health.staged_snapshots = health.staged_rows = 0
         health.oldest_staged_at = health.first_staged_id = health.stopped_at = None
+        health.staging_is_cut = False
         session.add(health)
 
 

@@ -7,8 +7,10 @@ and committed as a snapshot through the catalog, as a streaming writer would.
 import json
 import time
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -101,12 +103,19 @@ class IcebergCatalog:
 
     def upgrade_to_v3(self, name: str) -> None:
         """Rewrite the table's metadata as format version 3, which PyIceberg reads but does not write."""
+        self.rewrite(name, {"format-version": 3, "next-row-id": 0})
+
+    def metadata(self, name: str) -> dict[str, Any]:
+        """As JSON has it."""
+        location = self.catalog.load_table(name).metadata_location.removeprefix("file://")
+        found: dict[str, Any] = json.loads(Path(location).read_text())
+        return found
+
+    def rewrite(self, name: str, changes: Mapping[str, Any]) -> None:
+        """Puts another metadata file in the place of the table's, whatever PyIceberg would say to it."""
         table = self.catalog.load_table(name)
-        before = table.metadata_location.removeprefix("file://")
-        metadata = json.loads(Path(before).read_text())
-        metadata |= {"format-version": 3, "next-row-id": 0}
-        after = before.replace(".metadata.json", "-v3.metadata.json")
-        Path(after).write_text(json.dumps(metadata))
+        after = table.metadata_location.removeprefix("file://").replace(".metadata.json", "-n.metadata.json")
+        Path(after).write_text(json.dumps({**self.metadata(name), **changes}))
         with self.catalog.engine.begin() as connection:
             connection.execute(
                 text("UPDATE iceberg_tables SET metadata_location = :new WHERE metadata_location = :old"),

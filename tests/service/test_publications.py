@@ -272,6 +272,25 @@ def test_a_staging_branch_that_can_not_be_told_blocks_the_table_until_it_can(
     assert oldest_staged_age(local) > 0
 
 
+def test_a_branch_that_would_refuse_flinks_vectors_is_told(local: Running, iceberg: IcebergCatalog) -> None:
+    table = local.enroll(publish={"from": "flink"})
+    first = iceberg.head("db.t")
+    iceberg.append("db.t", [2])
+    iceberg.catalog.load_table("db.t").manage_snapshots().remove_branch("ingest").commit()
+    left = [one for one in iceberg.metadata("db.t")["snapshots"] if one["snapshot-id"] != first]
+    iceberg.rewrite("db.t", {"snapshots": left})  # PyIceberg's expiry takes the parents away, too
+    assert "Flink" not in health(local, table)["status_reason"], "with format version 2 it is not refused"
+
+    iceberg.upgrade_to_v3("db.t")
+    cut = health(local, table)
+    assert cut["status"] == "healthy"
+    assert "Flink is refused" in cut["status_reason"]
+    assert "it has no branch flink" in cut["status_reason"]
+    refs = iceberg.metadata("db.t")["refs"]
+    iceberg.rewrite("db.t", {"refs": refs | {"flink": refs["main"]}})
+    assert "Flink" not in health(local, table)["status_reason"], "nobody knows who writes to it"
+
+
 def test_what_is_staged_for_longer_than_the_policy_allows_lags(
     local: Running, iceberg: IcebergCatalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
