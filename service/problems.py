@@ -591,6 +591,15 @@ PROBLEMS: dict[str, ProblemType] = {
         "Remove one of the two enrolments, or let it publish another branch.",
         {"table_id": "the other enrolment"},
     ),
+    "staged-rows-left": ProblemType(
+        (409,),
+        "What is staged is not published yet",
+        "Without the staging branch in the enrolment, nobody looks at what it has any more: readers would "
+        "never see these rows, and their snapshots would stay.",
+        "Request a job of kind publish and wait for it; or change it all the same (`leave_staged`), and drop "
+        "the branch once nobody needs its rows.",
+        {"staged_snapshots": "so many are known to wait", "staged_rows": "what these have"},
+    ),
     "table-exists": ProblemType(
         (409,),
         "The table is enrolled already",

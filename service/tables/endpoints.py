@@ -149,13 +149,21 @@ def update_table(
     body: TablePatch,
     if_match: IfMatch,
     response: Response,
+    leave_staged: Annotated[
+        bool,
+        Query(
+            description="The staging branch changes even if it has what is not published: that stays there."
+        ),
+    ] = False,
 ) -> TableView:
     """Change policy, declared keys or staging branch; needs If-Match.
 
     Columns of new keys must be in the table. While its catalog can't be reached they are taken unseen, and
     the next job that indexes tells what does not fit.
     """
-    updated = service.update_table(session, settings, caller, table_id, body, if_match, columns)
+    updated = service.update_table(
+        session, settings, caller, table_id, body, if_match, columns, leave_staged=leave_staged
+    )
     set_etag(response, updated.version)
     return updated
 

@@ -28,6 +28,7 @@ from service.jobs.events import record_table_event
 from service.jobs.queue import check_index_unused
 from service.policies import service as policies
 from service.problems import PROBLEM_PATH
+from service.quantities import counted
 from service.records.catalogs import Catalog
 from service.records.health import HealthStatus, TableHealth
 from service.records.jobs import Job, JobKind
@@ -307,11 +308,14 @@ def update_table(
     patch: TablePatch,
     if_match: str,
     columns: frozenset[str] | None,
+    *,
+    leave_staged: bool = False,
 ) -> TableView:
     """Change policy, declared keys or staging branch of a table that nobody changed meanwhile.
 
-    columns: as `load_columns` found them. Raises InvalidError for a new key with others, and ConflictError
-    for a staging branch that is another enrolment's.
+    columns: as `load_columns` found them. leave_staged: what is staged and not published stays where it is.
+    Raises InvalidError for a new key with others, and ConflictError for a staging branch that is another
+    enrolment's, or that has what would be left unless it is told so.
     """
     if patch.publish is not None:
         # As whoever enrols: one of two who take the same branch sees the other.
@@ -328,7 +332,8 @@ def update_table(
     if "key_sets" in patch.model_fields_set:
         row.key_sets = patch.key_sets or []
     if "publish" in patch.model_fields_set:
-        _stage(session, principal, row, patch.publish.source if patch.publish is not None else None)
+        source = patch.publish.source if patch.publish is not None else None
+        _stage(session, principal, row, source, leave_staged=leave_staged)
     changed = _changed(session, settings, row)
     keys = " and ".join(f"({', '.join(key_set)})" for key_set in changed.key_sets) or "none"
     sentence = f"Changed by {principal.name}: policy {changed.policy or 'inherited'}, declared keys {keys}."
@@ -340,10 +345,23 @@ def update_table(
     return changed
 
 
-def _stage(session: Session, principal: Principal, row: EnrolledTable, source: str | None) -> None:
+def _stage(
+    session: Session, principal: Principal, row: EnrolledTable, source: str | None, *, leave_staged: bool
+) -> None:
     """Publish another staging branch on the table's, or none; jobs that publish are cancelled."""
     if source == row.publish_from:
         return
+    before = session.get(TableHealth, row.id)
+    if before is not None and before.oldest_staged_at is not None and not leave_staged:
+        rows = counted(before.staged_rows, "row")
+        waiting = f"{counted(before.staged_snapshots, 'snapshot')} with {rows} and row-level deletes"
+        raise ConflictError(
+            "staged-rows-left",
+            f"Branch {row.publish_from!r} has {waiting if before.staged_snapshots else 'perhaps snapshots'}"
+            " that are not published, as far as the last look at the table knows.",
+            staged_snapshots=before.staged_snapshots,
+            staged_rows=before.staged_rows,
+        )
     row.publish_from = source
     _check_staging(session, row)
     reason = f"{principal.name} changed the staging branch"

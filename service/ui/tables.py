@@ -45,6 +45,7 @@ _FIELDS = {
     "policy_not_found": "policy",
     "invalid_key_set": "key_sets",
     "staging_branch_in_use": "publish",
+    "staged_rows_left": "publish",
 }
 """Which field of the form an error is about."""
 SPANS = {1: "24 hours", 7: "7 days", 30: "30 days", 90: "90 days", 365: "year"}
@@ -189,7 +190,10 @@ def update_table(
         body = typed.read(TablePatch, patch)
         columns = tables.load_columns(database, opened, sender, table_id, body)
         with database.write() as session:
-            tables.update_table(session, settings, sender, table_id, body, typed.if_match, columns)
+            leaves = typed["leave_staged"] == "true"
+            tables.update_table(
+                session, settings, sender, table_id, body, typed.if_match, columns, leave_staged=leaves
+            )
     except NotFoundError:
         raise
     except IcestreamError as error:

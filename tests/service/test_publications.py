@@ -189,7 +189,12 @@ def test_a_staging_branch_is_set_up_later_and_taken_back_with_its_jobs(
     assert staged_of(health(local, table)) == (1, 1)
     job = local.admin.post(f"{path}/jobs", json={"kind": "publish"}).json()
 
-    assert patch(local, path, {"publish": None}).json()["publish"] is None
+    for left in ({"publish": None}, {"publish": {"from": "other"}}):
+        refused = patch(local, path, left).json()
+        assert (refused["type"], refused["staged_snapshots"]) == ("/problems/staged-rows-left", 1)
+        assert "1 snapshot with 1 row and row-level deletes" in refused["detail"]
+    assert patch(local, path, {"publish": FROM_INGEST, "policy": "manual"}).status_code == 200
+    assert patch(local, f"{path}?leave_staged=true", {"publish": None}).json()["publish"] is None
 
     assert local.admin.get(f"/jobs/{job['id']}").json()["status"] == "cancelled"
     left = local.admin.get(f"{path}/health").json()

@@ -36,7 +36,9 @@ def test_a_staging_branch_is_set_up_shown_published_and_taken_back(
     assert (queued["parameters"], queued["dry_run"]) == ({"from": "ingest"}, True)
 
     admin.open(f"{path}/edit")
-    admin.send("/edit", publish="")
+    refused = admin.send("/edit", publish="")
+    assert "1 snapshot with 2 rows and row-level deletes that are not published" in refused.text
+    admin.send("/edit", publish="", leave_staged="true")
     assert service.admin.get(path).json()["publish"] is None
     assert "Staged rows" not in admin.open(path).text
 
