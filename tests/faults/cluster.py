@@ -36,6 +36,7 @@ IMPATIENT: Json = {  # a policy under which nothing runs by itself, and no attem
     "index": _OFF,
     "convert": _OFF,
     "compact": _OFF,
+    "publish": _OFF,
 }
 
 

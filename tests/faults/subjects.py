@@ -20,6 +20,7 @@ from tests.integration.icestream import Json
 from tests.patience import wait_until
 
 BATCH = 2_000
+STAGING = "ingest"
 
 
 class Subject:
@@ -67,6 +68,21 @@ class Subject:
         self.rows.update((row["id"], row["v"]) for row in rows)
         job_id: str = self.cluster.post(f"/tables/{self.table_id}/rows/upsert", {"rows": rows})["id"]
         return job_id
+
+    def stage(self) -> None:
+        """Commits upserts and deletes of some rows to a staging branch, which the enrolment gets with it."""
+        if STAGING not in self.table.metadata.refs:
+            self.table.java.manageSnapshots().createBranch(STAGING).commit()
+            body, path = {"publish": {"from": STAGING}}, f"/tables/{self.table_id}"
+            self.cluster.http.patch(path, json=body, headers={"If-Match": "*"}).raise_for_status()
+        for _ in range(2):
+            ids = [*sorted(i for i, _ in self.rows)[:5], *range(self._next, self._next + 5)]
+            self._next += 5
+            new = pa.table({"id": ids[1:], "v": [-i - 1 for i in ids[1:]]})
+            deletes = self.table.equality_deletes(pa.table({"id": ids}))
+            self.table.commit(*self.table.data_files(new), *deletes, branch=STAGING)
+            self._forget(ids)
+            self.rows.update((i, -i - 1) for i in ids[1:])
 
     def erase(self) -> str:
         """Asks for the erasure of some rows that are visible, and of others; returns the id of its job."""

@@ -22,6 +22,7 @@ from tests.faults.injection import Fault, When
 from tests.faults.injection import fired as has_fired
 from tests.faults.recovery import Recovery, summary
 from tests.faults.subjects import (
+    STAGING,
     Subject,
     Subjects,
     check_that_the_index_is_whole_and_its_place_holds_nothing_else,
@@ -157,6 +158,50 @@ def test_a_killed_worker_that_writes_rows(
     assert_nothing_is_left(subject.table)
     assert cluster.run(subject.table_id, "verify")["key_sets"][0]["differences"] == 0
     subject.check_rows()
+
+
+PUBLICATIONS: list[tuple[str, When, str]] = [
+    ("iceberg", "before", "kill"),
+    ("iceberg", "after", "kill"),
+    ("delete-file", "after", "kill"),
+    ("stage.clear", "before", "kill"),
+    ("clearing", "before", "kill"),
+    ("clearing", "after", "kill"),
+    ("clearing", "after", "timeout"),
+    ("finish", "before", "kill"),
+]
+
+
+@pytest.mark.parametrize(
+    ("point", "when", "action"),
+    thorough_unless(lambda case: case == ("clearing", "before", "kill"), PUBLICATIONS),
+)
+def test_a_killed_worker_that_publishes(
+    point: str, when: When, action: str, cluster: Cluster, subjects: Subjects
+) -> None:
+    """Or one whose last commit, which takes what is published off its branch, is not answered."""
+    subject = subjects(2 + PUBLICATIONS.index((point, when, action)) % 2)
+    prepare(subject, "convert")
+    cluster.run(subject.table_id, "convert")
+    subject.stage()
+    fault = Fault(point, when, action)
+    fired = cluster.inject(fault)
+    job_id = cluster.submit(subject.table_id, "publish")
+    cluster.wait_until_fired(fired, fault)
+    if action == "kill":
+        cluster.lose_attempts()
+    job = cluster.wait_for_job(job_id)
+    assert job["status"] == "succeeded", job
+    ended = [attempt["status"] for attempt in job["attempts"]]
+    assert ended == (["lost", "succeeded"] if action == "kill" else ["succeeded"])
+    subject.check_rows()
+    assert_nothing_is_left(subject.table)
+    again = cluster.run(subject.table_id, "publish")
+    assert (again["staged_snapshots"], again["commits"]) == (0, 0), "nothing comes twice"
+    assert commits_by_job(subject.table)[job_id] == 2, "one on each branch"
+    of_branch = f"SELECT 1 FROM {subject.table.identifier}.files VERSION AS OF '{STAGING}'"
+    assert subject.spark.sql(of_branch).count() == 0
+    assert cluster.run(subject.table_id, "verify")["key_sets"][0]["differences"] == 0
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,9 @@ It is the real worker, in which the points are wrapped. What happens where says 
 ICESTREAM_FAULTS_FILE, that a test may write anew at any time; the real worker knows nothing of it.
 Points: `stage.NAME`, the calls to the service (`claim`, `heartbeat`, `addresses`, `finish`), and what is
 written: `run` (a file of the index), `snapshot` (any of the index), `entries` and `dictionary` (theirs),
-`delete-file` (one), `delete-files` (all of a task), `iceberg` (the commit), `drop`, `leftovers` (found,
-to be removed). A file `limits` beside it gives limits of the worker's to whoever claims a job then.
+`delete-file` (one), `delete-files` (all of a task), `iceberg` (the commit), `clearing` (the commit that takes
+published files off their branch), `drop`, `leftovers` (found, to be removed). A file `limits` beside it gives
+limits of the worker's to whoever claims a job then.
 """
 
 import errno
@@ -16,7 +17,7 @@ import re
 import resource
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ import worker.jobs.orphan_files
 import worker.lookup.index_lookup
 import worker.spark.tasks
 import worker.table.row_delta
+from staging.history import CLEARED
 from tests.faults.injection import FAULTS_FILE_VARIABLE, Faults, InjectedError
 from worker.attempt.job import Job
 from worker.contract.control_plane import AttemptReport, ControlPlane, ControlPlaneError
@@ -136,13 +138,14 @@ def part_of_index(table: RunTable) -> str:
 class Commit:
     """An operation of Iceberg whose `commit` may fail, or succeed and say nothing."""
 
-    def __init__(self, operation: Any) -> None:
+    def __init__(self, operation: Any, point: str = "iceberg") -> None:
         self._operation = operation
+        self._point = point
 
     def commit(self) -> None:
-        passes("iceberg", "before", no_jvm)
+        passes(self._point, "before", no_jvm)
         self._operation.commit()
-        passes("iceberg", "after", no_jvm)
+        passes(self._point, "after", no_jvm)
 
 
 def inject() -> None:
@@ -179,6 +182,13 @@ def inject() -> None:
     wrap(IndexWarehouse, "drop", "drop", no_answer)
     row_delta, stage = worker.table.row_delta.java_row_delta, Job.stage
     worker.table.row_delta.java_row_delta = lambda *arguments: Commit(row_delta(*arguments))
+    described = worker.table.row_delta.described
+
+    def described_clearing(operation: Any, summary: Mapping[str, str], condemned: Any) -> Any:
+        found = described(operation, summary, condemned)
+        return Commit(found, "clearing") if CLEARED in summary else found
+
+    worker.table.row_delta.described = described_clearing
 
     @contextmanager
     def faulty_stage(job: Job, name: str) -> Iterator[None]:
