@@ -14,6 +14,7 @@ from staging.history import (
     PublicationUnreadableError,
     StagingError,
     only_clears,
+    properties,
     staged_snapshots,
 )
 
