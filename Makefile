@@ -52,8 +52,8 @@ $(VENV)/spark-classes.jsa: $(VENV)/jars tests/class_archive.py
 	$(BIN)/python -m tests.class_archive >$(VENV)/spark-classes.log 2>&1 || { cat $(VENV)/spark-classes.log >&2; exit 1; }
 
 # With `--dist` of pyproject.toml.
-# Three, since on two cores two of them wait now and then for what they started.
-PYTEST := $(BIN)/pytest --numprocesses 3
+# Four, since on two cores two of them wait often for what they started.
+PYTEST := $(BIN)/pytest --numprocesses 4
 
 .PHONY: test
 test: install lint $(VENV)/spark-classes.jsa ## Run the linters, and each rule, refusal and fault once (ARGS="-k name" to choose)

@@ -238,6 +238,7 @@ def test_a_killed_worker_that_erases(point: str, when: When, cluster: Cluster, s
     subject.check_rows()
 
 
+@pytest.mark.thorough
 def test_an_erasure_waits_until_a_killed_write_has_gone_on(cluster: Cluster, subjects: Subjects) -> None:
     """Between the write's attempts it would let the snapshot expire by which the second finds the first's
     commit, and that one would bring the erased rows back."""

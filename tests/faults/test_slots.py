@@ -41,12 +41,13 @@ def subjects(cluster: Cluster, spark: SparkSession, catalog: Catalog) -> list[Su
     ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("kind", "point", "ends"),
     [
         ("convert", "iceberg", signal.SIGKILL),
-        pytest.param("index", "entries", signal.SIGKILL, marks=pytest.mark.thorough),
-        pytest.param("convert", "iceberg", signal.SIGTERM, marks=pytest.mark.thorough),
+        ("index", "entries", signal.SIGKILL),
+        ("convert", "iceberg", signal.SIGTERM),
     ],
 )
 def test_both_jobs_of_a_process_that_ends_are_done_by_the_next_one(

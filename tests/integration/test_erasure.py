@@ -11,7 +11,6 @@ from tests.erased import files_with
 from tests.factories import Catalog, TableBuilder, visible_rows
 from tests.integration.icestream import FINAL, Icestream, Json
 from tests.patience import wait_until
-from tests.thorough import first_always
 
 pytestmark = pytest.mark.integration
 
@@ -40,7 +39,8 @@ def _table(spark: SparkSession, catalog: Catalog, number: int, *, has_tag: bool)
     return table
 
 
-@first_always("count", [5, 20])
+@pytest.mark.thorough
+@pytest.mark.parametrize("count", [5, 20])
 def test_a_hundred_keys_are_in_no_file_of_many_tables(
     spark: SparkSession, icestream: Icestream, registered: Catalog, tmp_path: Path, count: int
 ) -> None:

@@ -15,7 +15,7 @@ from tests.integration.upsert_stream import COLUMNS, UpsertStream
 from tests.jobs import Jobs, SqlCatalog
 from tests.patience import wait_until
 from tests.staging import BRANCH, Lake, in_order, row
-from tests.thorough import V2_FIRST, V3_FIRST
+from tests.thorough import V2_FIRST
 
 pytestmark = pytest.mark.integration
 
@@ -71,7 +71,8 @@ def test_what_is_staged_is_published_by_itself_once_it_is_enrolled(
     assert icestream.health(table_id)["pending_equality_delete_files"] == 0
 
 
-@V3_FIRST
+@pytest.mark.thorough
+@pytest.mark.parametrize("format_version", [2, 3])
 def test_what_flink_stages_is_published_while_it_writes(
     format_version: Literal[2, 3],
     spark: SparkSession,

@@ -123,7 +123,8 @@ WRITE_FAULTS: dict[str, Fault] = {
 }
 
 
-@first_always("fault", list(FAULTS))
+@pytest.mark.thorough
+@pytest.mark.parametrize("fault", list(FAULTS))
 def test_a_fault_is_found(world: World, fault: str) -> None:
     """A seed shows rows that contradict the model, and only with the fault."""
 
