@@ -2,6 +2,7 @@
 
 import json
 import logging
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,14 @@ from tests.service.conftest import ADMIN_KEY, run_apart
 
 @pytest.mark.parametrize("is_logged", [True, False])
 def test_a_request_is_one_line_without_its_query(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, is_logged: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_logged: bool
 ) -> None:
     settings = Settings(data_dir=tmp_path, bootstrap_key=ADMIN_KEY, background=False, log_requests=is_logged)
     prepare(settings)
     app = create_app(settings)
     log = logging.getLogger("icestream.requests")
-    handler = logging.StreamHandler()
+    written = StringIO()
+    handler = logging.StreamHandler(written)
     handler.setFormatter(JsonFormatter())
     monkeypatch.setattr(log, "handlers", [handler])
     monkeypatch.setattr(log, "propagate", False)  # to what other tests have left
@@ -40,7 +42,7 @@ def test_a_request_is_one_line_without_its_query(
 
     answers = run_apart(ask())
     app.state.database.dispose()
-    said = capsys.readouterr().err
+    said = written.getvalue()
     assert "secret" not in said
     lines: list[dict[str, Any]] = [json.loads(line) for line in said.splitlines()]
     assert [(line["path"], line["status"], line["principal"], line["request_id"]) for line in lines] == (
