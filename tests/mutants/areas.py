@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tests.mutants.equivalent import DELETES, LOOKUP, PLAN, QUERY, QUEUE, Equivalent
+
+WANTED = 0.95
+WANTED_OF_AREA = 0.9
+"""Less, since few are tried of each; one may stay unnoticed, however few they are."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +112,18 @@ AREAS = (
         DELETES,
     ),
     Area(
+        "conversion",
+        ("worker/jobs/conversion_plan.py", "worker/jobs/own_commits.py"),
+        (
+            "tests/worker/jobs/test_pipeline.py",
+            "tests/worker/jobs/test_orphan_files.py",
+            "tests/worker/jobs/test_writing.py",
+            "tests/worker/exactness/test_backlog.py",
+            "tests/worker/erasure/test_erasure.py",
+        ),
+        20,
+    ),
+    Area(
         "commit",
         ("worker/table/commit*.py", "worker/table/row_delta.py"),
         (
@@ -129,3 +146,18 @@ AREAS = (
         QUERY,
     ),
 )
+
+
+def shortfalls(noticed: Mapping[str, Sequence[bool]]) -> Iterator[str]:
+    """What is not good enough. noticed: of each area, whether each of its mutants was noticed."""
+    for area, found in noticed.items():
+        if not found:
+            yield f"{area}: no mutant was tried"
+        elif found.count(False) > max(1, round((1 - WANTED_OF_AREA) * len(found))):
+            yield (
+                f"{area}: {sum(found)} of {len(found)} mutants were noticed; "
+                f"at least {WANTED_OF_AREA:.0%} have to be"
+            )
+    together = [one for found in noticed.values() for one in found]
+    if sum(together) < WANTED * len(together):
+        yield f"{sum(together)} of {len(together)} mutants were noticed; at least {WANTED:.0%} have to be"

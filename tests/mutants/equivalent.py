@@ -78,9 +78,9 @@ QUERY = (
     ),
     Equivalent(
         "worker/query/answers.py",
-        "return _DATA_FILE_BYTES * len(files.data_files) + _DELETE_FILE_BYTES * len(files.delete_files)"
+        "return DATA_FILE_BYTES * len(files.data_files) + DELETE_FILE_BYTES * len(files.delete_files)"
         " + 10_000",
-        "return _DATA_FILE_BYTES * len(files.data_files) + _DELETE_FILE_BYTES * len(files.delete_files)"
+        "return DATA_FILE_BYTES * len(files.data_files) + DELETE_FILE_BYTES * len(files.delete_files)"
         " // 10_000",
         "an estimate of memory",
     ),
