@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -13,12 +13,13 @@ from pyspark.sql import SparkSession
 
 from tests.deaths import killed_at_its_commit
 from tests.jobs import Jobs
-from tests.staging import Lake
+from tests.staging import BRANCH, Lake
 from tests.thorough import first_always
+from worker.publication.plan import PublicationError
 
 pytestmark = pytest.mark.integration
 
-Row = tuple[int, str, int]  # id, region, value
+Row = tuple[int | None, str, int]  # id, region, value
 STEPS = 40
 
 
@@ -40,16 +41,21 @@ def _matches(row: Row) -> Callable[[tuple[str, Any, str | None]], bool]:
 
 @dataclass(frozen=True)
 class State:
-    """Of the target at one of its snapshots: its rows, and how many staged commits it has."""
+    """Of the target at one of its snapshots: its rows, and how many staged commits it has.
+
+    branch: the how manieth staging branch that was by then.
+    """
 
     rows: list[Row]
     published: int
+    branch: int
 
 
 class History:
     def __init__(self, lake: Lake, seed: int) -> None:
         self.lake, self.draw = lake, random.Random(seed)
-        self.partitioned, self.expires = self.draw.random() < 0.5, self.draw.random() < 0.5
+        self.partitioned = self.draw.random() < 0.5
+        self.branches, self.has_expired = 0, False
         self.version = self.draw.choice([2, 3])
         self.staged: list[Commit] = []
         rows = self._rows(6)
@@ -58,12 +64,13 @@ class History:
             format_version=self.version,
             partitioned_by=["region"] if self.partitioned else [],
         )
-        self.target = State(rows, 0)
+        self.target = State(rows, 0, 0)
         self.past = {self.table.snapshot_id: self.target}
 
     def _rows(self, count: int) -> list[Row]:
         draw = self.draw
-        return [(draw.randrange(12), draw.choice(["eu", "us"]), draw.randrange(6)) for _ in range(count)]
+        ids = [None, *range(12)]
+        return [(draw.choice(ids), draw.choice(["eu", "us"]), draw.randrange(6)) for _ in range(count)]
 
     def step(self) -> None:
         steps = [self.stage] * 8 + [self.publish] * 4 + [self.append] * 2
@@ -72,7 +79,9 @@ class History:
             self.compact,
             self.index,
             self.die,
-            self.expire if self.expires else self.roll_back,
+            self.expire,
+            self.roll_back,
+            self.replace,
         ]
         self.draw.choice(steps)()
         assert self.lake.rows() == Counter(self.target.rows)
@@ -87,7 +96,9 @@ class History:
         deletes = []
         if of_keys:
             deletes = table.equality_deletes([_row(one) for one in of_keys], equality_columns=[column])
-        if len(rows) > 1 and not self.partitioned and draw.random() < 0.5:
+        # Iceberg lets nobody write vectors where the branch's history is cut.
+        may_write = self.version == 2 or not self.has_expired
+        if len(rows) > 1 and not self.partitioned and draw.random() < 0.5 and may_write:
             # The writer's own, of the same commit, as for a key that changes twice in a checkpoint.
             write = table.deletion_vectors if self.version == 3 else table.position_deletes
             deletes += write({files[0].path: [0]})
@@ -96,38 +107,62 @@ class History:
         scoped = [(name, value, region if self.partitioned else None) for name, value, region in keys]
         self.staged.append(Commit(tuple(scoped), tuple(rows)))
 
+    def _waiting(self) -> list[Commit]:
+        """What left with an older branch comes no more, also where the target was rolled back behind it."""
+        return self.staged[self.target.published if self.target.branch == self.branches else 0 :]
+
     def _published(self) -> State:
         rows = self.target.rows
-        for commit in self.staged[self.target.published :]:
+        for commit in self._waiting():
             rows = commit.on(rows)
-        return State(rows, len(self.staged))
+        return State(rows, len(self.staged), self.branches)
 
     def _is_at(self, state: State) -> None:
         self.target = self.past[self.table.snapshot_id] = state
 
     def publish(self) -> None:
-        waiting = len(self.staged) - self.target.published
-        result = self.lake.publish()
+        """All that waits, or nothing where expiry has taken what tells; then the branch starts anew."""
+        waiting, published = len(self._waiting()), self._published()
+        try:
+            result = self.lake.publish()
+        except PublicationError as error:
+            if not self.has_expired or error.code not in ("publication_expired", "staged_snapshots_expired"):
+                raise
+            self._start_branch()
+            return
         assert (result["staged_snapshots"], result["stopped_at"]) == (waiting, None)
-        self._is_at(self._published())
+        self._is_at(published)
 
     def die(self) -> None:
         when = self.draw.choice(["before", "after"])
         state = self._published()
-        with killed_at_its_commit(when) as death:
-            self.lake.publish()
+        try:
+            with killed_at_its_commit(when) as death:
+                self.lake.publish()
+        except PublicationError:
+            return
         if not death.happened or when == "after":
             self._is_at(state)
+
+    def replace(self) -> None:
+        """By one that starts at the target's head."""
+        self.publish()
+        self._start_branch()
+
+    def _start_branch(self) -> None:
+        self.branches += 1
+        self.staged = []
+        self.table.java.manageSnapshots().replaceBranch(BRANCH, self.table.snapshot_id).commit()
 
     def append(self) -> None:
         rows = self._rows(2)
         self.table.append([_row(one) for one in rows])
-        self._is_at(State(self.target.rows + rows, self.target.published))
+        self._is_at(replace(self.target, rows=self.target.rows + rows))
 
     def delete(self) -> None:
         id_ = self.draw.randrange(12)
         self.lake.jobs.run("delete", rows=[{"id": id_}], parameters={"key_columns": ["id"]})
-        self._is_at(State([one for one in self.target.rows if one[0] != id_], self.target.published))
+        self._is_at(replace(self.target, rows=[one for one in self.target.rows if one[0] != id_]))
 
     def compact(self) -> None:
         self.table.compact()
@@ -137,15 +172,18 @@ class History:
         self.lake.jobs.run("index", key_sets=[["id"]])
 
     def expire(self) -> None:
-        """All that no branch's head needs; what waits would be lost with it, so it is published before."""
-        self.publish()
-        self.table.java.expireSnapshots().expireOlderThan(2**62).retainLast(1).commit()
+        """All that no branch's head needs; what waits is lost with it, unless it is published before."""
+        if self.draw.random() < 0.8:
+            self.publish()
+        left = self.draw.choice([1, 1, 3])
+        self.table.java.expireSnapshots().expireOlderThan(2**62).retainLast(left).commit()
+        self.has_expired = True
 
     def roll_back(self) -> None:
         known = {one.snapshot_id: one.parent_snapshot_id for one in self.table.metadata.snapshots}
         at = self.table.snapshot_id
         ancestors = []
-        while at is not None:
+        while at in known:
             if at in self.past:
                 ancestors.append(at)
             at = known[at]

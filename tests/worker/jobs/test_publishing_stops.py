@@ -9,6 +9,7 @@ import pytest
 from tests.factories import TableBuilder, garble
 from tests.staging import BRANCH, Lake, Meanwhile, in_order, row
 from tests.staging import lake as lake
+from tests.thorough import first_always
 from worker.process.errors import JobError
 
 pytestmark = pytest.mark.integration
@@ -102,7 +103,7 @@ def test_nothing_is_published_from_a_snapshot_on_that_cannot_be(lake: Lake, what
     assert any("Nothing is published from staged snapshot" in one for one in lake.jobs.reporter.decisions)
 
 
-@pytest.mark.parametrize("how", ["picked", "appended"])
+@first_always("how", ["picked", "appended"])
 def test_a_file_that_came_to_the_target_otherwise_stays_out_when_compaction_has_taken_it(
     lake: Lake, how: str
 ) -> None:
@@ -144,7 +145,7 @@ def test_a_file_that_comes_to_the_target_and_goes_while_the_job_runs_stays_out(l
     assert lake.rows() == in_order(row(1, 1), row(3, 3), row(7, 7))
 
 
-@pytest.mark.parametrize("mode", ["merge-on-read", "copy-on-write"])
+@first_always("mode", ["merge-on-read", "copy-on-write"])
 def test_a_delete_that_looks_for_its_rows_on_a_branch_without_them_stops_publication(
     lake: Lake, mode: str
 ) -> None:
