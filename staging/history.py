@@ -90,6 +90,16 @@ class StagedSnapshotsExpiredError(StagingError):
     )
 
 
+class StagingBranchUnclearError(StagingError):
+    code = "staging_branch_unclear"
+    title = "It can't be told where the staging branch begins"
+    remedy = (
+        "Nothing is published, since what was rolled back on the target could come again. Publish once with"
+        " `after`, the snapshot from which the branch was made, so that the target gets all after it; or make"
+        " the branch anew at the target's head, and write again."
+    )
+
+
 class PublicationExpiredError(StagingError):
     code = "publication_expired"
     title = "It can't be told any more whether the target was rolled back"
@@ -234,17 +244,22 @@ def _not_committed_on_main(metadata: TableMetadata, staged: list[Snapshot]) -> l
     """Without what was committed on main, where the branch was made, before a rollback of main.
 
     The table's log says what main was at, with the time of the commit where it was one on main.
-    Raises StagedSnapshotsExpiredError if expiry has taken that part of the log.
+    Raises StagingBranchUnclearError where it does not tell.
     """
     numbers = {(one.snapshot_id, one.timestamp_ms): one.sequence_number or 0 for one in metadata.snapshots}
-    logged = ((entry.snapshot_id, entry.timestamp_ms) for entry in metadata.snapshot_log)
-    on_main = {entry[0]: numbers[entry] for entry in logged if entry in numbers}
-    since = max((at for at, one in enumerate(staged, 1) if one.snapshot_id in on_main), default=0)
+    logged = {entry.snapshot_id: entry.timestamp_ms for entry in reversed(metadata.snapshot_log)}
+    committed = {entry[0]: numbers[entry] for entry in logged.items() if entry in numbers}
+    since = max((at for at, one in enumerate(staged, 1) if one.snapshot_id in committed), default=0)
     left = staged[since:]
-    if left and not since and on_main and min(on_main.values()) > (left[0].sequence_number or 0):
-        raise StagedSnapshotsExpiredError(
-            f"the log of branch {MAIN_BRANCH} begins after snapshot {left[0].snapshot_id}, so it can't be"
-            " told whether that was staged, or committed there and rolled back"
+    if left and not since and committed and min(committed.values()) > (left[0].sequence_number or 0):
+        raise StagingBranchUnclearError(
+            f"snapshot {left[0].snapshot_id} is older than what is left of the log of branch {MAIN_BRANCH}:"
+            " it may be the writer's, or have been committed there and rolled back"
+        )
+    if moved := [one.snapshot_id for one in left if one.snapshot_id in logged]:
+        raise StagingBranchUnclearError(
+            f"branch {MAIN_BRANCH} was set to snapshot {moved[-1]} and rolled back, and no log tells on which"
+            " branch that was committed"
         )
     return left
 
@@ -267,6 +282,10 @@ def _cleared(
         publication = Publication(_number(told, CLEARED), by, numbers.get(by, number))
         if by == NO_SNAPSHOT:
             return {publication.snapshot_id}
+        if publication.target_sequence_number >= (snapshot.sequence_number or 0):
+            raise PublicationUnreadableError(
+                f"snapshot {snapshot.snapshot_id} says that the younger snapshot {by} had published it"
+            )
         if by not in ids and publication.target_sequence_number >= oldest:
             continue  # ancestors as young as that are known
         is_ancestor = by in ids or descends(publication)

@@ -19,6 +19,7 @@ from staging.history import (
     PublicationUnreadableError,
     StagedSnapshotsExpiredError,
     StagingBranchNotFoundError,
+    StagingBranchUnclearError,
     staged_snapshots,
 )
 
@@ -136,17 +137,25 @@ def test_what_was_committed_on_main_is_not_staged_after_a_rollback_of_main() -> 
     snapshots = [snapshot(1, None), snapshot(2, 1), snapshot(3, 2), snapshot(4, 3)]
     log = [(1, 1), (2, 2), (3, 3), (1, 5)]
     assert staged(metadata(*snapshots, log=log, main=1, ingest=4)) == [4]
-    # Also with what was published before; and if main was at the writer's own snapshot for a while.
     marked = [snapshot(1, None, **publishes(9)), *snapshots[1:]]
-    assert staged(metadata(*marked, log=log, main=1, ingest=4)) == [4]
-    assert staged(metadata(*snapshots, log=[(1, 1), (4, 5), (1, 6)], main=1, ingest=4)) == [2, 3, 4]
+    assert staged(metadata(*marked, log=log, main=1, ingest=4)) == [4], "also after a publication"
+
+
+@pytest.mark.parametrize("log", [[(1, 1), (3, 5), (1, 6)], [(1, 1), (2, 2), (3, 5), (1, 6)]])
+def test_what_main_was_set_to_and_rolled_back_is_not_guessed(log: list[tuple[int, int]]) -> None:
+    """3 may be the writer's, or of a branch that main was fast-forwarded to before this one was made."""
+    snapshots = [snapshot(1, None), snapshot(2, 1), snapshot(3, 2), snapshot(4, 3)]
+    found = metadata(*snapshots, log=log, main=1, ingest=4)
+    with pytest.raises(StagingBranchUnclearError, match="set to snapshot 3 and rolled back"):
+        staged(found)
+    assert staged(found, after=3) == [4]
 
 
 def test_where_the_log_of_main_has_expired_what_was_committed_there_is_not_guessed() -> None:
     """2 may be the writer's, or main's before it was rolled back to 1, which has expired."""
     snapshots = [snapshot(2, 1), snapshot(3, 2), snapshot(5, 1)]
     found = metadata(*snapshots, log=[(5, 5)], main=5, ingest=3)
-    with pytest.raises(StagedSnapshotsExpiredError, match="begins after snapshot 2"):
+    with pytest.raises(StagingBranchUnclearError, match="snapshot 2 is older"):
         staged(found)
     assert [staged(found, after=one) for one in (1, 2)] == [[2, 3], [3]]
 
@@ -199,6 +208,14 @@ def test_a_tag_is_no_staging_branch() -> None:
     found.refs["v1"] = found.refs["ingest"].model_copy(update={"snapshot_ref_type": SnapshotRefType.TAG})
     with pytest.raises(StagingBranchNotFoundError, match=r"no branch v1; it has ingest, main$"):
         staged_snapshots(found, "v1", "main")
+
+
+def test_a_marker_that_names_a_younger_snapshot_is_not_taken_for_a_rollback() -> None:
+    """What it says was published would come once more."""
+    said = snapshot(4, 2, **clears(2, 3, **{TARGET_SEQUENCE_NUMBER: "4"}))
+    found = metadata(snapshot(2, 1), said, snapshot(5, 1), snapshot(1, None), main=5, ingest=4)
+    with pytest.raises(PublicationUnreadableError, match="younger snapshot 3"):
+        staged(found)
 
 
 def test_a_snapshot_that_adds_files_is_staged_whatever_it_says_of_itself() -> None:

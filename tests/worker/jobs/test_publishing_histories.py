@@ -21,6 +21,7 @@ pytestmark = pytest.mark.integration
 
 Row = tuple[int | None, str, int]  # id, region, value
 STEPS = 40
+_UNTOLD = ("publication_expired", "staged_snapshots_expired", "staging_branch_unclear")
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,7 @@ class History:
         try:
             result = self.lake.publish()
         except PublicationError as error:
-            if not self.has_expired or error.code not in ("publication_expired", "staged_snapshots_expired"):
+            if not self.has_expired or error.code not in _UNTOLD:
                 raise
             self._start_branch()
             return

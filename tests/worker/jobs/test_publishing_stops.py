@@ -282,7 +282,7 @@ def test_where_the_snapshot_expired_that_both_branches_had_what_came_after_is_no
     table.append([row(5, 5)])
     table.java.expireSnapshots().expireSnapshotId(fork).commit()
 
-    assert "committed there and rolled back" in _remedied(lake, "staged_snapshots_expired")
+    assert "committed there and rolled back" in _remedied(lake, "staging_branch_unclear")
     lake.publish(parameters={"from": BRANCH, "after": fork})
 
     assert lake.rows() == in_order(row(1, 10), row(5, 5))
