@@ -271,7 +271,7 @@ def log_in_with_token(session: Session, settings: Settings, token: str) -> str:
     ).first()
     if row is None or row.used_at is not None or row.expires_at <= now:
         raise UnauthenticatedError(
-            "login-link-invalid", "A login link is good for one login within ten minutes."
+            "login-link-invalid", "This one was used already, has expired, or was never made."
         )
     row.used_at = now
     session.add(row)

@@ -85,5 +85,4 @@ def refuse_too_many(session: Session, table: EnrolledTable) -> None:
         raise ConflictError(
             "too-many-writes",
             f"{number:,} jobs that write rows wait for {table.name}.",
-            "Wait until some have ended, and send more rows at once.",
         )

@@ -403,7 +403,6 @@ def _check_staging(session: Session, row: EnrolledTable) -> None:
         raise ConflictError(
             "staging-branch-in-use",
             detail,
-            "Remove one of the two enrolments, or let it publish another branch.",
             table_id=other.id,
         )
 

@@ -26,6 +26,8 @@ from worker.process.deadline import check_time
 from worker.process.errors import Reason
 from worker.table.files import DataFile, DeleteFile
 
+_AS_PARQUET = "Rewrite the file as Parquet (rewrite_data_files with write.format.default=parquet)."
+
 
 @dataclass(frozen=True, slots=True)
 class KeyReader:
@@ -73,7 +75,7 @@ class KeyReader:
             raise KeyColumnError(
                 "unsupported_file_format",
                 f"{file.path} is {file.file_format.upper()}; key columns are read from Parquet, ORC and Avro",
-                "Rewrite the file as Parquet (rewrite_data_files with write.format.default=parquet).",
+                _AS_PARQUET,
             )
         try:
             yield from self._read_columns(file, constants, required=required)
@@ -191,7 +193,7 @@ def _refuse_timestamps(
                 "unsupported_orc_timestamp",
                 f"{file.path} is an ORC file whose key column {'.'.join(path)} is a timestamp, and those"
                 " outside the years 1678 to 2261 can't be told apart there",
-                "Rewrite the file as Parquet (rewrite_data_files with write.format.default=parquet).",
+                _AS_PARQUET,
             )
 
 
