@@ -404,6 +404,7 @@ def _start_attempt(
             identifier=table.identifier,
             table_uuid=job.table_uuid,
             branch=table.branch,
+            staging_branch=table.publish_from,
             key_sets=table.key_sets,
             seen_equality_field_ids=seen_equality_field_ids(session, table.id),
             overlapping_locations=_overlapping_locations(session, job, table),

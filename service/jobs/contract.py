@@ -69,6 +69,8 @@ class AssignedTable(Message):
     """This is Iceberg's own id of the table: another one means another table."""
     branch: str
     """The branch that is to be worked on."""
+    staging_branch: str | None
+    """The branch that is published on it; null if there is none."""
     key_sets: list[list[str]]
     """The declared keys are lists of column names."""
     seen_equality_field_ids: list[list[int]]

@@ -376,6 +376,7 @@ def test_a_job_runs_from_claim_to_result(service: Running, table: dict[str, Any]
         "identifier": ["db", "t"],
         "table_uuid": table["table_uuid"],
         "branch": "main",
+        "staging_branch": None,
         "key_sets": [],
         "seen_equality_field_ids": [],
         "overlapping_locations": [],

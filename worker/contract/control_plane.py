@@ -132,6 +132,8 @@ class AssignedTable(Body):
     identifier: list[str]
     table_uuid: str = ""
     branch: str
+    staging_branch: str | None = None
+    """What is published on the branch."""
     key_sets: list[list[str]] | None = None
     seen_equality_field_ids: list[list[int]] = []
     overlapping_locations: list[str] = []

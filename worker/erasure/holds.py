@@ -74,12 +74,18 @@ def holds(job: Job, metadata: TableMetadata) -> dict[int, Hold]:
 
 
 def kept_by_age(
-    metadata: TableMetadata, branch: str, older_than: datetime, retain_last: int, now: datetime
+    metadata: TableMetadata,
+    branch: str,
+    older_than: datetime,
+    retain_last: int,
+    now: datetime,
+    staging_branch: str | None = None,
 ) -> dict[int, Hold | None]:
     """The snapshots that are older than a time, by their ids, with what holds them: None if they may expire.
 
     branch: whose history this is about: what only other branches have is theirs, unless it is published.
     retain_last: so many snapshots of each branch stay. What the table retains by itself stays, too.
+    staging_branch: that is published on the branch.
     Raises CorruptMetadataError: Iceberg's own expiry follows parents that lead in a circle for ever.
     """
     _check_parents(metadata)
@@ -97,6 +103,7 @@ def kept_by_age(
         chain.from_iterable(_of_writers(name, histories, is_known) for name in histories),
         _of_vectors(metadata, histories, lambda flink: not _is_older(flink, left)),
         _of_publications(histories),
+        _of_unpublished(branch, staging_branch, histories),
         _of_other_branches(branch, histories),
         _of_staged(metadata, histories, lambda staged: not _is_older(staged, left)),
     ):
@@ -114,6 +121,7 @@ def _holds(job: Job, metadata: TableMetadata, now: datetime) -> Iterator[tuple[i
         yield from _of_writers(name, histories)
     yield from _of_vectors(metadata, histories)
     yield from _of_publications(histories)
+    yield from _of_unpublished(assignment.table.branch, assignment.table.staging_branch, histories)
     yield from _of_staged(metadata, histories)
     if not assignment.job.erase.expire_snapshots:
         why, remedy = (
@@ -312,6 +320,24 @@ def _of_publications(histories: Mapping[str, Sequence[Snapshot]]) -> Iterator[tu
                 if str(snapshot.snapshot_id) == told.get(_PUBLISHED_SNAPSHOT):
                     break
                 yield snapshot.snapshot_id, hold
+
+
+def _of_unpublished(
+    branch: str, staging_branch: str | None, histories: Mapping[str, Sequence[Snapshot]]
+) -> Iterator[tuple[int, Hold]]:
+    """What a staging branch has since it began, and the branch that it is to be published on, while nothing
+    is published: without either, nobody could tell what is staged."""
+    staging, own = histories.get(staging_branch or "", ()), histories.get(branch, ())
+    if any(_properties(one).get(_PUBLISHED_BRANCH) == staging_branch for one in own):
+        return
+    why = f"Nothing of branch {staging_branch} is published on branch {branch} yet, and both began there."
+    hold = Hold("branch", why, f"Publish it, or drop the branch, {_AGAIN}", staging_branch)
+    shared = {one.snapshot_id for one in staging} & {one.snapshot_id for one in own}
+    for history in (staging, own) if staging else ():
+        for snapshot in history:
+            yield snapshot.snapshot_id, hold
+            if snapshot.snapshot_id in shared:
+                break
 
 
 def _of_other_branches(

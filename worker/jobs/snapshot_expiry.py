@@ -147,8 +147,8 @@ class _Expiry:
         now = datetime.now(UTC)
         parameters = self._parameters
         older_than = now - timedelta(seconds=parameters.older_than_seconds)
-        branch = table.branch
-        kept = kept_by_age(table.metadata, branch, older_than, parameters.retain_last, now)
+        branch, staging_branch = table.branch, self._job.assignment.table.staging_branch
+        kept = kept_by_age(table.metadata, branch, older_than, parameters.retain_last, now, staging_branch)
         return _Found(
             [snapshot_id for snapshot_id, hold in kept.items() if hold is None],
             [hold for hold in kept.values() if hold is not None],

@@ -251,6 +251,35 @@ def test_what_waits_on_a_staging_branch_is_still_told_apart(new_table: NewTable,
     assert {one["name"] for one in report["held"] if one["snapshot_id"] in waiting} == {"stage"}
 
 
+def test_a_row_that_a_staged_snapshot_would_bring_back_is_held_until_it_is_published_and_erased(
+    new_table: NewTable, erase: Erase
+) -> None:
+    table = new_table()
+    table.append([row(0), row(1)])
+    table.java.manageSnapshots().createBranch("stage").commit()
+    told: dict[str, Any] = {"staging_branch": "stage"}
+
+    def publish() -> None:
+        erase.jobs.run("publish", parameters={"from": "stage"})
+
+    staged_rows = table.data_files([row(0), row(2)])
+    table.commit(*staged_rows, *table.equality_deletes([row(0)], equality_columns=["id"]), branch="stage")
+
+    report = erase(0, **told)
+
+    assert report["counts"]["held"] == 1, "never gone"
+    assert {one["name"] for one in report["held"] if one["holder"] == "branch"} == {"stage"}
+    assert numbers_of(table) == [1]
+    publish()
+    assert numbers_of(table) == [0, 1, 2]
+    again = erase(0, **told)
+    assert "writer" in {one["holder"] for one in again["held"]}, "the last publication is looked for"
+    table.commit(*table.data_files([row(3)]), branch="stage")
+    publish()
+    assert erase(0, **told)["counts"] == ALL_GONE
+    assert numbers_of(table) == [1, 2, 3]
+
+
 def staged(table: TableBuilder) -> Sequence[Any]:
     return staged_snapshots(table.metadata, "stage", "main")
 

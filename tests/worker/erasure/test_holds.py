@@ -36,7 +36,9 @@ def test_a_moment_that_no_calendar_has_is_the_last_or_the_first(
 def test_ancestors_that_go_round_in_a_circle_are_each_looked_at_once() -> None:
     found = metadata(snapshot(1, 3), snapshot(2, 1), snapshot(3, 2, **{"flink.job-id": "f"}), main=1, work=2)
     erase = SimpleNamespace(expire_snapshots=True)
-    assignment = SimpleNamespace(table=SimpleNamespace(branch="main"), job=SimpleNamespace(erase=erase))
+    assignment = SimpleNamespace(
+        table=SimpleNamespace(branch="main", staging_branch=None), job=SimpleNamespace(erase=erase)
+    )
     held = holds(cast("Any", SimpleNamespace(assignment=assignment)), found)
     assert {number: hold.holder for number, hold in held.items()} == {1: "branch", 2: "branch", 3: "writer"}
     told = found.model_dump(mode="json", by_alias=True)

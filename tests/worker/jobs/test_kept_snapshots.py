@@ -136,6 +136,10 @@ def test_what_a_staging_branch_has_stays_until_it_is_published() -> None:
     never = table([*line(1, 2, 3), *staged], refs)
     assert expiring(never) == [1, 2]
     assert {holders(never)[number] for number in (5, 6, 7)} == {"branch"}
+    kept = kept_by_age(never, "main", NOW, 1, NOW, "ingest")
+    assert [number for number, hold in kept.items() if hold is None] == [], (
+        "it is enrolled: so is its beginning"
+    )
 
     told = {"icestream.published-branch": "ingest", "icestream.published-snapshot-id": "6"}
     published = table([*line(1, 2, 3, 4, told={3: told}), *staged], refs | {"main": branch(4)})

@@ -106,6 +106,39 @@ def _expire(table: TableBuilder) -> None:
     table.java.expireSnapshots().expireOlderThan(2**62).retainLast(1).commit()
 
 
+@V2_FIRST
+def test_jobs_that_maintain_the_table_leave_what_is_staged(lake: Lake, format_version: int) -> None:
+    table = lake.create(row(1, 1), row(2, 2), format_version=format_version)
+    checkpoint(lake, 1, *table.equality_deletes([row(1, 0)], equality_columns=["id"]))
+    lake.publish()
+    for n in (3, 5):
+        table.append([row(n, n)])
+    checkpoint(lake, 2, *table.data_files([row(4, 4)]))
+    lake.upsert(row(2, 20), row(3, 30))
+
+    lake.jobs.run("expire_snapshots", staging_branch=BRANCH, parameters={"older_than_seconds": 0})
+    manifests = lake.jobs.run("rewrite_manifests").result["manifests"]
+
+    assert manifests["manifests_rewritten"] > manifests["manifests_added"] > 0
+    assert lake.publish()["staged_snapshots"] == 2
+    assert lake.rows() == in_order(row(2, 20), row(3, 30), row(4, 4), row(5, 5))
+    assert _max_committed(table) == 2
+
+
+@V2_FIRST
+def test_manifests_of_the_branch_do_not_grow(lake: Lake, format_version: int) -> None:
+    table = lake.create(row(0, 0), format_version=format_version)
+    manifests = []
+    for round_ in range(8):
+        lake.upsert(row(0, round_), row(round_, round_))
+        lake.publish()
+        java = table.java
+        manifests.append(len(java.snapshot(BRANCH).allManifests(java.io())))
+
+    assert manifests == [3, *[2] * 7]
+    assert lake.rows() == in_order(row(0, 7), *[row(n, n) for n in range(1, 8)])
+
+
 def test_a_staged_snapshot_is_not_lost_when_those_around_it_expire(lake: Lake) -> None:
     """The target's history is gone by then; the branch itself says what was published."""
     table = lake.create(row(1, 1))
