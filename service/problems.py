@@ -43,23 +43,23 @@ PROBLEMS: dict[str, ProblemType] = {
     ),
     "api-key-given": ProblemType(
         (409,),
-        "This key cannot be rotated",
-        "Its secret is a setting of the service.",
+        "The secret of this key is a setting",
+        "It can't be rotated here, since the secret comes with the settings of the service.",
         "Start the service with another secret in the setting named in `detail`, then revoke this key.",
     ),
     "api-key-not-active": ProblemType(
         (409,),
-        "This key cannot be rotated",
-        "The key has expired or was revoked.",
+        "This key is no longer active",
+        "It has expired or was revoked, so it can't be rotated.",
         "Make a new one: POST /api/v1/api-keys.",
     ),
     "api-key-not-found": ProblemType(
-        (404,), "No such API key", "No API key has the id in the path.", "List them: GET /api/v1/api-keys."
+        (404,), "No such API key", "No API key has this id.", "List them: GET /api/v1/api-keys."
     ),
     "api-key-rotated": ProblemType(
         (409,),
-        "The key was rotated meanwhile",
-        "The secret that was to be replaced, by its `prefix`, is not the key's any more.",
+        "The key has been rotated in the meantime",
+        "The secret that was to be replaced, by its `prefix`, is no longer the key's.",
         "Use the secret that somebody has made meanwhile, or send the prefix that the key has now.",
     ),
     "api-key-scoped": ProblemType(
@@ -70,8 +70,8 @@ PROBLEMS: dict[str, ProblemType] = {
     ),
     "body-too-deep": ProblemType(
         (422,),
-        "The request's body is nested too deep",
-        "Objects and lists of a body may lie within each other 64 times.",
+        "The request body is nested too deeply",
+        "Objects and lists of a body may be nested 64 levels deep.",
         "Send a flatter body; /docs describes what every call takes.",
         {"limit_depth": "how many levels it may have"},
     ),
@@ -79,13 +79,13 @@ PROBLEMS: dict[str, ProblemType] = {
         (413,),
         "The request body is too large",
         "A body may have 1 MiB, a worker's report 64 MiB, and JSON 500,000 values.",
-        "Send less at once, for instance several requests.",
+        "Send less at once, in several requests.",
         {"limit_bytes": "how many bytes it may have"},
     ),
     "branch-not-found": ProblemType(
         (422,),
         "The table has no such branch",
-        "The Iceberg table has no branch of that name, or not any more.",
+        "The Iceberg table has no branch of that name, or no longer has one.",
         "Name one of the branches in `detail`, or leave `branch` out for main.",
     ),
     "catalog-busy": ProblemType(
@@ -96,7 +96,7 @@ PROBLEMS: dict[str, ProblemType] = {
     ),
     "catalog-exists": ProblemType(
         (409,),
-        "There is a catalog of that name already",
+        "A catalog of that name already exists",
         "Names of catalogs are unique.",
         "Choose another name, or PATCH the existing catalog.",
     ),
@@ -108,8 +108,8 @@ PROBLEMS: dict[str, ProblemType] = {
     ),
     "catalog-limit-exceeded": ProblemType(
         (502,),
-        "The catalog answers with more than is taken of it",
-        "An answer, a list or a metadata file goes beyond a bound; `detail` names it. It was not read to its "
+        "The catalog's answer is too large",
+        "An answer, a list or a metadata file goes beyond a bound; `detail` names it. It was not read to the "
         "end.",
         "Expire snapshots of a table whose metadata is too large; look at one namespace of a catalog with "
         "too many tables. docs/security.md has the bounds.",
@@ -122,7 +122,7 @@ PROBLEMS: dict[str, ProblemType] = {
     ),
     "catalog-redirects": ProblemType(
         (502,),
-        "The catalog sends callers elsewhere",
+        "The catalog redirects to another host",
         "A REST catalog answered with a redirect, another `uri` or another store's endpoint, where "
         "credentials would go too. They are sent to no host that the record does not name.",
         "If that is where the catalog or its store is, give it as `uri` or as the endpoint in the record.",
@@ -130,8 +130,8 @@ PROBLEMS: dict[str, ProblemType] = {
     "catalog-too-slow": ProblemType(
         (502,),
         "The catalog took too long",
-        "Each of its answers may have come in time, but not all that was asked of it; so many seconds are "
-        "given to a request in all.",
+        "Each of its answers may have come in time, but not all that was asked of it; a request has a limit "
+        "for all of them together.",
         "Look at the catalog's own log for what is slow. The time is four times "
         "ICESTREAM_CATALOG_TIMEOUT_SECONDS.",
     ),
@@ -143,7 +143,7 @@ PROBLEMS: dict[str, ProblemType] = {
     ),
     "changed-at-the-same-time": ProblemType(
         (409,),
-        "Somebody else was faster",
+        "Another request was faster",
         "Another request made or removed the same thing, or what this one refers to, at the same time.",
         "GET what is there now, and send the request again if it is still wanted.",
     ),
@@ -156,7 +156,7 @@ PROBLEMS: dict[str, ProblemType] = {
     ),
     "cursor-mismatch": ProblemType(
         (400,),
-        "The cursor is of another list",
+        "The cursor belongs to another list",
         "A cursor holds for the list, the sort and the filters that it was given with.",
         "Send it with the sort and filters of its page, or leave it out to start again.",
     ),
@@ -169,13 +169,13 @@ PROBLEMS: dict[str, ProblemType] = {
     "forbidden": ProblemType(
         (403,),
         "Your role does not allow this",
-        "The credentials are good, and their role does not allow the call.",
+        "The credentials are valid, but their role does not allow the call.",
         "Use a key with the role named in `remedy`, or ask an admin for one.",
         _DENIED,
     ),
     "host-not-allowed": ProblemType(
         (422,),
-        "This host may not be connected to",
+        "Connections to this host are not allowed",
         "The host, or an address that its name resolves to, is internal to a machine or not among those "
         "that the operator allows; or a property names it in a way that not all programs read alike.",
         "If it is meant, add it to ICESTREAM_ALLOWED_HOSTS and start the service again, unless `detail` says "
@@ -185,13 +185,13 @@ PROBLEMS: dict[str, ProblemType] = {
     "delivery-not-found": ProblemType(
         (404,),
         "No such delivery",
-        "The webhook has no delivery of this id, or it is so old that it was forgotten.",
+        "The webhook has no delivery of this id, or it was too old to be kept.",
         "List them: GET /api/v1/webhooks/{id}/deliveries.",
     ),
     "host-unknown": ProblemType(
         (502,),
-        "The host's name is not known",
-        "A host that a catalog names cannot be resolved to an address.",
+        "The host name can't be resolved",
+        "There is no address for a host that a catalog names.",
         "Check the spelling, and the name server of the machine that the service runs on.",
     ),
     "event-not-understood": ProblemType(
@@ -201,11 +201,11 @@ PROBLEMS: dict[str, ProblemType] = {
         "Send the event as the store or what passes it on makes it, or name tables or files instead.",
     ),
     "erasure-not-found": ProblemType(
-        (404,), "No such erasure", "No erasure has the id in the path.", "List them: GET /api/v1/erasures."
+        (404,), "No such erasure", "No erasure has this id.", "List them: GET /api/v1/erasures."
     ),
     "erasures-not-set-up": ProblemType(
         (409,),
-        "Nothing is erased here yet",
+        "Erasures are not set up",
         "The service lacks the secrets that keep what was erased secret, and that sign receipts.",
         "Set ICESTREAM_ERASURE_SECRET and ICESTREAM_RECEIPT_SECRET, and start the service again.",
     ),
@@ -292,7 +292,7 @@ PROBLEMS: dict[str, ProblemType] = {
     "invalid-last-event-id": ProblemType(
         (422,),
         "Last-Event-ID is not one of ours",
-        "Events are numbered.",
+        "It is not the number of an event.",
         "Send the id of the last event that was received, or leave the header out to start now.",
     ),
     "invalid-token": ProblemType(
@@ -304,12 +304,12 @@ PROBLEMS: dict[str, ProblemType] = {
     "issuer-unavailable": ProblemType(
         (503,),
         "The issuer of the token did not answer",
-        "Whether the token is valid can't be known without the issuer's keys.",
+        "The token can't be checked without the issuer's keys.",
         "Send the request again after the seconds in Retry-After, or use an API key.",
     ),
     "job-already-queued": ProblemType(
         (409,),
-        "Such a job is queued already, with other parameters",
+        "Such a job is already queued with other parameters",
         "A table has at most one job of a kind that waits for its first attempt.",
         "Wait for that job, or cancel it and request yours again.",
         {"job_id": "the job that waits"},
@@ -328,22 +328,22 @@ PROBLEMS: dict[str, ProblemType] = {
     ),
     "key-not-supported": ProblemType(
         (422,),
-        "Its key cannot be converted",
+        "Deletes by this key cannot be converted",
         "Equality deletes of the table compare floating-point numbers, about which engines disagree.",
         "Give the writer a key without such columns; its delete files stay, and others are converted.",
     ),
     "location-not-absolute": ProblemType(
         (422,),
         "The location is not absolute",
-        "A relative path means another place to every process.",
+        "A relative path leads each process to a different place.",
         "Give an absolute path or a URI, such as file:///data/warehouse or s3://bucket/warehouse.",
     ),
     "location-not-allowed": ProblemType(
         (422,),
         "The location is outside the allowed places",
         "Catalogs, tables and indexes lie in the data directory or under ICESTREAM_ALLOWED_LOCATIONS, "
-        "also by where links lead. What could be taken for another place is refused, and the service's own "
-        "files.",
+        "and so do the targets of links. Ambiguous spellings are refused, and so are the "
+        "service's own files.",
         "Add its prefix to ICESTREAM_ALLOWED_LOCATIONS and start the service again, or spell it plainly.",
         {"location": "the place that was refused", "setting": "what would allow it"},
     ),
@@ -361,23 +361,23 @@ PROBLEMS: dict[str, ProblemType] = {
     ),
     "lookups-not-set-up": ProblemType(
         (409,),
-        "Nobody answers for keys here",
+        "Lookups are not set up",
         "The service has no lookup servers.",
         "Start `icestream lookup`, and give the service its address as ICESTREAM_LOOKUP_URL, and its token.",
     ),
     "lookups-busy": ProblemType(
         (503,),
-        "The lookup servers have all they can do",
-        "They work on as many questions, or hold as much memory, as they take at once, or the answers that "
-        "are under way have too many bytes together.",
+        "The lookup servers are busy",
+        "They have as many questions at once as they take, or no memory left for another one, or the answers "
+        "that are being sent are too large together.",
         "Ask again in some seconds; if it goes on, start more lookup servers.",
     ),
     "lookups-unavailable": ProblemType(
         (503,),
-        "No lookup server answers now",
-        "None can be reached, or what answers is none of this version and token; `detail` tells more.",
+        "No lookup server is available",
+        "None can be reached, or what answers has another version or token; `detail` says more.",
         "See whether `icestream lookup` runs where ICESTREAM_LOOKUP_URL says, with the same token, and what "
-        "its log tells.",
+        "its log says.",
     ),
     "malformed-request": ProblemType(
         (400,),
@@ -387,8 +387,8 @@ PROBLEMS: dict[str, ProblemType] = {
     ),
     "method-not-allowed": ProblemType(
         (405,),
-        "This call does not take that method",
-        "The path exists, for other methods.",
+        "The method is not allowed for this path",
+        "The path exists, but only for other methods.",
         "Use one of the methods in the header Allow.",
     ),
     "missing-property": ProblemType(
@@ -400,7 +400,7 @@ PROBLEMS: dict[str, ProblemType] = {
     "namespace-not-found": ProblemType(
         (422,),
         "The catalog has no such namespace",
-        "The catalog answers, and has no namespace of that name.",
+        "The catalog answers, but has no namespace of that name.",
         "Name one that the catalog's check shows, or leave it out.",
     ),
     "no-dry-run": ProblemType(
@@ -414,7 +414,7 @@ PROBLEMS: dict[str, ProblemType] = {
     ),
     "no-staging-branch": ProblemType(
         (422,),
-        "What is to be published?",
+        "No staging branch is named",
         "A publication takes what a staging branch has to the table's branch, and the enrolment names none, "
         "or that branch itself.",
         "Name the branch that the writer commits to with the enrolment (`publish`).",
@@ -422,44 +422,47 @@ PROBLEMS: dict[str, ProblemType] = {
     ),
     "no-role": ProblemType(
         (403,),
-        "The token stands for no role here",
+        "The token grants no role here",
         "The token is valid, but nothing in its role claim is mapped to a role.",
         "Ask an admin to map it in ICESTREAM_OIDC_ROLES, or your issuer to put you into a mapped group.",
         {"principal": "whom the token belongs to, as in the audit log"},
     ),
     "not-acceptable": ProblemType(
         (406,),
-        "No answer is of this type",
+        "No answer comes in this type",
         "The header Accept names neither what the call answers with nor */*.",
         "Accept application/json or application/vnd.apache.arrow.stream.",
     ),
     "not-covered": ProblemType(
         (409,),
         "The index does not cover enough of the table",
-        "More rows would have to be scanned than one question may; a part is no answer.",
+        "More rows would have to be scanned than one question may scan, and no answer is given in part.",
         "Run a job of kind `index`, or wait for the next one, and ask again.",
     ),
     "not-found": ProblemType(
-        (404,), "Nothing here", "No call has this path.", "Check the path; /docs lists every call."
+        (404,),
+        "Not found",
+        "No call has this path.",
+        "Check the path; /docs lists every call.",
     ),
     "not-ready": ProblemType(
         (503,),
         "Not ready",
         "The database cannot be used, or is not migrated.",
-        "See the service's log; it tries again by itself.",
+        "See the service's log; it tries again on its own.",
     ),
     "out-of-scope": ProblemType(
         (403,),
         "The scopes of this key do not allow this",
-        "The API key is good, and it was made for other parts of the API.",
+        "The API key is valid, but was made for other parts of the API.",
         "Use a key with the scope named in `remedy`, or one without scopes.",
         _DENIED,
     ),
     "out-of-time": ProblemType(
         (503,),
-        "The answer takes too long",
-        "What it needs was not read within the time for which it is waited.",
-        "Ask again, as what was read is known now; or ask for fewer keys, or run a job of kind `index`.",
+        "The answer took too long",
+        "What it needs could not be read in time.",
+        "Ask again, since what was read so far is kept; or ask for fewer keys, or run a job of kind `index`.",
     ),
     "pattern-not-found": ProblemType(
         (404,), "No such pattern", "No standing pattern has this id.", "List them: GET /api/v1/patterns."
@@ -492,7 +495,7 @@ PROBLEMS: dict[str, ProblemType] = {
     ),
     "policy-exists": ProblemType(
         (409,),
-        "There is a policy of that name already",
+        "A policy of that name already exists",
         "Names of policies are unique.",
         "Choose another name, or PATCH the existing policy.",
     ),
@@ -511,7 +514,7 @@ PROBLEMS: dict[str, ProblemType] = {
     ),
     "precondition-required": ProblemType(
         (428,),
-        "Which version is this an update of?",
+        "If-Match is missing",
         "A PATCH without If-Match could overwrite somebody else's change. PUT and DELETE need not have it.",
         "GET the resource, and send its ETag as If-Match (or `*` to overwrite anything).",
     ),
@@ -523,8 +526,8 @@ PROBLEMS: dict[str, ProblemType] = {
     ),
     "report-of-other-keys": ProblemType(
         (422,),
-        "The report is of other keys",
-        "What a worker says of an erasure is about as many keys as its job was given.",
+        "The report is about other keys",
+        "The report of an erasure counts as many keys as the job was given; this one does not.",
         "The worker ends the attempt as failed. Use a worker of the service's own version.",
     ),
     "rows-not-kept": ProblemType(
@@ -549,7 +552,7 @@ PROBLEMS: dict[str, ProblemType] = {
     "secret-unavailable": ProblemType(
         (422,),
         "A secret cannot be resolved",
-        "The environment variable or file that a property refers to is not there.",
+        "The environment variable or file that a property refers to does not exist.",
         "Set it for the service, one of a catalog also for its workers, then start them again.",
     ),
     "stale-attempt": ProblemType(
@@ -569,12 +572,12 @@ PROBLEMS: dict[str, ProblemType] = {
         (422,),
         "The system always has a policy",
         "Without one, values would have no source.",
-        "Attach `manual` if nothing shall run by itself.",
+        "Attach `manual` if nothing should start on its own.",
     ),
     "table-changed": ProblemType(
         (503,),
-        "The table changed meanwhile",
-        "What the question is about was replaced while it was answered, more often than it is looked for.",
+        "The table changed in the meantime",
+        "What the question is about was replaced while it was being answered, and again on the second try.",
         "Ask again.",
     ),
     "table-ambiguous": ProblemType(
@@ -602,7 +605,7 @@ PROBLEMS: dict[str, ProblemType] = {
     ),
     "table-exists": ProblemType(
         (409,),
-        "The table is enrolled already",
+        "The table is already enrolled",
         "A branch of a table is enrolled once.",
         "Use the enrolment that is there.",
         {"table_id": "the enrolment that is there"},
@@ -616,7 +619,7 @@ PROBLEMS: dict[str, ProblemType] = {
     "table-not-found": ProblemType(
         (422,),
         "The catalog has no such table",
-        "The catalog answers, and does not know the table.",
+        "The catalog answers, but does not know the table.",
         "Correct the identifier; `nearest` has names like it.",
         {
             "nearest": "tables with names like it",
@@ -626,14 +629,14 @@ PROBLEMS: dict[str, ProblemType] = {
     "table-unreadable": ProblemType(
         (422,),
         "The table's metadata cannot be read",
-        "The catalog knows the table, and its metadata is missing, damaged or of an unknown version.",
+        "The catalog knows the table, but its metadata is missing, damaged or of an unknown version.",
         "Look at what `detail` says of the metadata file.",
     ),
     "too-many-matches": ProblemType(
         (422,),
         "The pattern matches too many tables",
         "One request enrols 200 tables at most, or erases from 100, since others wait meanwhile.",
-        "Narrow it. Tables can be enrolled little by little by a standing pattern (`POST /patterns`), too.",
+        "Narrow it. A standing pattern enrols tables little by little (`POST /patterns`), too.",
         {"matched": "how many tables it matches"},
     ),
     "too-many-requests": ProblemType(
@@ -647,19 +650,19 @@ PROBLEMS: dict[str, ProblemType] = {
     "too-many-windows": ProblemType(
         (422,),
         "The policy has too many windows",
-        "Each window is looked at with every decision, so a policy has 50 at most.",
-        "Put windows together: one may be of several days, and begin on one day and end on the next.",
+        "Every decision looks at each window, so a policy has 50 at most.",
+        "Merge windows: one may cover several days, and begin on one day and end on the next.",
         _ERRORS,
     ),
     "too-many-writes": ProblemType(
         (409,),
-        "Too many writes of this table wait",
-        "At most 100 jobs that write rows wait for one table, since each keeps its rows until it has ended.",
+        "Too many writes to this table are waiting",
+        "At most 100 jobs that write rows may wait for a table, since each keeps its rows until it ends.",
         "Wait until some have ended, and send more rows at once.",
     ),
     "unauthenticated": ProblemType(
         (401,),
-        "Who are you?",
+        "Credentials are missing",
         "The call needs credentials, and there were none.",
         "Send `Authorization: Bearer <key>`, or sign in at /login.",
     ),
@@ -673,7 +676,7 @@ PROBLEMS: dict[str, ProblemType] = {
         (422,),
         "The table has no such key",
         "The key columns are not in the table's schema, or it has several key sets, or none yet.",
-        "Name columns of the table's schema, or leave `key_columns` away where it has one key set.",
+        "Name columns of the table's schema, or leave `key_columns` out where it has one key set.",
     ),
     "unknown-snapshot": ProblemType(
         (404,),
@@ -683,20 +686,20 @@ PROBLEMS: dict[str, ProblemType] = {
     ),
     "uri-not-supported": ProblemType(
         (422,),
-        "The uri is not one for this type of catalog",
+        "The uri does not fit this type of catalog",
         "The scheme of `uri` does not fit the type of the catalog, or it names no host.",
         "Correct `uri`; `detail` says what it may be.",
     ),
     "unsupported-media-type": ProblemType(
         (415,),
-        "No body of this type is read",
+        "The body has an unsupported type",
         "The header Content-Type names neither of the types in which keys are read.",
         "Send application/json or application/vnd.apache.arrow.stream, and say which.",
     ),
     "unusable-value": ProblemType(
         (422,),
         "A value cannot be stored",
-        "A text has a NUL character or half of a surrogate pair, or a number is not finite or too large.",
+        "Some text has a NUL character or half of a surrogate pair, or a number is not finite or too large.",
         "Send text without these, and finite numbers of 64 bits at most.",
     ),
     "validation-error": ProblemType(
@@ -708,7 +711,7 @@ PROBLEMS: dict[str, ProblemType] = {
     ),
     "version-conflict": ProblemType(
         (412,),
-        "It was changed meanwhile",
+        "It has been changed in the meantime",
         "If-Match names a version that is not the current one.",
         "GET it again, repeat the change, and send the new ETag.",
     ),
@@ -720,8 +723,8 @@ PROBLEMS: dict[str, ProblemType] = {
     ),
     "webhook-exists": ProblemType(
         (409,),
-        "There is a webhook of that name already",
-        "Names are unique.",
+        "A webhook of that name already exists",
+        "Names of webhooks are unique.",
         "Choose another name, or PATCH the existing webhook.",
     ),
     "webhook-not-found": ProblemType(
@@ -729,25 +732,25 @@ PROBLEMS: dict[str, ProblemType] = {
     ),
     "webhook-secret-unusable": ProblemType(
         (422,),
-        "The secret is no key for signatures",
+        "The secret can't be used to sign",
         "The secret that a webhook refers to is not `whsec_` and 24 to 64 bytes in base64.",
         "Make one as `detail` says, and put it where the reference points to.",
     ),
     "webhook-url-not-supported": ProblemType(
         (422,),
-        "The url is not one for a webhook",
-        "It is an http or https URL with a host, without a user or a fragment.",
+        "The url can't be used for a webhook",
+        "It has to be an http or https URL with a host, without a user or a fragment.",
         "Correct it, such as https://hooks.example/icestream.",
     ),
     "worker-not-found": ProblemType(
         (404,),
         "No such worker",
-        "No worker has this id, or not any more.",
-        "Register again: POST /api/v1/workers. Workers do so by themselves.",
+        "No worker has this id, or it was forgotten.",
+        "Register again: POST /api/v1/workers. Workers do so on their own.",
     ),
     "worker-not-yours": ProblemType(
         (403,),
-        "This worker is somebody else's",
+        "This worker belongs to somebody else",
         "A worker, with its attempts, belongs to the key or the issuer's subject that registered it.",
         "Use the key that registered it, or register a worker of your own: POST /api/v1/workers.",
         _DENIED,

@@ -90,7 +90,7 @@ class Settings(BaseSettings):
     poll_interval_seconds: float = Field(default=10, gt=0)
     """How often a table's catalog is asked; `icestream demo` takes 2 unless it is set."""
     lease_seconds: float = Field(default=30, gt=0)
-    """A worker that is not heard of for so long has lost its job."""
+    """A worker that sends no heartbeat for this long loses its job."""
     scheduler_interval_seconds: float = Field(default=1, gt=0)
     """How often the service looks for what is due: polls, patterns, lost jobs and webhooks."""
     background: bool = True
@@ -104,8 +104,8 @@ class Settings(BaseSettings):
     """How many keys one caller may ask about in a minute, of each replica of the service. A call of more keys
     counts as a minute's. 0 is no limit."""
     erasure_secret: SecretStr | None = Field(default=None, min_length=32)
-    """What turns erased keys into keyed hashes, of 32 characters or more: whoever has it can tell whether a
-    receipt is about a key. Without it and the next one, nothing can be erased."""
+    """The secret that turns erased keys into keyed hashes, of 32 characters or more: with it, one can tell
+    whether a receipt is about a key. Without it and the next one, nothing can be erased."""
     receipt_secret: SecretStr | None = None
     """What signs the receipts of erasures, as webhooks are signed: `whsec_` and 24 to 64 bytes in base64.
     Several, separated by spaces, all sign."""
@@ -123,7 +123,7 @@ class Settings(BaseSettings):
     webhook_timeout_seconds: float = Field(default=10, gt=0)
     """How long the receiver of a webhook may take to answer."""
     webhook_attempts: int = Field(default=12, ge=1)
-    """After so many attempts a delivery is given up: by default, a bit more than a day after the event."""
+    """A delivery is given up after this many attempts: by default, a bit more than a day after the event."""
     webhook_pause_seconds: float = Field(default=5, gt=0)
     """The pause before the second attempt. Each further one is three times as long, six hours at most."""
     webhook_history_days: float = Field(default=30, gt=0)

@@ -31,7 +31,7 @@ _SETTINGS = """\
 <!-- Written by `make reference`. -->
 
 All settings are environment variables. `icestream up` and `icestream serve` read those of the service,
-`icestream worker` those of a worker. A setting that can't be is named at the start, and nothing starts.
+`icestream worker` those of a worker. If a setting is not valid, nothing starts, and an error names it.
 
 ## The service
 

@@ -217,7 +217,7 @@ class LookupServers:
             return f"No lookup server answers ({type(error).__name__})."
         if status == 401:
             return "A lookup server has another ICESTREAM_LOOKUP_TOKEN than the service."
-        return None if status == 200 else "The lookup servers have all they can do."
+        return None if status == 200 else "The lookup servers are busy."
 
     async def _first_answer(self, question: _Question) -> Answered:
         """Of the question, or of its repetition once it is late: whichever comes first."""

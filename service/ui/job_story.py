@@ -24,7 +24,7 @@ _STAGE_WORDS = {
     "deletes": "Write deletion vectors and position deletes",
     "rows": "Write data files with new rows",
     "clear": "Take what is published off the staging branch",
-    "rewrite": "Write files anew",
+    "rewrite": "Rewrite files",
     "expire": "Let snapshots expire",
     "delete": "Delete files that no snapshot needs",
     "commit": "Commit to the Iceberg table",
@@ -354,7 +354,7 @@ def _expiry_figures(report: dict[str, Any]) -> list[Figure]:
 def _manifests_figures(report: dict[str, Any]) -> list[Figure]:
     return [
         Figure(
-            "Manifests written anew",
+            "Manifests rewritten",
             count(report.get("manifests_rewritten")),
             f"as {count(report.get('manifests_added'))}",
         ),

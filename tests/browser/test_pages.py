@@ -158,7 +158,7 @@ def test_two_admins_see_each_others_changes_and_overwrite_none_unseen(
     signed_in.get_by_role("button", name="Save").click()
     expect(signed_in.get_by_role("heading", name="shop.rivals")).to_be_visible()
     other.get_by_role("button", name="Save").click()
-    expect(other.get_by_role("alert")).to_contain_text("It was changed meanwhile")
+    expect(other.get_by_role("alert")).to_contain_text("It has been changed in the meantime")
     keys_field = other.get_by_label("Declared keys")
     expect(keys_field).to_have_value("id, region")
     expect(keys_field).to_have_accessible_description(re.compile("There now: id"))

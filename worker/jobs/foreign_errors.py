@@ -41,12 +41,12 @@ class AmbiguousCatalogHostError(CatalogHostError):
 
 class CatalogRedirectsError(JobError):
     code = "catalog_redirects"
-    title = "The catalog sends callers elsewhere"
+    title = "The catalog redirects to another host"
 
 
 class CatalogLimitError(JobError):
     code = "catalog_limit_exceeded"
-    title = "The catalog answers with more than is taken of it"
+    title = "The catalog's answer is too large"
 
 
 class CatalogTimeError(CatalogLimitError):

@@ -149,9 +149,10 @@ def _answer(
     except OutOfTimeError:
         why = f"What the answer needs was not read within the {max(seconds, 0):.3g} s that were left."
         remedy = (
-            "Ask again, as what was read is known now; or ask for fewer keys, or run a job of kind `index`."
+            "Ask again, since what was read so far is kept; or ask for fewer keys, or run a job of kind "
+            "`index`."
         )
-        return _problem(503, "out_of_time", "The answer takes too long", why, remedy)
+        return _problem(503, "out_of_time", "The answer took too long", why, remedy)
     except OSError as error:
         why = _redacted(asked, f"{type(error).__name__}: {error}")
         log.warning("A store did not answer: %s", why)

@@ -16,7 +16,7 @@ from worker.process.errors import JobError
 
 class ServerBusyError(JobError):
     code = "busy"
-    title = "The lookup server has all it can do"
+    title = "The lookup server is busy"
     remedy = "Ask again in some seconds; if it goes on, start more lookup servers."
     retryable = True
 

@@ -29,7 +29,7 @@ class InvalidArrowError(QuestionError):
 class UnknownKeyColumnsError(QuestionError):
     code = "unknown_key_columns"
     title = "The table has no such key"
-    remedy = "Name columns of the table's schema, or leave `key_columns` away where it has one key set."
+    remedy = "Name columns of the table's schema, or leave `key_columns` out where it has one key set."
 
 
 class UnknownColumnsError(QuestionError):
@@ -80,7 +80,7 @@ class OutdatedError(QuestionError):
     """What was known of the table is gone: the next look finds what is there now."""
 
     code = "outdated"
-    title = "The table changed meanwhile"
+    title = "The table changed in the meantime"
     remedy = "Ask again."
     status = 503
     retryable = True

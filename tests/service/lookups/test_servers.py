@@ -44,10 +44,10 @@ T = TypeVar("T")
         (Answer("no json"), "lookups-unavailable"),
         (Answer({"code": "unauthorized", "title": "The token is another one"}, 401), "lookups-unavailable"),
         (Answer("{}", headers={"content-type": "text/html"}), "lookups-unavailable"),
-        (Answer({"code": "outdated", "title": "The table changed meanwhile"}, 503), "table-changed"),
+        (Answer({"code": "outdated", "title": "The table changed in the meantime"}, 503), "table-changed"),
         (Answer({"code": "store_unavailable", "title": "A store does not answer"}, 503), "store-unavailable"),
-        (Answer({"code": "out_of_time", "title": "The answer takes too long"}, 503), "out-of-time"),
-        (Answer({"code": "busy", "title": "The lookup server has all it can do"}, 503), "lookups-busy"),
+        (Answer({"code": "out_of_time", "title": "The answer took too long"}, 503), "out-of-time"),
+        (Answer({"code": "busy", "title": "The lookup server is busy"}, 503), "lookups-busy"),
     ],
 )
 def test_a_server_that_cannot_answer_is_told_as_such(
@@ -338,7 +338,7 @@ def test_the_overview_tells_that_no_lookup_server_answers(
         answering({}) as server,
         running(with_lookup_server(settings, server.url, TOKEN)) as service,
     ):
-        for status, told in ((200, None), (503, "all they can do"), (401, "another ICESTREAM_LOOKUP_TOKEN")):
+        for status, told in ((200, None), (503, "are busy"), (401, "another ICESTREAM_LOOKUP_TOKEN")):
             server.answers["/readyz"] = Answer({}, status)
             page = service.admin.get(f"{service.url}/").text
             assert told is None or told in page

@@ -216,7 +216,7 @@ def test_a_change_that_somebody_else_overtook_saves_nothing(service: Running, ad
     ).raise_for_status()
     refused = admin.send("/edit", description="mine")
     assert refused.status == 412
-    assert "It was changed meanwhile" in refused.text
+    assert "It has been changed in the meantime" in refused.text
     assert "There now: theirs" in refused.text
     assert 'aria-describedby="description-there "' in refused.html
     assert dict(refused.form("/edit").fields)["description"] == "mine"
@@ -258,7 +258,7 @@ def test_nothing_is_deleted_that_somebody_else_has_just_changed(
     refused = admin.send(f"{path}/delete")
     for page in (blind, refused):
         assert page.status == 412
-        assert "It was changed meanwhile" in page.text
+        assert "It has been changed in the meantime" in page.text
     assert service.admin.get(path).status_code == 200
     admin.send(f"{path}/delete")
     assert service.admin.get(path).status_code == 404
@@ -380,7 +380,7 @@ def test_a_key_is_shown_once_rotated_and_revoked(service: Running, admin: Person
     service.admin.post(f"/api-keys/{listed['id']}/rotate", json=rotation).raise_for_status()
     overtaken = admin.send(f"/{listed['id']}/rotate", grace_seconds="0")
     assert overtaken.status == 409
-    assert "The key was rotated meanwhile" in overtaken.text
+    assert "The key has been rotated in the meantime" in overtaken.text
     assert is_good(second)
     admin.open("/api-keys?search=grafana")
     revoked = admin.send(f"/{listed['id']}/revoke")

@@ -23,7 +23,7 @@ NEXT = {
     "/workers": ("No worker has been heard of", "create one", "/api-keys/new"),
     "/webhooks": ("There is no webhook yet", "Create the first", "/webhooks/new"),
     "/api-keys": ("There is no API key yet", "Create the first key", "/api-keys/new"),
-    "/audit": ("Nothing was changed yet", "the overview", "/"),
+    "/audit": ("Nothing has been changed yet", "the overview", "/"),
 }
 """Of each page: what it says, and the words and address of the link to what to do."""
 

@@ -457,7 +457,7 @@ def test_a_rewriting_of_manifests_tells_how_many_became_how_many(
     told = {"manifests_rewritten": 1_200, "manifests_added": 2, "manifests_left": 3, "bytes_rewritten": 9_000}
     job = request_job(service, table, "rewrite_manifests")
     service.finish(claim(service, worker, job), result={"manifests": told}, health=index_report())
-    assert "Manifests written anew 1,200 as 2" in words(admin.open(f"/jobs/{job}"))
+    assert "Manifests rewritten 1,200 as 2" in words(admin.open(f"/jobs/{job}"))
 
 
 def test_a_job_tells_what_a_verification_found_wrong(

@@ -107,8 +107,8 @@ def test_every_page_and_form_tells_in_words_why_a_request_is_refused(admin: Pers
                 }  # some ids are numbers
                 assert answer.status_code in words, route
                 check_page(answer, answer.status_code, words[answer.status_code])
-    check_page(admin.http.get("/nowhere"), 404, "Nothing here")
-    check_page(admin.http.get("/policies/nope/delete"), 405, "does not take that method")
+    check_page(admin.http.get("/nowhere"), 404, "Not found")
+    check_page(admin.http.get("/policies/nope/delete"), 405, "is not allowed for this path")
     check_page(admin.http.get("/tables?cursor=nope"), 400, "The cursor is not one of ours")
 
 
