@@ -601,7 +601,10 @@ PROBLEMS: dict[str, ProblemType] = {
         "never see these rows, and their snapshots would stay.",
         "Request a job of kind publish and wait for it; or change it all the same (`leave_staged`), and drop "
         "the branch once nobody needs its rows.",
-        {"staged_snapshots": "so many are known to wait", "staged_rows": "what these have"},
+        {
+            "staged_snapshots": "how many are known to wait",
+            "staged_rows": "how many rows and row-level deletes these have",
+        },
     ),
     "table-exists": ProblemType(
         (409,),

@@ -74,7 +74,7 @@ _COMMANDS = """\
     icestream worker           # a worker, on any Spark master
     icestream login            # keeps the address of a service and a key for it
     icestream status           # is all well, what is pending, what is wrong, and what to do
-    icestream top              # the tables with most pending, running jobs and workers, drawn anew
+    icestream top              # the tables with most pending, running jobs and workers, redrawn
     icestream tables list --status blocked
 
 All that the API does is a command. Where the service is and who calls, `icestream login URL` asks once: it

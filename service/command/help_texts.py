@@ -76,9 +76,9 @@ FIELDS = {
         '`lake.sales.*`; "" for all. Only for a key whose one scope is `lookups:read`.'
     ),
     "create_webhook.url": "Events are sent here. The host must be one that the operator allows.",
-    "limit": "Show at most so many; all, without it.",
+    "limit": "Show at most this many; without it, all.",
     "list_audit_entries.request_id": "Only what was done by the call with this id, as the log has it.",
-    "max_running_jobs": "So many jobs of its tables run at a time.",
+    "max_running_jobs": "At most this many jobs of its tables run at a time.",
     "prefix": (
         "First characters of the secret to be replaced: refused if somebody was faster. Left out: any."
     ),

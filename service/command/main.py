@@ -78,7 +78,7 @@ def status(output: api_commands.OutputOption = Output.TABLE) -> None:
 def top(
     interval: Annotated[float, typer.Option(min=0.5, max=3_600, help="Seconds between two looks.")] = 2,
 ) -> None:
-    """Show the tables with most pending, running jobs and workers, drawn anew until Ctrl-C."""
+    """Show the tables with most pending, running jobs and workers, redrawn until Ctrl-C."""
     from service.command import watch
 
     watch.top(interval)
