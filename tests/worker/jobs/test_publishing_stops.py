@@ -331,12 +331,17 @@ def test_a_target_whose_publication_expired_goes_on_if_anything_tells_that_it_ha
     table.compact()
     _expire(table)
     lake.upsert(row(1, 11))
+    lake.stage()
     parameters: dict[str, Any] = {"from": BRANCH}
 
     if not is_told:
         assert f"published up to snapshot {published}" in _remedied(lake, "publication_expired")
         parameters["after"] = published
-    assert lake.publish(parameters=parameters)["staged_snapshots"] == 1
+    else:
+        damaged = Path(table.metadata.metadata_log[-1].metadata_file.removeprefix("file:"))
+        damaged.write_text("{}")
+        damaged.with_name(Path(table.metadata.metadata_log[-2].metadata_file).name).unlink()
+    assert lake.publish(parameters=parameters)["staged_snapshots"] == 2
 
     assert lake.rows() == in_order(row(1, 11), row(5, 5))
 
