@@ -29,10 +29,11 @@ def commit_deletes(
     resolved: Sequence[DeleteFile] = (),
     rows: JavaObject = (),
     layout: str = "",
+    staged: tuple[str, int] | None = None,
 ) -> CommittedSnapshot:
     """On the branch at whose head the table is pinned.
 
-    resolved: equality deletes that go. summary, rows, layout: as of `RowDelta`. Raises as `commit_row_delta`.
+    resolved: equality deletes that go. Others: as of `RowDelta`. Raises as `commit_row_delta`.
     """
     assignment = job.assignment
     delta = RowDelta(
@@ -46,6 +47,7 @@ def commit_deletes(
         summary=summary,
         rows=rows,
         layout=layout,
+        staged=staged,
     )
     return commit_row_delta(
         table.java_table, delta, confirm_lease=confirm_lease, check_location=table.storage.io.check

@@ -189,6 +189,7 @@ class Plan:
                     confirm_lease,
                     rows=found.java_data_files(table.java_table),
                     layout=layout_of_new_rows(table.metadata),
+                    staged=(self._source, last.snapshot_id),
                 )
         except (CommitError, LocationNotAllowedError) as error:
             looks.may_be_committed = isinstance(error, CommitStateUnknownError)

@@ -87,6 +87,42 @@ public class HeadUnmoved implements SnapshotAncestryValidator {
     }
 }
 
+/** The same, and whether another branch still has the snapshot that is published. */
+public class StagedUnmoved implements SnapshotAncestryValidator {
+    private final HeadUnmoved head;
+    private final TableOperations operations;
+    private final String branch;
+    private final long snapshotId;
+    private boolean isStaged = true;
+
+    public StagedUnmoved(TableOperations operations, String head, String branch, String snapshotId) {
+        this.operations = operations;
+        this.head = new HeadUnmoved(head);
+        this.branch = branch;
+        this.snapshotId = Long.parseLong(snapshotId);
+    }
+
+    public boolean validate(Iterable ancestors) {
+        TableMetadata now = this.operations.current();
+        Snapshot at = now.ref(this.branch) == null ? null : now.snapshot(now.ref(this.branch).snapshotId());
+        // Each once: parents may lead in a circle.
+        for (int left = now.snapshots().size(); left > 0 && at != null; left--) {
+            if (at.snapshotId() == this.snapshotId) {
+                return this.head.validate(ancestors);
+            }
+            at = at.parentId() == null ? null : now.snapshot(at.parentId().longValue());
+        }
+        this.isStaged = false;
+        return false;
+    }
+
+    public String errorMessage() {
+        return this.isStaged
+                ? this.head.errorMessage()
+                : "branch " + this.branch + " has not got snapshot " + this.snapshotId + " any more";
+    }
+}
+
 /**
  * The operations of a table as long as it writes where it was checked that it may: a table's writer may change that
  * between two tries. They have a given location provider. Whenever Iceberg commits deletion vectors, it asks for one,

@@ -39,6 +39,7 @@ class RowDelta:
     summary: further snapshot properties, such as counts (`icestream.*`).
     rows: Java's list of new data files. layout: what `layout_of_new_rows` said when they were written; then
     the commit happens on the starting snapshot alone, since later ones may hold rows that were not looked at.
+    staged: a branch, and a snapshot that it must still have.
     """
 
     branch: str
@@ -51,6 +52,7 @@ class RowDelta:
     summary: Mapping[str, str] = field(default_factory=dict)
     rows: JavaObject = ()
     layout: str = ""
+    staged: tuple[str, int] | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -227,6 +229,10 @@ def _consumer(
 
 def validator_of(java_table: JavaObject, delta: RowDelta, referenced: JavaObject) -> JavaObject:
     """What says, of each head that Iceberg is about to build on, whether the delta still holds there."""
+    if delta.staged is not None:
+        branch, snapshot_id = delta.staged
+        head, operations = str(delta.starting_snapshot_id), java_table.operations()
+        return _guard(java_table, "StagedUnmoved", operations, head, branch, str(snapshot_id))
     if delta.layout:
         return head_unmoved(java_table, delta.starting_snapshot_id)
     removed = java_list(jvm_of(java_table), [file.path for file in delta.removed])

@@ -24,6 +24,7 @@ from tests.thorough import V3_FIRST
 from worker.io.storage import Storage
 from worker.keys.read import KeyReader
 from worker.publication.looks import LOST_LOOKS
+from worker.publication.plan import PublicationError
 from worker.table import row_delta
 from worker.table.catalogs import load_table
 from worker.table.commit import find_commits, find_head
@@ -169,6 +170,37 @@ def test_a_later_look_reads_and_writes_what_is_new_alone(
 
 
 _WRITERS = {2: "_write_position_delete_file", 3: "_write_deletion_vector"}
+
+
+@pytest.mark.parametrize("how", ["rolled_back", "dropped", "begun_anew"])
+def test_what_left_the_staging_branch_between_look_and_commit_is_not_published(lake: Lake, how: str) -> None:
+    """Its files may be deleted by then, as an expiry does with what no branch has."""
+    table = lake.create(row(1, 1))
+    fork = table.snapshot_id
+    lake.upsert(row(1, 10))
+    lake.publish()
+    lake.upsert(row(2, 2))
+
+    def move(_: int) -> None:
+        manage = table.java.manageSnapshots()
+        if how == "rolled_back":
+            manage.replaceBranch(BRANCH, fork).commit()
+        elif how == "dropped":
+            manage.removeBranch(BRANCH).commit()
+        else:
+            manage.replaceBranch(BRANCH, table.snapshot_id).commit()
+        table.java.expireSnapshots().expireOlderThan(2**62).retainLast(1).commit()
+
+    Meanwhile(lake.jobs, move)
+
+    if how == "begun_anew":
+        assert lake.publish()["staged_snapshots"] == 0
+    else:
+        told = "staging_branch_replaced" if how == "rolled_back" else "staging_branch_not_found"
+        with pytest.raises(PublicationError) as refused:
+            lake.publish()
+        assert refused.value.code == told
+    assert lake.rows() == in_order(row(1, 10))
 
 
 def test_a_job_that_keeps_losing_publishes_less_at_once(lake: Lake) -> None:
