@@ -17,6 +17,7 @@ from tests.faults.subjects import Subject
 from tests.faults.tables import orphans, strays
 from tests.patience import PATIENCE_SECONDS
 from tests.standalone_spark import EXECUTOR_MEMORY, standalone_cluster
+from tests.thorough import first_always
 
 pytestmark = pytest.mark.integration
 
@@ -47,8 +48,7 @@ def cluster(catalog: Catalog, tmp_path_factory: pytest.TempPathFactory) -> Itera
             cluster.close()
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("case", [("convert", "deletes", "delete-file"), ("index", "index", "run")])
+@first_always("case", [("convert", "deletes", "delete-file"), ("index", "index", "run")])
 def test_jobs_survive_executors_that_are_killed(
     case: tuple[str, str, str], cluster: Cluster, spark: SparkSession, catalog: Catalog
 ) -> None:
