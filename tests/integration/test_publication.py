@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from staging.history import History
 from tests.factories import Catalog, TableBuilder, visible_rows
-from tests.integration.icestream import Icestream, Json
+from tests.integration.icestream import Icestream, Json, running
 from tests.integration.upsert_stream import COLUMNS, UpsertStream
 from tests.jobs import Jobs, SqlCatalog
 from tests.patience import wait_until
@@ -182,6 +182,27 @@ def test_flink_goes_on_where_the_past_expires_as_far_as_jobs_let_it(
         running.go_on()
         running.finish()
     assert has_published(15_000, parameters={"after": first})
+
+
+@pytest.mark.thorough
+def test_a_service_that_has_lost_its_database_publishes_nothing_twice(
+    icestream: Icestream, registered: Catalog, lake: Lake, tmp_path: Path
+) -> None:
+    """Another one with an empty database is told of the catalog and the table anew."""
+    lake.create(row(1, 1))
+    enrolment: Json = {"catalog": registered.name, "identifier": ["db", "t"], "policy": "manual"}
+    enrolment |= {"publish": {"from": BRANCH}}
+    lost = icestream.post("/tables", enrolment)["id"]
+    lake.upsert(row(1, 10), row(2, 2))
+    assert icestream.run(lost, "publish")["staged_snapshots"] == 1
+    lake.upsert(row(2, 20))
+    with running(Icestream(tmp_path / "anew", tmp_path)) as anew:
+        anew.register(registered)
+        table_id = anew.post("/tables", enrolment)["id"]
+        wait_until(lambda: anew.health(table_id)["staged_snapshots"] == 1, "the service to see what waits")
+        assert anew.run(table_id, "publish")["staged_snapshots"] == 1
+        assert anew.run(table_id, "publish")["staged_snapshots"] == 0
+    assert lake.rows() == in_order(row(1, 10), row(2, 20))
 
 
 def _publications(table: TableBuilder) -> int:
