@@ -63,8 +63,10 @@ def _staged(found: Sequence[Snapshot]) -> Staged:
 def _is_cut(metadata: TableMetadata, source: str, target: str) -> bool:
     staging = History.of(metadata, source)
     is_flinks = not staging.snapshots or any("flink.job-id" in properties(one) for one in staging.snapshots)
-    made_from = staging if staging.snapshots else History.of(metadata, target)
-    return metadata.format_version >= 3 and is_flinks and not made_from.is_whole
+    made_from = (staging.snapshots or History.of(metadata, target).snapshots)[-1:]
+    # As Iceberg looks at it: what PyIceberg's expiry leaves has no parent, and is taken for the beginning.
+    is_cut = any(one.parent_snapshot_id is not None for one in made_from)
+    return metadata.format_version >= 3 and is_flinks and is_cut
 
 
 def _known_to_wait(metadata: TableMetadata, source: str, target: str) -> list[Snapshot]:
