@@ -214,6 +214,23 @@ def test_delete_files_of_a_dead_attempt_are_removed_from_the_store(
     assert equality_delete_files(spark, table.identifier) == []
 
 
+def test_a_staging_branch_in_a_store_is_published(
+    s3_jobs: S3Jobs, table: TableBuilder, spark: SparkSession, server: S3
+) -> None:
+    s3_jobs.run("convert")
+    table.java.manageSnapshots().createBranch("ingest").commit()
+    deletes = table.equality_deletes([{"id": 1}, {"id": 2}])
+    table.commit(*table.data_files([{"id": 1, "v": 7}]), *deletes, branch="ingest")
+
+    done = s3_jobs.run("publish", parameters={"from": "ingest"}).result
+
+    assert (done["rows_added"], done["rows_deleted"]) == (1, 2)
+    assert done["files_cleared"] > 0
+    left = EXPECTED - Counter([(1, 1), (2, 2)]) + Counter([(1, 7)])
+    assert visible_rows(spark, table.identifier) == left
+    assert orphans(table, server.properties()) == set()
+
+
 def test_rows_are_written_and_erased_in_a_store(
     s3_jobs: S3Jobs, table: TableBuilder, spark: SparkSession, server: S3
 ) -> None:

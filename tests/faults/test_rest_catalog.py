@@ -106,6 +106,28 @@ def test_a_write_whose_answer_is_lost_is_found(
     assert visible_rows(spark, table.identifier) == left
 
 
+@pytest.mark.parametrize("table", [3], indirect=True)
+def test_a_publication_is_found_whose_answers_are_lost(
+    jobs: Jobs, proxy: Proxy, table: TableBuilder, spark: SparkSession
+) -> None:
+    """Those of both commits, on either branch."""
+    jobs.run("convert")
+    table.java.manageSnapshots().createBranch("ingest").commit()
+    rows = [{"id": 1, "v": 7}, {"id": ROWS, "v": 8}]
+    table.commit(*table.data_files(rows), *table.equality_deletes([{"id": 1}, {"id": 2}]), branch="ingest")
+    jobs.reporter.before_commit = lambda: proxy.set(lose(OURS))
+    publish = {"from": "ingest"}
+    done = jobs.run("publish", parameters=publish, job_id="lost").result
+    assert proxy.mode == PASS
+    assert (done["rows_added"], done["rows_deleted"]) == (2, 2)
+    assert done["files_cleared"] > 0
+    assert commits_by_job(table)["lost"] == 2
+    assert jobs.run("publish", parameters=publish).result["staged_snapshots"] == 0
+    left = EXPECTED - Counter([(1, 1), (2, 2)]) + Counter([(1, 7), (ROWS, 8)])
+    assert visible_rows(spark, table.identifier) == left
+    assert_nothing_is_left(table)
+
+
 # Away when a job begins, before the commit, in the middle of it, and after it with the answer.
 OUTAGES = [
     (2, "plan", CUT, "catalog_unreachable"),
