@@ -137,6 +137,38 @@ def test_a_killed_flink_job_goes_on_from_its_checkpoint_on_a_branch_that_was_pub
 
 
 @pytest.mark.thorough
+def test_flink_is_killed_again_and_again_while_what_it_stages_is_published(
+    spark: SparkSession,
+    icestream: Icestream,
+    registered: Catalog,
+    lake: Lake,
+    flink_class_path: str,
+    tmp_path: Path,
+) -> None:
+    """Publications and clearings come between its checkpoints and its starts."""
+    settings = {"publish": {"age_seconds": 0}}
+    policy = icestream.post("/policies", {"name": "staged-and-killed", "settings": settings})
+    stream = UpsertStream(
+        records=30_000, keys=5_000, checkpoints=30, mode="changelog", branch=BRANCH, seed=32
+    )
+    table = lake.create(columns=COLUMNS, format_version=3)
+    body = {"catalog": registered.name, "identifier": ["db", "t"], "policy": policy["name"]}
+    icestream.post("/tables", body | {"publish": {"from": BRANCH}})
+    checkpoints = tmp_path / "checkpoints"
+    for start in range(3):
+        log = tmp_path / f"{start}.log"
+        with stream.start(flink_class_path, registered, "db.t", log, checkpoints) as running:
+            if start < 2:
+                running.wait_for_commits(4)
+            else:
+                running.finish()
+    expected = stream.expected_rows()
+    wait_until(lambda: visible_rows(spark, table.identifier) == expected, "all to be published")
+    assert lake.rows() == expected
+    assert _publications(table) > 1
+
+
+@pytest.mark.thorough
 def test_flink_goes_on_where_the_past_expires_as_far_as_jobs_let_it(
     icestream: Icestream, registered: Catalog, lake: Lake, flink_class_path: str, tmp_path: Path
 ) -> None:
