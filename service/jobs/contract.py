@@ -70,7 +70,7 @@ class AssignedTable(Message):
     branch: str
     """The branch that is to be worked on."""
     staging_branch: str | None
-    """The branch that is published on it; null if there is none."""
+    """This branch is published on it; null if there is none."""
     key_sets: list[list[str]]
     """The declared keys are lists of column names."""
     seen_equality_field_ids: list[list[int]]
