@@ -293,7 +293,7 @@ def main(
     for count in rows:
         dataset = Dataset(spark, directory.resolve() / f"{kind}-{count}-v3", kind, count)
         dataset.load(_say)
-        for notifies in (True, False):
+        for notifies in (False, True):
             by_flink.append(streamed(dataset.load_streamed(), class_path, checkpoints, notifies=notifies))
             _say(by_flink[-1])
     waited = [waiting(dataset, snapshots)]

@@ -111,7 +111,8 @@ class Known:
 
     def _make_table_id(self, number: str) -> None:
         self._iceberg.create(f"db.t{number}")
-        self._ids["table_id"] = self.service.enroll(f"db.t{number}")["id"]
+        publish = {"from": "ingest"}  # which jobs that publish need
+        self._ids["table_id"] = self.service.enroll(f"db.t{number}", publish=publish)["id"]
 
     def _make_job_id(self, number: str) -> None:
         self._make_table_id(number)
