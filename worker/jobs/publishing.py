@@ -187,7 +187,10 @@ class _Publication:
                 return None
             try:
                 return clear(job, table, published)
-            except CommitConflictError:
+            except CommitConflictError as error:
+                if may_wait:  # for what the writer has committed meanwhile, which is published first
+                    job.decide(f"What is published stays on branch {source} until a later job: {error}.")
+                    return None
                 if not left:
                     raise
                 table = None

@@ -29,8 +29,9 @@ from worker.table import row_delta
 from worker.table.commit import ATTEMPT, JOB_ID, CommittedSnapshot, commit_snapshot
 from worker.table.commit_errors import prepared
 
-GATHERED = 50
-"""Published snapshots that the branch has at most before they leave it, whatever else there is to do."""
+GATHERED = 16
+"""After so many published snapshots, each publication tries once to take them off, whatever waits. Of few,
+that takes less time than a writer that commits each second leaves between two commits."""
 FILES_CLEARED = "icestream.files-cleared"
 _SOURCE = Path(__file__).with_name("PublishedFiles.java")
 _OF_WRITERS = ("flink.", "kafka.connect.", "spark.sql.streaming.")
