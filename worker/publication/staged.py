@@ -72,7 +72,7 @@ class Staged:
 
         Raises as `read_snapshot_files`.
         """
-        specs = {spec.spec_id: spec for spec in metadata.partition_specs}
+        specs = metadata.specs()
         known: list[Added] = []
         stop = None
         with Threads(_READ_THREADS) as threads:
