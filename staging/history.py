@@ -23,6 +23,7 @@ TARGET_SNAPSHOT_ID = "icestream.target-snapshot-id"
 TARGET_SEQUENCE_NUMBER = "icestream.target-sequence-number"
 """Of a snapshot of the staging branch that only takes published files off it: up to which snapshot, and which
 one of the target has all that."""
+FLINK_JOB = "flink.job-id"
 NO_SNAPSHOT = -1
 """Of a target without a snapshot, as Iceberg names it: it has all of deletes alone, whatever comes later."""
 
@@ -306,6 +307,11 @@ def only_clears(snapshot: Snapshot) -> bool:
 
 
 _FILES = ("data", "delete")
+
+
+def is_flinks(snapshot: Snapshot) -> bool:
+    """Whether a Flink job committed it, at a checkpoint."""
+    return FLINK_JOB in properties(snapshot)
 
 
 def properties(snapshot: Snapshot) -> Mapping[str, str]:

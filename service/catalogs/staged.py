@@ -13,8 +13,8 @@ from staging.history import (
     Publication,
     PublicationUnreadableError,
     StagingError,
+    is_flinks,
     only_clears,
-    properties,
     staged_snapshots,
 )
 
@@ -62,11 +62,11 @@ def _staged(found: Sequence[Snapshot]) -> Staged:
 
 def _is_cut(metadata: TableMetadata, source: str, target: str) -> bool:
     staging = History.of(metadata, source)
-    is_flinks = not staging.snapshots or any("flink.job-id" in properties(one) for one in staging.snapshots)
+    by_flink = not staging.snapshots or any(map(is_flinks, staging.snapshots))
     made_from = (staging.snapshots or History.of(metadata, target).snapshots)[-1:]
     # As Iceberg looks at it: what PyIceberg's expiry leaves has no parent, and is taken for the beginning.
     is_cut = any(one.parent_snapshot_id is not None for one in made_from)
-    return metadata.format_version >= 3 and is_flinks and is_cut
+    return metadata.format_version >= 3 and by_flink and is_cut
 
 
 def _known_to_wait(metadata: TableMetadata, source: str, target: str) -> list[Snapshot]:

@@ -31,8 +31,7 @@ def test_a_requested_job_publishes_what_is_staged(
     icestream: Icestream, registered: Catalog, lake: Lake
 ) -> None:
     lake.create(*[row(n, n) for n in range(10)])
-    body = {"catalog": registered.name, "identifier": ["db", "t"], "policy": "manual", "key_sets": [["id"]]}
-    table_id = icestream.post("/tables", body | {"publish": {"from": BRANCH}})["id"]
+    table_id = _enrol(icestream, registered, key_sets=[["id"]])
     icestream.run(table_id, "index")
     lake.stage(*lake.table.data_files([row(20, 20)]))
     lake.upsert(row(3, 30))
@@ -55,8 +54,7 @@ def test_what_is_staged_is_published_by_itself_once_it_is_enrolled(
 ) -> None:
     """The service sees what is staged, and what was published, by the table's snapshots alone."""
     lake.create(*[row(n, n) for n in range(4)], format_version=2)
-    body = {"catalog": registered.name, "identifier": ["db", "t"], "publish": {"from": BRANCH}}
-    table_id = icestream.post("/tables", body)["id"]
+    table_id = _enrol(icestream, registered, policy=None)
     lake.upsert(row(1, 10), row(5, 5))
     lake.upsert(row(1, 11))
     expected = in_order(row(0, 0), row(1, 11), row(2, 2), row(3, 3), row(5, 5))
@@ -89,8 +87,7 @@ def test_what_flink_stages_is_published_while_it_writes(
         records=30_000, keys=6_000, checkpoints=9, mode="changelog", branch=BRANCH, parts=3, seed=30
     )
     table = lake.create(columns=COLUMNS, format_version=format_version)
-    body = {"catalog": registered.name, "identifier": ["db", "t"], "policy": policy["name"]}
-    table_id = icestream.post("/tables", body | {"publish": {"from": BRANCH}})["id"]
+    table_id = _enrol(icestream, registered, policy=policy["name"])
     with stream.start(flink_class_path, registered, "db.t", tmp_path / "flink.log") as running:
         for part in range(stream.parts):
             before = _publications(table)
@@ -105,25 +102,30 @@ def test_what_flink_stages_is_published_while_it_writes(
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("end", ["killed", "stopped"])
 @V2_FIRST
-def test_a_killed_flink_job_goes_on_from_its_checkpoint_on_a_branch_that_was_published(
+def test_a_flink_job_that_ended_goes_on_on_a_branch_that_was_published(
     format_version: Literal[2, 3],
+    end: Literal["killed", "stopped"],
     icestream: Icestream,
     registered: Catalog,
     lake: Lake,
     flink_class_path: str,
     tmp_path: Path,
 ) -> None:
-    """What it has committed, it finds on the branch, though nothing is left of its own snapshots there."""
+    """From its last checkpoint, or from the savepoint that it was stopped with. What it has committed, it
+    finds on the branch, though nothing is left of its own snapshots there."""
     stream = UpsertStream(
         records=20_000, keys=4_000, checkpoints=8, mode="changelog", branch=BRANCH, parts=2, seed=31
     )
     table = lake.create(columns=COLUMNS, format_version=format_version)
-    body = {"catalog": registered.name, "identifier": ["db", "t"], "policy": "manual"}
-    table_id = icestream.post("/tables", body | {"publish": {"from": BRANCH}})["id"]
+    table_id = _enrol(icestream, registered)
     checkpoints = tmp_path / "checkpoints"
     with stream.start(flink_class_path, registered, "db.t", tmp_path / "1.log", checkpoints) as running:
         running.wait_for_commits(3)
+        if end == "stopped":
+            running.stop()
+            assert list(checkpoints.glob("savepoint-*/_metadata"))
     assert icestream.run(table_id, "publish")["files_cleared"] > 0
     cleared = table.metadata.refs[BRANCH].snapshot_id
     if format_version == 2:  # with version 3, Iceberg refuses Flink's vectors where history has expired
@@ -152,8 +154,7 @@ def test_flink_is_killed_again_and_again_while_what_it_stages_is_published(
         records=30_000, keys=5_000, checkpoints=30, mode="changelog", branch=BRANCH, seed=32
     )
     table = lake.create(columns=COLUMNS, format_version=3)
-    body = {"catalog": registered.name, "identifier": ["db", "t"], "policy": policy["name"]}
-    icestream.post("/tables", body | {"publish": {"from": BRANCH}})
+    _enrol(icestream, registered, policy=policy["name"])
     checkpoints = tmp_path / "checkpoints"
     for start in range(3):
         log = tmp_path / f"{start}.log"
@@ -183,8 +184,7 @@ def test_flink_goes_on_where_the_past_expires_as_far_as_jobs_let_it(
         table.append([one])
     first = table.metadata.snapshots[0].snapshot_id
     table.java.manageSnapshots().createBranch(BRANCH, first).commit()
-    body = {"catalog": registered.name, "identifier": ["db", "t"], "policy": "manual"}
-    table_id = icestream.post("/tables", body | {"publish": {"from": BRANCH}})["id"]
+    table_id = _enrol(icestream, registered)
     all_that_is_old = {"older_than_seconds": 0}
     checkpoints = tmp_path / "checkpoints"
 
@@ -222,19 +222,24 @@ def test_a_service_that_has_lost_its_database_publishes_nothing_twice(
 ) -> None:
     """Another one with an empty database is told of the catalog and the table anew."""
     lake.create(row(1, 1))
-    enrolment: Json = {"catalog": registered.name, "identifier": ["db", "t"], "policy": "manual"}
-    enrolment |= {"publish": {"from": BRANCH}}
-    lost = icestream.post("/tables", enrolment)["id"]
+    lost = _enrol(icestream, registered)
     lake.upsert(row(1, 10), row(2, 2))
     assert icestream.run(lost, "publish")["staged_snapshots"] == 1
     lake.upsert(row(2, 20))
     with running(Icestream(tmp_path / "anew", tmp_path)) as anew:
         anew.register(registered)
-        table_id = anew.post("/tables", enrolment)["id"]
+        table_id = _enrol(anew, registered)
         wait_until(lambda: anew.health(table_id)["staged_snapshots"] == 1, "the service to see what waits")
         assert anew.run(table_id, "publish")["staged_snapshots"] == 1
         assert anew.run(table_id, "publish")["staged_snapshots"] == 0
     assert lake.rows() == in_order(row(1, 10), row(2, 20))
+
+
+def _enrol(icestream: Icestream, catalog: Catalog, **how: Any) -> str:
+    """With its staging branch. Its jobs come by themselves only if a policy is given; None is the default."""
+    body = {"catalog": catalog.name, "identifier": ["db", "t"], "publish": {"from": BRANCH}}
+    table_id: str = icestream.post("/tables", body | {"policy": "manual"} | how)["id"]
+    return table_id
 
 
 def _publications(table: TableBuilder) -> int:

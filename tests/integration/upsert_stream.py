@@ -84,7 +84,7 @@ class UpsertStream:
     def start(
         self, class_path: str, catalog: Catalog, identifier: str, log: Path, checkpoints: Path | None = None
     ) -> "RunningStream":
-        """Start the job on the table `namespace.table`, from the last of the checkpoints that are kept."""
+        """Start the job on the table `namespace.table`, from its last checkpoint or savepoint."""
         options = {
             "catalog": catalog.name,
             "uri": f"{catalog.jdbc_uri}?busy_timeout=30000",
@@ -102,7 +102,8 @@ class UpsertStream:
         }
         if checkpoints is not None:
             options["checkpoints"] = checkpoints.as_uri()
-            whole = sorted(checkpoints.glob("*/chk-*/_metadata"), key=lambda one: one.stat().st_mtime)
+            whole = [*checkpoints.glob("*/chk-*/_metadata"), *checkpoints.glob("savepoint-*/_metadata")]
+            whole.sort(key=lambda one: one.stat().st_mtime)
             options |= {"restore": whole[-1].parent.as_uri()} if whole else {}
         arguments = [text for name, value in options.items() for text in (f"--{name}", str(value))]
         command = ["java", *JAVA_OPTIONS, "-cp", class_path, "icestream.UpsertStream", *arguments]
@@ -143,8 +144,16 @@ class RunningStream:
 
     def go_on(self) -> None:
         """With the next part."""
+        self._tell("")
+
+    def stop(self) -> None:
+        """End with a savepoint beside the checkpoints: what came before it is committed."""
+        self._tell("stop")
+        self.finish()
+
+    def _tell(self, line: str) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.write("\n")
+        self._process.stdin.write(line + "\n")
         self._process.stdin.flush()
 
     def wait_for_commits(self, count: int) -> None:

@@ -12,7 +12,7 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.refs import SnapshotRef, SnapshotRefType
 from pyiceberg.table.snapshots import Snapshot
 
-from staging.history import History
+from staging.history import FLINK_JOB, History, is_flinks, properties
 from worker.attempt.job import Job
 from worker.process.plurals import counted
 from worker.table.manifests import CorruptMetadataError
@@ -27,7 +27,7 @@ _GC = "gc.enabled"
 _STAGED, _PUBLISHED = "wap.id", "published-wap-id"
 _PUBLISHED_BRANCH, _PUBLISHED_SNAPSHOT = "icestream.published-branch", "icestream.published-snapshot-id"
 _TARGET_BRANCH = "icestream.target-branch"
-_FLINK = ("flink.job-id", "flink.operator-id")
+_FLINK = (FLINK_JOB, "flink.operator-id")
 # Properties by which streaming writers, and publications, find what they committed last; the values say
 # whose.
 _WRITERS = (
@@ -258,7 +258,7 @@ def _of_writers(
     ancestors = histories[branch]
     last, writers = 0, set[tuple[str | None, ...]]()
     for number, snapshot in enumerate(ancestors, start=1):
-        told = _properties(snapshot)
+        told = properties(snapshot)
         of_snapshot = {
             (*names, *(told.get(name) for name in names)) for names in _WRITERS if names[0] in told
         } | {(name,) for name in told if name.startswith(_KAFKA)}
@@ -289,12 +289,12 @@ def _of_vectors(
         " branch reaches its beginning."
     )
     remedy = f"Once that writer is gone, drop the branch, or let the snapshot expire by other means, {_AGAIN}"
-    published = {_properties(one).get(_PUBLISHED_BRANCH) for one in metadata.snapshots}
+    published = {properties(one).get(_PUBLISHED_BRANCH) for one in metadata.snapshots}
     for name, history in histories.items():
         if not history or history[-1].parent_snapshot_id is not None:  # nothing of it helps any more
             continue
-        by_flink = [one for one in history if _FLINK[0] in _properties(one)]
-        writes_deletes = any(not _properties(one).keys().isdisjoint(_ADDED_DELETES) for one in by_flink)
+        by_flink = [one for one in history if is_flinks(one)]
+        writes_deletes = any(not properties(one).keys().isdisjoint(_ADDED_DELETES) for one in by_flink)
         if writes_deletes and (name in published or any(map(is_known, by_flink))):
             hold = Hold("writer", why, remedy, name)
             yield from ((one.snapshot_id, hold) for one in history)
@@ -306,7 +306,7 @@ def _of_publications(histories: Mapping[str, Sequence[Snapshot]]) -> Iterator[tu
     for target, history in histories.items():
         told_of = set[str]()
         for publication in history:
-            told = _properties(publication)
+            told = properties(publication)
             source = told.get(_PUBLISHED_BRANCH)
             if source is None or source in told_of:
                 continue
@@ -328,7 +328,7 @@ def _of_unpublished(
     """What a staging branch has since it began, and the branch that it is to be published on, while nothing
     is published: without either, nobody could tell what is staged."""
     staging, own = histories.get(staging_branch or "", ()), histories.get(branch, ())
-    if any(_properties(one).get(_PUBLISHED_BRANCH) == staging_branch for one in own):
+    if any(properties(one).get(_PUBLISHED_BRANCH) == staging_branch for one in own):
         return
     why = f"Nothing of branch {staging_branch} is published on branch {branch} yet, and both began there."
     hold = Hold("branch", why, f"Publish it, or drop the branch, {_AGAIN}", staging_branch)
@@ -344,7 +344,7 @@ def _of_other_branches(
     branch: str, histories: Mapping[str, Sequence[Snapshot]]
 ) -> Iterator[tuple[int, Hold]]:
     """What only they have, of those of which nothing was published: that may be to come."""
-    published = {_properties(one).get(_PUBLISHED_BRANCH) for history in histories.values() for one in history}
+    published = {properties(one).get(_PUBLISHED_BRANCH) for history in histories.values() for one in history}
     own = {one.snapshot_id for one in histories.get(branch, ())}
     for name, history in histories.items():
         if name == branch or name in published:
@@ -361,7 +361,7 @@ def _of_staged(
 ) -> Iterator[tuple[int, Hold]]:
     """What was written to be looked at first, and what publishing it needs: all since its parent."""
     reached = {one.snapshot_id for history in histories.values() for one in history}
-    published = {_properties(one).get(_PUBLISHED) for one in metadata.snapshots}
+    published = {properties(one).get(_PUBLISHED) for one in metadata.snapshots}
     hold = Hold(
         "snapshot",
         "A snapshot with a wap.id is not published yet: this one, or one that was staged on it.",
@@ -369,7 +369,7 @@ def _of_staged(
     )
     parents = set[int | None]()
     for staged in metadata.snapshots:
-        wap_id = _properties(staged).get(_STAGED)
+        wap_id = properties(staged).get(_STAGED)
         if wap_id is None or wap_id in published or staged.snapshot_id in reached or not is_wanted(staged):
             continue
         yield staged.snapshot_id, hold
@@ -377,10 +377,6 @@ def _of_staged(
     for history in histories.values():
         since = max((at for at, one in enumerate(history, 1) if one.snapshot_id in parents), default=0)
         yield from ((one.snapshot_id, hold) for one in history[:since])
-
-
-def _properties(snapshot: Snapshot) -> Mapping[str, str]:
-    return snapshot.summary.additional_properties if snapshot.summary is not None else {}
 
 
 def _number(metadata: TableMetadata, name: str) -> int | None:

@@ -16,7 +16,7 @@ from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Operation, Snapshot
 
-from staging.history import History
+from staging.history import History, is_flinks
 from worker.keys.key_set import KeyColumnError
 from worker.keys.schema_fields import resolve_key_set
 from worker.process.errors import Reason
@@ -245,7 +245,10 @@ def _obstacle(
         return Reason("staged_removal", told, _REMEDY)
     if operation not in _OPERATIONS:
         return Reason("staged_operation", f"its operation is {name}", _REMEDY)
-    if operation is not Operation.APPEND and not adds_rows and not adds_deletes:
+    adds_nothing = not adds_rows and not adds_deletes
+    if adds_nothing and is_flinks(snapshot):  # a checkpoint at which there was nothing to commit
+        return None
+    if operation is not Operation.APPEND and adds_nothing:
         told = (
             f"it should delete or change rows (operation {name}) and found none: the branch shows what waits"
             " there, and not what the target has"

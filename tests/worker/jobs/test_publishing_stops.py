@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyiceberg.table.snapshots import Operation
 
 from tests.factories import TableBuilder, garble
 from tests.staging import BRANCH, Lake, Meanwhile, in_order, row
@@ -159,6 +160,20 @@ def test_a_delete_that_looks_for_its_rows_on_a_branch_without_them_stops_publica
 
     assert _reason(lake.publish()) == ("staged_statement", 0)
     assert lake.rows() == in_order(row(1, 10), row(5, 5))
+
+
+def test_a_checkpoint_of_flink_without_changes_stops_nothing(lake: Lake) -> None:
+    """Flink commits it as it commits upserts: to tell how far it is, or at a savepoint."""
+    lake.create(row(1, 1))
+    delta = lake.table.java.newRowDelta().toBranch(BRANCH)
+    delta.set("flink.job-id", "j").set("flink.max-committed-checkpoint-id", "5").commit()
+    (empty,) = lake.table.metadata.snapshots[-1:]
+    assert empty.summary is not None
+    assert empty.summary.operation is Operation.OVERWRITE
+    lake.upsert(row(1, 10))
+
+    assert lake.publish()["stopped_at"] is None
+    assert lake.rows() == in_order(row(1, 10))
 
 
 def test_a_file_that_the_target_lost_before_it_was_staged_is_published(lake: Lake) -> None:

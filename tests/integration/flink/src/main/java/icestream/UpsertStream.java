@@ -22,6 +22,7 @@ import org.apache.flink.configuration.RestartStrategyOptions;
 import org.apache.flink.connector.datagen.source.DataGeneratorSource;
 import org.apache.flink.connector.datagen.source.GeneratorFunction;
 import org.apache.flink.core.execution.JobClient;
+import org.apache.flink.core.execution.SavepointFormatType;
 import org.apache.flink.streaming.api.datastream.DataStream;
 import org.apache.flink.streaming.api.environment.StreamExecutionEnvironment;
 import org.apache.flink.streaming.api.functions.KeyedProcessFunction;
@@ -48,7 +49,7 @@ import org.apache.iceberg.jdbc.JdbcCatalog;
  * <p>Record n is a function of the seed and n alone, so the table's last state is known without reading it: see
  * expected_rows in upsert_stream.py, which must stay its equal. Prints "committed CHECKPOINT SNAPSHOT" for every
  * commit of its own, and "finished" at the end. The records come in parts: each but the first waits for a line of
- * standard input.
+ * standard input. The line "stop" ends the job with a savepoint.
  */
 public final class UpsertStream {
   private static final int TENANTS = 4;
@@ -61,7 +62,10 @@ public final class UpsertStream {
     long records = options.getLong("records");
     List<String> key = List.of(options.get("key").split(","));
     boolean upsert = options.get("mode").equals("upsert");
-    begin(options.getInt("parts"));
+    for (int part = 0; part < options.getInt("parts"); part++) {
+      BEGUN.add(new CompletableFuture<>());
+    }
+    BEGUN.get(0).complete(null);
 
     CatalogLoader catalog =
         CatalogLoader.custom(
@@ -100,7 +104,9 @@ public final class UpsertStream {
         .upsert(upsert)
         .toBranch(options.get("branch"))
         .append();
-    follow(env.executeAsync("upserts"), table);
+    JobClient job = env.executeAsync("upserts");
+    listen(job, options.get("checkpoints"));
+    follow(job, table);
   }
 
   private static org.apache.flink.configuration.Configuration settings(ParameterTool options) {
@@ -118,18 +124,17 @@ public final class UpsertStream {
     return settings;
   }
 
-  private static void begin(int parts) {
-    for (int part = 0; part < parts; part++) {
-      BEGUN.add(new CompletableFuture<>());
-    }
-    BEGUN.get(0).complete(null);
+  private static void listen(JobClient job, String savepoints) {
     Thread lines =
         new Thread(
             () -> {
               Scanner input = new Scanner(System.in);
-              for (int part = 1; part < parts && input.hasNextLine(); part++) {
-                input.nextLine();
-                BEGUN.get(part).complete(null);
+              for (int part = 1; input.hasNextLine(); ) {
+                if (input.nextLine().equals("stop")) {
+                  job.stopWithSavepoint(false, savepoints, SavepointFormatType.CANONICAL);
+                } else {
+                  BEGUN.get(part++).complete(null);
+                }
               }
             });
     lines.setDaemon(true);
