@@ -48,16 +48,18 @@ def cluster(catalog: Catalog, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.fixture(scope="package")
 def subjects(cluster: Cluster, spark: SparkSession, catalog: Catalog) -> Subjects:
-    """One table of each format version; every case adds to it.
+    """One table of each format version and use; every case adds to it.
+
+    One whose rows come by a staging branch is of a use of its own: it has snapshots that erasures leave.
 
     A process that ran tests of other packages in between begins anew, with a cluster and tables of its own.
     """
-    known: dict[int, Subject] = {}
+    known: dict[str, Subject] = {}
 
-    def subject(format_version: int) -> Subject:
-        if format_version not in known:
-            name = f"{catalog.name}.{cluster.directory.name}.v{format_version}"
-            known[format_version] = Subject(cluster, spark, name, format_version)
-        return known[format_version]
+    def subject(format_version: int, use: str = "v") -> Subject:
+        name = f"{catalog.name}.{cluster.directory.name}.{use}{format_version}"
+        if name not in known:
+            known[name] = Subject(cluster, spark, name, format_version)
+        return known[name]
 
     return subject

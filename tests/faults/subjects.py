@@ -148,7 +148,8 @@ def check_drain(cluster: Cluster, subject: Subject, kind: str, fault: Fault) -> 
     assert [attempt["status"] for attempt in job["attempts"]] == ["released", "succeeded"]
 
 
-Subjects = Callable[[int], Subject]
+Subjects = Callable[..., Subject]
+"""By format version, and use."""
 
 
 def check_that_the_index_is_whole_and_its_place_holds_nothing_else(

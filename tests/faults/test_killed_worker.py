@@ -180,7 +180,7 @@ def test_a_killed_worker_that_publishes(
     point: str, when: When, action: str, cluster: Cluster, subjects: Subjects
 ) -> None:
     """Or one whose last commit, which takes what is published off its branch, is not answered."""
-    subject = subjects(2 + PUBLICATIONS.index((point, when, action)) % 2)
+    subject = subjects(2 + PUBLICATIONS.index((point, when, action)) % 2, "published")
     prepare(subject, "convert")
     cluster.run(subject.table_id, "convert")
     subject.stage()
