@@ -151,7 +151,7 @@ def _live_files(spark: SparkSession, java: Any, manifests: str, read: str) -> li
     iceberg: Any = spark.sparkContext._jvm.org.apache.iceberg  # type: ignore[union-attr]
     snapshot, io, specs = java.currentSnapshot(), java.io(), java.specs()
     found: list[dict[str, Any]] = []
-    for manifest in getattr(snapshot, manifests)(io) if snapshot is not None else ():
+    for manifest in getattr(snapshot, manifests)(io).toArray() if snapshot is not None else ():
         reader = getattr(iceberg.ManifestFiles, read)(manifest, io, specs)
         try:
             files = reader.iterator()

@@ -22,7 +22,7 @@ from pyspark.sql import SparkSession
 
 from worker.deletes.puffin import PuffinWriter, bitmap_of
 from worker.io.storage import Storage
-from worker.table.catalogs import jvm_of
+from worker.spark.jvm import jvm_of
 
 COLUMNS = (
     "order_id BIGINT NOT NULL, region STRING NOT NULL, customer_id BIGINT, status STRING, "

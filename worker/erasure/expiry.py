@@ -29,8 +29,9 @@ from worker.io.storage import Storage
 from worker.process.errors import JobError
 from worker.process.plurals import counted
 from worker.process.slots import Threads
+from worker.spark.jvm import jvm_of
 from worker.table import row_delta
-from worker.table.catalogs import java_message, jvm_of, raise_lack_of_memory
+from worker.table.catalogs import java_message, raise_lack_of_memory
 from worker.table.commit import check_clock
 from worker.table.commit_errors import CommitConflictError, commit_failure, prepared
 from worker.table.row_delta import ANY_FILE, java_list, java_object

@@ -35,8 +35,9 @@ from worker.process.plurals import counted
 from worker.process.slots import Threads
 from worker.query.places import Places
 from worker.query.snapshot import TableSnapshot
+from worker.spark.jvm import jvm_of
 from worker.table import row_delta
-from worker.table.catalogs import java_message, jvm_of, raise_lack_of_memory
+from worker.table.catalogs import java_message, raise_lack_of_memory
 from worker.table.commit import LOOKS, CommittedSnapshot, commit_snapshot
 from worker.table.commit_errors import CommitConflictError, CommitError, CommitStateUnknownError, prepared
 from worker.table.files import DataFile, DeleteFile

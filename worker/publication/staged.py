@@ -21,7 +21,7 @@ from worker.keys.key_set import KeyColumnError
 from worker.keys.schema_fields import resolve_key_set
 from worker.process.errors import Reason
 from worker.process.slots import Threads
-from worker.table.catalogs import jvm_of
+from worker.spark.jvm import jvm_of
 from worker.table.commit_errors import prepared
 from worker.table.files import NO_FILES, DataFile, DataFiles, DeleteFile, FileContent, SnapshotFiles
 from worker.table.manifests import (

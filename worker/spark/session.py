@@ -3,11 +3,11 @@
 import os
 import sys
 from collections.abc import Mapping
-from typing import Any
 
 from pyspark.sql import SparkSession
 
 from worker.spark.jars import EXCLUDED, SparkSettings, cached_jars, jars_folder, remember_jars, wanted_jars
+from worker.spark.jvm import keep_names
 
 
 def create_spark(master: str, app_name: str = "icestream", *, structured_logs: bool = False) -> SparkSession:
@@ -23,24 +23,11 @@ def create_spark(master: str, app_name: str = "icestream", *, structured_logs: b
     for key, value in spark_settings(os.environ, structured_logs=structured_logs).items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
-    _keep_packages(spark.sparkContext._jvm)
+    keep_names(spark.sparkContext._jvm, "PythonUtils")
     wanted = wanted_jars(os.environ)
     if not cached_jars(jars_folder(os.environ), wanted):
         remember_jars(jars_folder(os.environ), wanted, (spark.conf.get("spark.jars") or "").split(","))
     return spark
-
-
-def _keep_packages(jvm: Any) -> None:
-    """Spare Java a search through all JARs for each part of a class's name whenever Python names the class.
-
-    Most of it for `TypeUtil`: PySpark asks it a dozen times of what class an exception is, also of the one
-    that ends each iteration. A dry run on a small table took 206 ms so, and takes 116 ms (medians of ten).
-    """
-    for name in ("java.util", "org.apache.iceberg", "org.apache.spark", "py4j.reflection.TypeUtil"):
-        inner = jvm
-        for part in name.split("."):
-            setattr(inner, part, getattr(inner, part))
-            inner = getattr(inner, part)
 
 
 def is_local(master: str) -> bool:

@@ -20,8 +20,9 @@ from py4j.java_gateway import JavaObject
 from py4j.protocol import Py4JError
 from pyspark.errors.exceptions.captured import CapturedException
 
+from worker.spark.jvm import jvm_of
 from worker.table import row_delta
-from worker.table.catalogs import java_message, java_types, jvm_of, raise_lack_of_memory
+from worker.table.catalogs import java_message, java_types, raise_lack_of_memory
 from worker.table.commit_errors import (
     COMMIT_FAILED,
     ClockBehindError,
@@ -147,7 +148,7 @@ def commit_snapshot(
                 raise_lack_of_memory(cause)
             raise said
         # Iceberg may believe that a commit failed which has happened, and would delete its manifests.
-        paths = set(jvm_of(java_table).java.util.ArrayList(condemned))
+        paths = set(condemned.toArray())
         needed = _manifests_since(java_table, base) if failure and paths else set()
         if committed is None and paths & needed:
             raise CommitStateUnknownError(f"{said}; but later snapshots are built on it")

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from py4j.java_gateway import GatewayClient, JavaObject, JVMView
-from py4j.protocol import DEFAULT_JVM_ID
 from pyiceberg.table.metadata import TableMetadata
 
-from worker.table.catalogs import java_map, jvm_of
+from worker.spark.jvm import jvm_behind, jvm_of
+from worker.table.catalogs import java_map
 from worker.table.files import DeleteFile, FileContent, NewDeleteFile
 
 T = TypeVar("T")
@@ -262,7 +262,7 @@ def java_object(java_table: JavaObject, source: Path, name: str, *arguments: obj
 @lru_cache(maxsize=8)
 def _classes(client: GatewayClient, source: Path) -> JavaObject:
     """The loader of the classes in a file, which know those of `_SHARED`. It is made once for a JVM."""
-    jvm = JVMView(client, "icestream", id=DEFAULT_JVM_ID)
+    jvm = jvm_behind(client)
     compiler = jvm.org.codehaus.janino.SimpleCompiler()
     # Iceberg's JARs are known to Spark's own loader only.
     loader = jvm.org.apache.spark.util.Utils.getContextOrSparkClassLoader()

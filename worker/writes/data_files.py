@@ -21,7 +21,8 @@ from worker.deletes.stage import announce
 from worker.deletes.write import delete_files
 from worker.io.sorting import Int64Array
 from worker.process.errors import JobError
-from worker.table.catalogs import java_message, jvm_of, raise_lack_of_memory
+from worker.spark.jvm import jvm_of
+from worker.table.catalogs import java_message, raise_lack_of_memory
 from worker.table.row_delta import java_list, java_object, layout_of_new_rows, loads_no_class
 from worker.writes.sent_rows import KeptRows
 
