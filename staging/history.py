@@ -7,7 +7,7 @@ answer, a worker), nothing is published twice and nothing skipped; and nothing a
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from pyiceberg.table.metadata import TableMetadata
@@ -17,6 +17,11 @@ from pyiceberg.table.snapshots import Snapshot
 BRANCH = "icestream.published-branch"
 SNAPSHOT_ID = "icestream.published-snapshot-id"
 """Of a snapshot of the target: the staging branch, and the last snapshot of it that is published by then."""
+SKIPPED = "icestream.skipped-snapshot-id"
+SKIPPED_SEQUENCE_NUMBERS = "icestream.skipped-sequence-numbers"
+"""Likewise: the one that it left out, as requested; and the sequence numbers of the youngest that were left
+out, which clearings of the staging branch repeat."""
+SKIPPED_AT_MOST = 100
 CLEARED = "icestream.cleared-snapshot-id"
 TARGET = "icestream.target-branch"
 TARGET_SNAPSHOT_ID = "icestream.target-snapshot-id"
@@ -44,6 +49,15 @@ class Publication:
             if told.get(BRANCH) == source and snapshot.sequence_number is not None:
                 return cls(_number(told, SNAPSHOT_ID), snapshot.snapshot_id, snapshot.sequence_number)
         return None
+
+
+def skipped_numbers(metadata: TableMetadata, source: str, target: str) -> Set[int]:
+    """The sequence numbers of snapshots of the branch `source` that were left out: the youngest of them."""
+    by_target = (properties(one) for one in History.of(metadata, target).snapshots)
+    published = next((one for one in by_target if one.get(BRANCH) == source), {})
+    cleared = next(map(properties, filter(only_clears, History.of(metadata, source).snapshots)), {})
+    told = [one.get(SKIPPED_SEQUENCE_NUMBERS, "") for one in (published, cleared)]
+    return frozenset(map(int, re.findall("[0-9]{1,19}", " ".join(told))))
 
 
 Descends = Callable[[Publication], bool | None]

@@ -41,6 +41,9 @@ class PublishParameters(Message):
 
     after: SnapshotId | None = None
     """A snapshot of the staging branch that counts as published where the table itself does not say."""
+    skip: SnapshotId | None = None
+    """The snapshot at which publication stops is left out: the target gets nothing that it adds, and keeps
+    what it deletes. One that can be published is not skipped."""
 
 
 class ExpireParameters(Message):
@@ -90,9 +93,9 @@ class JobRequest(Message):
     anew. Of a verification: compare, and rebuild nothing. Other kinds have no dry run."""
     parameters: dict[str, Any] = ModelField(default_factory=dict)
     """The worker has options for some kinds of jobs; usually none are given. A publication takes
-    `after`: a snapshot of the staging branch that counts as published where the table itself does not say. An
-    expiry takes `older_than_seconds` and `retain_last`; what is left
-    out, the policy says."""
+    `after`: a snapshot of the staging branch that counts as published where the table itself does not say;
+    and `skip`: the snapshot at which it stops (`stopped_at`), of which nothing is published then. An expiry
+    takes `older_than_seconds` and `retain_last`; what is left out, the policy says."""
     priority: Annotated[int, ModelField(ge=-100, le=100)] | None = None
     """The job goes before or behind other waiting jobs; the policy's priority holds if left out."""
     run_at: UtcTime | None = None
@@ -209,7 +212,8 @@ class JobView(Message):
     `rows_added`, `rows_deleted`, `rows_left_out`, the numbers of these rows in the request (`left_out`, from
     0), and the snapshots before and after. Of a publication: `staged_snapshots`, the last of which is
     `published_snapshot_id`, `rows_added`, `rows_deleted`, the table's snapshots before and after, and the
-    staged snapshot at which it stopped, with the reason and what to do (`stopped_at`). Of an expiry:
+    staged snapshot at which it stopped, with the reason and what to do (`stopped_at`), or that it was to skip
+    (`skipped_snapshot_id`). Of an expiry:
     `expiry`, with how many snapshots and files went, and what holds the others. Of a rewriting of manifests:
     `manifests`, with how many were written anew as how many. Of a job of an erasure: `erasure`, with keys by
     their numbers in the request; receipts have their hashes. Of a conversion: counts, `bytes_read` (of index,

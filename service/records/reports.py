@@ -447,6 +447,8 @@ class JobResult(Message):
     """This many snapshots of it were published."""
     published_snapshot_id: SnapshotId | None = None
     """This is the last of these; null if there were none."""
+    skipped_snapshot_id: SnapshotId | None = None
+    """Nothing of this one was published, as the request said; null if it named none."""
     files_cleared: Amount = 0
     """This many published files were taken off the staging branch."""
     stopped_at: StoppedAt | None = None

@@ -321,8 +321,10 @@ def _write_figures(result: dict[str, Any]) -> list[Figure]:
 
 def _publish_figures(result: dict[str, Any]) -> list[Figure]:
     added, touched = result.get("data_files_added"), result.get("data_files_touched")
+    skipped = result.get("skipped_snapshot_id")
     return [
         Figure("Snapshots published", count(result["staged_snapshots"]), str(result.get("staging_branch"))),
+        *([Figure("Snapshots skipped", "1", str(skipped))] if skipped is not None else []),
         Figure("Rows added", count(result.get("rows_added")), f"in {plural(added, 'data file')}"),
         Figure("Rows deleted", count(result.get("rows_deleted")), f"in {plural(touched, 'data file')}"),
         Figure("Equality deletes resolved", count(result.get("equality_deletes_resolved"))),

@@ -24,6 +24,7 @@ from service.jobs.models import JobRequest, JobView, RequestableKind
 from service.policies import service as policies
 from service.records.health import HealthStatus, Resolution, TableHealth
 from service.records.jobs import JobKind, JobStatus
+from service.records.reports import SnapshotId
 from service.records.tables import get_table
 from service.scheduling.preview import preview
 from service.settings import CurrentSettings, Settings
@@ -213,8 +214,10 @@ def request_job(
     dry_run: Annotated[bool, Form()] = False,
     run_at: Annotated[TypedTime | None, Form()] = None,
     priority: Annotated[int | None, Form(ge=-100, le=100)] = None,
+    skip: Annotated[SnapshotId | None, Form()] = None,
 ) -> Response:
-    asked = JobRequest(kind=kind, dry_run=dry_run, run_at=run_at, priority=priority)
+    parameters = {"skip": skip} if skip is not None else {}
+    asked = JobRequest(kind=kind, dry_run=dry_run, parameters=parameters, run_at=run_at, priority=priority)
     with database.write() as session:
         job = jobs.request_job(session, sender, table_id, asked)
     return see(f"/jobs/{job.id}")

@@ -292,6 +292,7 @@ def test_every_kind_of_job_is_accepted_and_queued_once(
     [
         ({"from": "ingest"}, "from"),
         ({"after": "x"}, "after"),
+        ({"skip": 1.5}, "skip"),
         ({"source": "ingest"}, "source"),
     ],
 )

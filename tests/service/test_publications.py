@@ -117,8 +117,8 @@ def test_a_job_publishes_the_branch_of_the_enrolment_and_no_other(local: Running
     job = local.admin.post(path, json={"kind": "publish"}).json()
     assert job["parameters"] == FROM_INGEST
     local.admin.post(f"/jobs/{job['id']}/cancel")
-    after = local.admin.post(path, json={"kind": "publish", "parameters": {"after": 7}}).json()
-    assert after["parameters"] == {"from": "ingest", "after": 7}
+    after = local.admin.post(path, json={"kind": "publish", "parameters": {"after": 7, "skip": 8}}).json()
+    assert after["parameters"] == {"from": "ingest", "after": 7, "skip": 8}
     local.admin.post(f"/jobs/{after['id']}/cancel")
     for source in ("main", "other", "ingest"):
         other = local.admin.post(path, json={"kind": "publish", "parameters": {"from": source}})

@@ -93,6 +93,8 @@ class PublishParameters(Body):
     """The staging branch."""
     after: int | None = None
     """A snapshot of it that counts as published where the table does not say."""
+    skip: int | None = None
+    """The first that waits, which can't be published: it is left out."""
 
 
 class AssignedJob(Body):

@@ -13,7 +13,7 @@ from typing import Any
 
 from pyiceberg.table.refs import MAIN_BRANCH
 
-from staging.history import SNAPSHOT_ID, Publication, StagingError
+from staging.history import SKIPPED, SNAPSHOT_ID, Publication, StagingError, properties
 from worker.attempt.job import Job
 from worker.attempt.outcome import Outcome, outcome
 from worker.attempt.pinned_table import PinnedTable, pin_table
@@ -26,6 +26,7 @@ from worker.process.plurals import counted
 from worker.publication.clearing import FILES_CLEARED, clear, postponed
 from worker.publication.looks import Looks
 from worker.publication.plan import SUMMARY, Part, Plan
+from worker.publication.staged import Staged, Stop
 from worker.table.commit import LOOKS, CommittedSnapshot, check_clock
 from worker.table.commit_errors import CommitConflictError
 
@@ -119,10 +120,12 @@ class _Publication:
             job.decide(f"Others committed first {counted(self._looks, 'time')}.")
         job.decide(_sentence(counts, job.assignment.job.publish.source, table.branch, dry_run=dry_run))
         stop = part.staged.stop if part is not None else None
+        if part is not None and part.staged.skipped is not None:
+            job.decide(_left_out(part.staged, table.branch))
         if stop is not None:
             job.decide(
                 f"Nothing is published from staged snapshot {stop.snapshot_id} on: {stop.why.reason}."
-                f" {stop.why.remedy}"
+                f" {stop.remedy}"
             )
         before = table.snapshot_id if committed is None else committed.parent_snapshot_id
         cleared = [] if dry_run else remove_orphan_files(job)
@@ -140,16 +143,18 @@ class _Publication:
         last = part.staged.snapshots[-1].snapshot_id if part is not None and part.staged.snapshots else None
         if committed is not None:
             last = int(committed.summary[SNAPSHOT_ID])
+        skipped = published.summary.get(SKIPPED)
         result: dict[str, Any] = {
             "dry_run": dry_run,
             "staging_branch": job.assignment.job.publish.source,
             "iceberg_snapshot_id_before": before,
             "iceberg_snapshot_id_after": committed.snapshot_id if committed else None,
             "published_snapshot_id": last,
+            "skipped_snapshot_id": int(skipped) if skipped is not None else None,
             **counts,
             "commits": 1 if committed else 0,
             "files_cleared": files_cleared,
-            "stopped_at": {"snapshot_id": stop.snapshot_id, **stop.why._asdict()} if stop else None,
+            "stopped_at": _told(stop) if stop is not None else None,
             "deviations": [asdict(one) for one in part.deviations] if part else [],
             "key_sets": part.explanations if part else [],
         }
@@ -201,6 +206,26 @@ def _with_keys_of(table: PinnedTable, part: Part) -> PinnedTable:
     """So that the report names the keys of staged deletes: no delete of the table's own branch ever does."""
     deletes = (*table.files.delete_files, *part.staged.files.equality_deletes)
     return replace(table, files=replace(table.files, delete_files=deletes))
+
+
+def _told(stop: Stop) -> dict[str, Any]:
+    return {"snapshot_id": stop.snapshot_id, **stop.why._asdict(), "remedy": stop.remedy}
+
+
+def _left_out(staged: Staged, target: str) -> str:
+    """What a skipped snapshot is, as its own summary has it: its manifests may be damaged."""
+    skipped = staged.skipped
+    assert skipped is not None
+    (snapshot,) = (one for one in staged.snapshots if one.snapshot_id == skipped.snapshot_id)
+    rows, files, by_key, by_position = (
+        told if (told := properties(snapshot).get(f"added-{name}", "0")).isdecimal() else "?"
+        for name in ("records", "data-files", "equality-deletes", "position-deletes")
+    )
+    return (
+        f"Staged snapshot {skipped.snapshot_id} is skipped, as the request says: {skipped.why.reason}."
+        f" Branch {target} gets none of the rows that it adds ({rows} in {files} data files), and keeps those"
+        f" that it deletes ({by_key} deletes by key, {by_position} by position)."
+    )
 
 
 def _sentence(counts: Mapping[str, int], source: str, target: str, *, dry_run: bool) -> str:

@@ -14,15 +14,20 @@ import org.apache.iceberg.Snapshot;
 import org.apache.iceberg.Table;
 import org.apache.iceberg.io.CloseableIterable;
 
-/** The data files that some snapshots show, have some paths and are not older than a sequence number: each once. */
+/**
+ * The data files that some snapshots show, have some paths and are not older than a sequence number: each once. One
+ * snapshot's own manifests may be unread, as they can't be or have none of these files.
+ */
 public class StagedFiles {
     private final Table table;
     private final long since;
+    private final String unread;
     private final Set missing;
     private final List files = new ArrayList();
 
-    public StagedFiles(Table table, String since, List snapshotIds, List paths) throws Exception {
+    public StagedFiles(Table table, String since, List snapshotIds, String unread, List paths) throws Exception {
         this.table = table;
+        this.unread = unread;
         this.since = Long.parseLong(since);
         this.missing = new HashSet(paths);
         for (Iterator each = snapshotIds.iterator(); each.hasNext();) {
@@ -37,7 +42,8 @@ public class StagedFiles {
     }
 
     private void read(ManifestFile manifest) throws Exception {
-        if (manifest.sequenceNumber() < this.since || this.missing.isEmpty()) {
+        boolean isUnread = String.valueOf(manifest.snapshotId()).equals(this.unread);
+        if (isUnread || manifest.sequenceNumber() < this.since || this.missing.isEmpty()) {
             return;
         }
         CloseableIterable entries =

@@ -10,10 +10,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from py4j.java_gateway import JavaObject
+from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 
 from staging.history import (
     CLEARED,
+    SKIPPED_AT_MOST,
+    SKIPPED_SEQUENCE_NUMBERS,
     TARGET,
     TARGET_SEQUENCE_NUMBER,
     TARGET_SNAPSHOT_ID,
@@ -21,6 +24,7 @@ from staging.history import (
     Publication,
     only_clears,
     properties,
+    skipped_numbers,
 )
 from worker.attempt.job import Job
 from worker.attempt.pinned_table import PinnedTable
@@ -88,6 +92,7 @@ def clear(job: Job, table: PinnedTable, publication: Publication) -> CommittedSn
         TARGET: table.branch,
         TARGET_SNAPSHOT_ID: str(publication.target_snapshot_id),
         TARGET_SEQUENCE_NUMBER: str(publication.target_sequence_number),
+        **_skipped(table.metadata, source, table.branch),
         JOB_ID: job.assignment.job.id,
         ATTEMPT: str(job.assignment.attempt),
     }
@@ -114,6 +119,11 @@ def clear(job: Job, table: PinnedTable, publication: Publication) -> CommittedSn
             confirm_lease=job.reporter.confirm_lease,
             check_location=table.storage.io.check,
         )
+
+
+def _skipped(metadata: TableMetadata, source: str, target: str) -> dict[str, str]:
+    numbers = sorted(skipped_numbers(metadata, source, target))[-SKIPPED_AT_MOST:]
+    return {SKIPPED_SEQUENCE_NUMBERS: ",".join(map(str, numbers))} if numbers else {}
 
 
 def _of_writer(history: Sequence[Snapshot]) -> dict[str, str]:

@@ -15,6 +15,7 @@ from py4j.java_gateway import JavaObject
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 
+from staging.history import skipped_numbers
 from worker.attempt.job import Job
 from worker.attempt.outcome import Unconvertible
 from worker.attempt.pinned_table import PinnedTable
@@ -66,7 +67,10 @@ class Looks:
             if staged is found.staged:
                 return staged
         self.forget()
-        return Staged.read(metadata, waiting, branch, io, self._read_before)
+        asked = self._job.assignment.job.publish
+        # One that waits again, after a rollback of the target, is not left out any more.
+        left_out = skipped_numbers(metadata, asked.source, branch) - {one.sequence_number for one in waiting}
+        return Staged.read(metadata, waiting, branch, io, self._read_before, asked.skip, left_out)
 
     def found(self, staged: Staged, view: PinnedTable) -> Found:
         """view: the target with what is staged."""

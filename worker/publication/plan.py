@@ -14,6 +14,9 @@ from typing import Any
 from staging.history import (
     BRANCH,
     NO_SNAPSHOT,
+    SKIPPED,
+    SKIPPED_AT_MOST,
+    SKIPPED_SEQUENCE_NUMBERS,
     SNAPSHOT_ID,
     Publication,
     StagingError,
@@ -83,14 +86,16 @@ class Part:
 
     @property
     def is_empty(self) -> bool:
-        return not self.deletes.added and not len(self.staged.files.data_files)
+        """Whether there is nothing to commit on the target, not even that a snapshot is skipped."""
+        added = self.deletes.added or len(self.staged.files.data_files)
+        return not added and self.staged.skipped is None
 
     @property
     def summary(self) -> dict[str, str]:
         """Snapshot properties that tell what the commit did; see `SUMMARY`."""
         files = self.staged.files
         counts = {
-            "staged_snapshots": len(self.staged.snapshots),
+            "staged_snapshots": len(self.staged.snapshots) - (self.staged.skipped is not None),
             "rows_added": files.data_files.record_count - self.superseded,
             "rows_deleted": self.deletes.rows_deleted - self.superseded,
             "equality_deletes_resolved": sum(one.record_count for one in files.equality_deletes),
@@ -100,7 +105,12 @@ class Part:
             "delete_files_removed": len(self.deletes.removed),
             "bytes_written": self.deletes.bytes_written,
         }
-        return {SUMMARY[name]: str(count) for name, count in counts.items()}
+        told = {SUMMARY[name]: str(count) for name, count in counts.items()}
+        if self.staged.skipped is not None:
+            told[SKIPPED] = str(self.staged.skipped.snapshot_id)
+        if left_out := sorted(self.staged.left_out)[-SKIPPED_AT_MOST:]:
+            told[SKIPPED_SEQUENCE_NUMBERS] = ",".join(map(str, left_out))
+        return told
 
 
 class PublicationError(JobError):
@@ -109,6 +119,14 @@ class PublicationError(JobError):
     def __init__(self, error: StagingError) -> None:
         super().__init__(error.detail, error.remedy)
         self.code, self.title = error.code, error.title
+
+
+class NothingToSkipError(JobError):
+    """What can be published is published, whoever asks to skip it."""
+
+    code = "nothing_to_skip"
+    title = "This snapshot is not skipped"
+    remedy = "Publish without `skip`; where publication stops, name the snapshot at which it does."
 
 
 class _UnpublishableError(Exception):
@@ -134,7 +152,8 @@ class Plan:
     def resolve(self) -> Part:
         """Finds the rows that the staged deletes delete and writes the delete files that they become.
 
-        Raises PublicationError, CommitConflictError when the table has changed since, or as `read_files`.
+        Raises PublicationError, NothingToSkipError, CommitConflictError when the table has changed since,
+        or as `read_files`.
         """
         metadata, job = self.table.metadata, self.job
         if metadata.format_version < 2:
@@ -147,10 +166,19 @@ class Plan:
                 )
             except StagingError as error:
                 raise PublicationError(error) from error
+            skip = job.assignment.job.publish.skip
+            if skip is not None and skip not in [one.snapshot_id for one in waiting[:1]]:
+                first = f"snapshot {waiting[0].snapshot_id}" if waiting else "none"
+                raise NothingToSkipError(
+                    f"snapshot {skip} is not the first that waits on branch {self._source}, but {first}"
+                )
             staged = self._looks.staged(self.table, waiting)
         while staged.snapshots:
             try:
-                return self._resolved(staged)
+                part = self._resolved(staged)
+                if skip is not None and part.staged.skipped is None:
+                    raise NothingToSkipError(f"nothing keeps snapshot {skip} from being published")
+                return part
             except CommitConflictError:
                 self._looks.forget()  # of a file that is gone nothing is known
                 raise

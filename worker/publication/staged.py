@@ -41,10 +41,17 @@ _OPERATIONS = (Operation.APPEND, Operation.OVERWRITE, Operation.DELETE)
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """The first staged snapshot that can't be published, and why."""
+    """A staged snapshot that can't be published, and why."""
 
     snapshot_id: int
     why: Reason
+
+    @property
+    def remedy(self) -> str:
+        return (
+            f"{self.why.remedy} Or publish once with `skip`, {self.snapshot_id}: then the target gets nothing"
+            " that this snapshot adds, and keeps what it deletes."
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +59,17 @@ class Staged:
     """What can be published in one commit: the oldest snapshots that wait, and what they added.
 
     files: with the sequence numbers that they have on the branch. stop: what keeps later ones back.
+    skip: the one that is left out if it can't be published. skipped: that it was, and why. left_out: sequence
+    numbers of this one, and of earlier ones that the branch still shows.
     """
 
     snapshots: Sequence[Snapshot]
     added: Sequence[Added]
     files: SnapshotFiles
     stop: Stop | None = None
+    skip: int | None = None
+    skipped: Stop | None = None
+    left_out: Set[int] = frozenset()
 
     @classmethod
     def read(
@@ -67,14 +79,16 @@ class Staged:
         target: str,
         io: FileIO,
         read_before: ReadBefore,
+        skip: int | None = None,
+        left_out: Set[int] = frozenset(),
     ) -> Staged:
-        """snapshots: that wait, the oldest first. read_before: what is read now joins it.
+        """snapshots: that wait, the oldest first. read_before: what is read now joins it. left_out: before.
 
         Raises as `read_snapshot_files`.
         """
         specs = metadata.specs()
         known: list[Added] = []
-        stop = None
+        stop = skipped = None
         with Threads(_READ_THREADS) as threads:
             read = threads.map(
                 lambda one: read_before.added.get(one.snapshot_id) or Added.read(one, io, specs), snapshots
@@ -82,17 +96,21 @@ class Staged:
             for snapshot, added in zip(snapshots, read, strict=True):
                 read_before.added[snapshot.snapshot_id] = added
                 why = added.why or _unresolvable(metadata, added)
-                if why is not None:
-                    stop = Stop(snapshot.snapshot_id, why)
+                stopped = Stop(snapshot.snapshot_id, why) if why is not None else None
+                if stopped is not None and snapshot.snapshot_id != skip:
+                    stop = stopped
                     break
+                if stopped is not None:
+                    skipped, left_out, added = stopped, left_out | {_number(snapshot)}, _NOTHING
                 known.append(added)
-        staged = cls(snapshots, known, NO_FILES, stop)._first(len(known))
+        staged = cls(snapshots, known, NO_FILES, stop, skip, skipped, left_out)._first(len(known))
         return staged.without_files_of(metadata, target, io, read_before)
 
     def without_files_of(
         self, metadata: TableMetadata, target: str, io: FileIO, read_before: ReadBefore
     ) -> Staged:
-        """Without the first snapshot with a file that the target had since, and those after it.
+        """Without the first snapshot with a file that the target had since, and those after it; or without
+        the one to be skipped.
 
         Compaction may have taken the file away again, and its rows are there all the same.
         """
@@ -115,17 +133,29 @@ class Staged:
                     f"its data file {file.path} came to branch {target} otherwise (snapshot"
                     f" {last[file.path].snapshot_id} names it): its rows would come twice"
                 )
-                return self.before(file.data_sequence_number, live_already(told))
+                left = self.before(file.data_sequence_number, live_already(told))
+                return left.without_files_of(metadata, target, io, read_before)
         return self
 
     def before(self, sequence_number: int, why: Reason) -> Staged:
-        """Without the snapshot of that number and those after it."""
-        kept = sum(_number(one) < sequence_number for one in self.snapshots)
-        return replace(self, stop=Stop(self.snapshots[kept].snapshot_id, why))._first(kept)
+        """Without the snapshot of that number, and those after it unless it is the one to be skipped."""
+        return self._without(sum(_number(one) < sequence_number for one in self.snapshots), why)
+
+    def _without(self, at: int, why: Reason) -> Staged:
+        snapshot = self.snapshots[at]
+        stop = Stop(snapshot.snapshot_id, why)
+        if snapshot.snapshot_id != self.skip:
+            return replace(self, stop=stop)._first(at)
+        added = [*self.added[:at], _NOTHING, *self.added[at + 1 :]]
+        left_out = self.left_out | {_number(snapshot)}
+        return replace(self, added=added, skipped=stop, left_out=left_out)._first(len(added))
 
     def _first(self, count: int) -> Staged:
-        """So many of the snapshots, and what these come to."""
+        """So many of the snapshots, and what these come to; fewer, if one has what a skipped one deletes."""
         added = self.added[:count]
+        for at, part in enumerate(added):
+            if not self.left_out.isdisjoint(part.superseded.values()):
+                return self._without(at, _ON_SKIPPED)
         superseded = {one for part in added for one in part.superseded}
         all_deletes = [one for part in added for one in part.delete_files]
         deletes = tuple(one for one in all_deletes if _identity(one) not in superseded)
@@ -141,8 +171,9 @@ class Staged:
         with prepared():
             jvm = jvm_of(java_table)
             since, shown_by = str(_number(self.snapshots[0])), java_list(jvm, self._shown_by())
-            named = java_list(jvm, paths)
-            return java_object(java_table, _SOURCE, "StagedFiles", java_table, since, shown_by, named).files()
+            unread = str(self.skipped.snapshot_id) if self.skipped is not None else ""
+            of = java_table, since, shown_by, unread, java_list(jvm, paths)
+            return java_object(java_table, _SOURCE, "StagedFiles", *of).files()
 
     def _shown_by(self) -> list[str]:
         """Snapshots that show all of the data files: the last, and each after which some left the branch."""
@@ -158,12 +189,13 @@ class Added:
     Iceberg takes delete files away that are older than all data files of the branch: they delete nothing
     there, but perhaps on the target.
 
-    superseded: delete files whose positions others of the snapshot hold. why: it can't be published.
+    superseded: delete files whose positions others of the snapshot hold, with their sequence numbers.
+    why: it can't be published.
     """
 
     data_files: DataFiles
     delete_files: Sequence[DeleteFile]
-    superseded: Set[tuple[str, int | None]]
+    superseded: Mapping[tuple[str, int | None], int]
     why: Reason | None
 
     @classmethod
@@ -175,9 +207,7 @@ class Added:
             code, told = MissingMetadataError.code, str(error)
         except UnsupportedTableError as error:
             code, told = error.code, str(error)
-        return cls(
-            NO_FILES.data_files, (), frozenset(), Reason(code, f"it can't be read: {told}", _UNREADABLE)
-        )
+        return replace(_NOTHING, why=Reason(code, f"it can't be read: {told}", _UNREADABLE))
 
     @classmethod
     def _of(cls, snapshot: Snapshot, io: FileIO, specs: Mapping[int, PartitionSpec]) -> Added:
@@ -191,7 +221,9 @@ class Added:
         deletes = [one for _, files in read for one in files if one.added_snapshot_id == snapshot.snapshot_id]
         of_data = [one.min_sequence_number for one in manifests if _is_of_data(one) and one.entries != 0]
         oldest = min(of_data, default=_number(snapshot))
-        superseded = {_identity(one) for one in removed if _is_superseded(one, deletes)}
+        superseded = {
+            _identity(one): one.data_sequence_number for one in removed if _is_superseded(one, deletes)
+        }
         left = [
             one
             for one in removed
@@ -200,6 +232,9 @@ class Added:
         ]
         why = _obstacle(snapshot, left, adds_rows=bool(len(data_files)), adds_deletes=bool(deletes))
         return cls(data_files, deletes, superseded, why)
+
+
+_NOTHING = Added(NO_FILES.data_files, (), {}, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,6 +330,11 @@ _ON_TARGET = (
     " target; or write equality deletes of the rows' keys to the branch."
 )
 _UNREADABLE = "Restore that file, or roll the branch back to the snapshot before it."
+_ON_SKIPPED = Reason(
+    "staged_on_skipped",
+    "its deletes by position have taken the place of some of a snapshot that was skipped, and include them",
+    "Roll the branch back to the snapshot before it, and delete its rows by their key.",
+)
 _LIVE_ALREADY = (
     "Roll the target back to before that file was added there by other means; or replace the staging branch"
     " by one that starts at the target's head."

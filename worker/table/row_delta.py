@@ -39,7 +39,7 @@ class RowDelta:
     summary: further snapshot properties, such as counts (`icestream.*`).
     rows: Java's list of new data files. layout: what `layout_of_new_rows` said when they were written; then
     the commit happens on the starting snapshot alone, since later ones may hold rows that were not looked at.
-    staged: a branch, and a snapshot that it must still have.
+    staged: a branch, and a snapshot that it must still have; what the summary says of it is worth a commit.
     """
 
     branch: str
@@ -56,7 +56,7 @@ class RowDelta:
 
     @property
     def is_empty(self) -> bool:
-        return not self.added and not self.removed and not self.rows
+        return not self.added and not self.removed and not self.rows and self.staged is None
 
 
 def java_row_delta(

@@ -100,6 +100,7 @@ RESULTS: dict[str, dict[str, Any]] = {
         "staging_branch": "ingest",
         "staged_snapshots": 3,
         "published_snapshot_id": 7,
+        "skipped_snapshot_id": 6,
         "rows_added": 5,
         "rows_deleted": 4,
         "commits": 1,

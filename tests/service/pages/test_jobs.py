@@ -411,6 +411,7 @@ def test_a_publication_tells_what_it_did_and_what_stopped_it(
         "staging_branch": "ingest",
         "staged_snapshots": 1_200,
         "published_snapshot_id": 7,
+        "skipped_snapshot_id": 6,
         "rows_added": 5_000,
         "rows_deleted": 4_000,
         "equality_deletes_resolved": 4_100,
@@ -423,13 +424,16 @@ def test_a_publication_tells_what_it_did_and_what_stopped_it(
     job = request_job(service, table, "publish")
     service.finish(claim(service, worker, job), result=result, health=index_report())
     shown = words(admin.open(f"/jobs/{job}"))
-    assert "Snapshots published 1,200 ingest" in shown
+    assert "Snapshots published 1,200 ingest Snapshots skipped 1 6" in shown
     assert "Rows added 5,000 in 3 data files" in shown
     assert "Nothing is published from staged snapshot 8 on" in shown
     assert "it overwrites partitions" in shown.lower()
     assert "Roll the branch back." in shown
     listed = words(admin.open(f"/tables/{table}"))
     assert "5,000 rows added, 4,000 rows deleted Nothing is published from staged snapshot 8 on" in listed
+    admin.send(f"/tables/{table}/jobs", {"kind": "publish", "skip": "8"}, dry_run="true")
+    (queued,) = service.admin.get("/jobs", params={"status": "queued"}).json()["items"]
+    assert (queued["parameters"], queued["dry_run"]) == ({"from": "ingest", "skip": 8}, True)
 
 
 def test_an_expiry_tells_what_went_and_what_holds_the_rest(
