@@ -7,6 +7,7 @@ each data file is asked about once, and what is written for it stays as long as 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -29,8 +30,9 @@ from worker.io.storage import Storage
 from worker.lookup.deviations import Deviation
 from worker.lookup.index_lookup import Matches
 from worker.lookup.positions import Positions
-from worker.lookup.resolution import RowsOfKeySet, merge_explanations
+from worker.lookup.resolution import Resolved, RowsOfKeySet, merge_explanations
 from worker.process.plurals import counted
+from worker.publication.other_specs import LaterFiles
 from worker.publication.staged import ReadBefore, Staged
 from worker.table.files import DataFile, DataFiles, DeleteFile
 from worker.table.plan import plan_conversion
@@ -119,6 +121,7 @@ class Found:
         self._positions: list[Positions] = []
         self._named: dict[str, DeleteFile] | None = None
         self._asked: set[DataFile] = set()
+        self._asked_by_key: set[DataFile] = set()
         self._java_data_files: JavaObject | None = None
 
     @property
@@ -146,20 +149,54 @@ class Found:
         refused: list[Unconvertible] = []
         for deletes in plan_conversion(view.files, equality_deletes):
             ids = deletes.equality_field_ids
-            is_first = ids not in self._key_sets
-            if is_first:
-                self._key_sets[ids] = RowsOfKeySet(self._job, self._warehouse, dry_run=self._dry_run)
+            if ids not in self._key_sets:
+                self._key_sets[ids] = self._rows_of_key_set()
             resolved = self._key_sets[ids].find(view, deletes)
             refused += resolved.refused
-            self._deviations |= dict.fromkeys(resolved.deviations)
-            if is_first:
-                self._explanations[ids] = resolved.explanation
-            else:
-                of_new_ones = resolved.explanation | {"keys": 0, "key_ranges": 0}
-                (self._explanations[ids],) = merge_explanations([of_new_ones, self._explanations[ids]])
-            if resolved.positions.matches:
-                self._positions.append(resolved.positions)
+            self._take(ids, resolved)
         return refused
+
+    def find_in_later(self, later: LaterFiles, target: PinnedTable) -> tuple[list[Unconvertible], int | None]:
+        """The same in data files of other specs, each of which is asked about once; and the lowest sequence
+        number of an unclear delete that has the key of one of their rows."""
+        files = [file for file in later.data_files if file not in self._asked_by_key]
+        self._asked_by_key.update(files)
+        view = replace(later, data_files=DataFiles.of(files)).seen_by(target)
+        refused, _ = self._found_by_key(view, later.exact, takes=True)
+        refused_unclear, matches = self._found_by_key(view, later.unclear)
+        if not matches:
+            return refused + refused_unclear, None
+        for number in sorted({one.data_sequence_number for one in later.unclear}):
+            some = [one for one in later.unclear if one.data_sequence_number == number]
+            if self._found_by_key(view, some)[1]:
+                return refused, number
+        raise AssertionError("one of them has found rows")
+
+    def _found_by_key(
+        self, view: PinnedTable, equality_deletes: Iterable[DeleteFile], *, takes: bool = False
+    ) -> tuple[list[Unconvertible], int]:
+        refused: list[Unconvertible] = []
+        matches = 0
+        for deletes in plan_conversion(view.files, equality_deletes):
+            resolved = self._rows_of_key_set().find(view, deletes)
+            refused += resolved.refused
+            matches += resolved.positions.matches
+            if takes:
+                self._take(deletes.equality_field_ids, resolved)
+        return refused, matches
+
+    def _rows_of_key_set(self) -> RowsOfKeySet:
+        return RowsOfKeySet(self._job, self._warehouse, dry_run=self._dry_run)
+
+    def _take(self, ids: tuple[int, ...], resolved: Resolved) -> None:
+        self._deviations |= dict.fromkeys(resolved.deviations)
+        if ids not in self._explanations:
+            self._explanations[ids] = resolved.explanation
+        else:
+            of_new_ones = resolved.explanation | {"keys": 0, "key_ranges": 0}
+            (self._explanations[ids],) = merge_explanations([of_new_ones, self._explanations[ids]])
+        if resolved.positions.matches:
+            self._positions.append(resolved.positions)
 
     def named_by(self, storage: Storage, position_deletes: Iterable[DeleteFile]) -> Mapping[str, DeleteFile]:
         """The paths of the data files that position deletes name, and the first delete that names each.

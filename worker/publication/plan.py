@@ -37,6 +37,7 @@ from worker.lookup.positions import union
 from worker.process.errors import JobError, Reason
 from worker.publication.ancestry import descends
 from worker.publication.looks import Found, Looks
+from worker.publication.other_specs import LaterFiles, later_files
 from worker.publication.staged import Staged, live_already
 from worker.table.commit import CommittedSnapshot, find_head
 from worker.table.commit_errors import CommitConflictError, CommitError, CommitStateUnknownError
@@ -228,13 +229,19 @@ class Plan:
         merged = _merged(self.table, staged)
         found = self._looks.found(staged, merged.table)
         self._refuse(merged, found.find(merged.table, merged.equality_deletes))
+        later = list(later_files(self.table, self._source, merged.equality_deletes, merged.offset))
+        for files in later:
+            refused, number = found.find_in_later(files, self.table)
+            self._refuse(merged, refused)
+            if number is not None:
+                raise _UnpublishableError(number - merged.offset, _OTHER_SPEC)
         if merged.position_deletes:
             with self.job.stage("read"):
                 self._take_named(merged, found)
         with self.job.stage("deletes"):
             written = found.write(merged.table)
         if written.blocked:
-            self._refuse_blocked(merged, written.blocked, missing=written.missing)
+            self._refuse_blocked(merged, written.blocked, later, missing=written.missing)
         if not self.dry_run:
             self.job.usage.bytes += written.bytes_written
         new = {file for one in found.positions for file in one.data_files() if merged.is_staged(file)}
@@ -290,7 +297,9 @@ class Plan:
         why = Reason(one.code, told, one.remedy)
         raise _UnpublishableError(first.data_sequence_number - merged.offset, why)
 
-    def _refuse_blocked(self, merged: _Merged, blocked: Sequence[Blocked], *, missing: bool) -> None:
+    def _refuse_blocked(
+        self, merged: _Merged, blocked: Sequence[Blocked], later: Sequence[LaterFiles], *, missing: bool
+    ) -> None:
         """A data file for which no new deletes can be written stops the first snapshot that deletes there."""
         self._check_overtaken(missing=missing)
         global_spec_ids = self.table.files.global_spec_ids
@@ -305,6 +314,9 @@ class Plan:
             for delete in merged.position_deletes
             if delete.partition == one.data_file.partition
         }
+        for files in later:
+            for one in (one for one in blocked if one.data_file in files.data_files):
+                numbers |= {delete.data_sequence_number: one for delete in files.exact}
         first = min(numbers)
         code, why, remedy = numbers[first].why
         reason = f"it deletes rows of {numbers[first].data_file.path}, and {why}"
@@ -355,6 +367,15 @@ def _merged(table: PinnedTable, staged: Staged) -> _Merged:
     return _Merged(replace(table, files=files), equality_deletes, position_deletes, offset)
 
 
+_OTHER_SPEC = Reason(
+    "staged_under_other_spec",
+    "its equality deletes are confined to a partition, and have keys of rows that came to the target under"
+    " another partition spec since; these keys lack a column of their own spec, so nothing tells whether the"
+    " rows are of that partition",
+    "Roll the target back to before these rows came, or were rewritten, under the other spec; publish, and do"
+    " that again. Or roll the staging branch back, and write under the new spec. Let keys have all columns by"
+    " which the table is partitioned.",
+)
 _BY_KEY = (
     "Roll the staging branch back to the snapshot before it, and delete these rows by their key, or on the"
     " target itself."

@@ -212,6 +212,27 @@ def read_bounds(
     return found
 
 
+def read_file_sequence_numbers(io: FileIO, manifest: Manifest) -> Iterator[tuple[str, int, int | None]]:
+    """The path of each live file, with which sequence number it was committed, and by which snapshot.
+
+    That of the manifest where an entry does not say it: it was no later. Raises as `read_snapshot_files`.
+    """
+    schema = Schema(
+        NestedField(0, "status", IntegerType(), required=True),
+        NestedField(1, "snapshot_id", LongType(), required=False),
+        NestedField(4, "file_sequence_number", LongType(), required=False),
+        NestedField(
+            2,
+            "data_file",
+            StructType(NestedField(100, "file_path", StringType(), required=True)),
+            required=True,
+        ),
+    )
+    for status, snapshot_id, number, (path,) in _AvroFile(io, manifest.path).rows(schema):
+        if status != DELETED:
+            yield path, number or manifest.sequence_number, snapshot_id or manifest.added_snapshot_id
+
+
 @dataclass(frozen=True, slots=True)
 class EntryValues:
     """What an entry of a manifest says of the values in its file, also where the file was removed.

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 
 import worker.deletes.write
 from tests.deaths import killed_at_its_commit
-from tests.factories import live_delete_files
+from tests.factories import WrittenFile, live_delete_files
 from tests.staging import BRANCH, Lake, Meanwhile, in_order, row
 from tests.staging import lake as lake
 from tests.thorough import V3_FIRST
@@ -77,6 +77,62 @@ def test_what_happens_on_the_target_meanwhile_is_as_if_it_had_come_before(
     assert lake.rows() == in_order(*[row(n, value) for n, value in expected.items()])
     if meanwhile == "publish":
         assert result["commits"] == 0, "the other one has done it"
+
+
+@V3_FIRST
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_a_staged_delete_of_a_partition_hits_rows_that_came_under_another_spec_since(
+    lake: Lake, format_version: int, when: str
+) -> None:
+    """Written or compacted; if its key has the columns of its own spec. Those that were there, it spares."""
+    table = lake.create(
+        *[row(n, n) for n in range(3)], format_version=format_version, partitioned_by=["region"]
+    )
+    lake.jobs.run("index", key_sets=[["id", "region"]])
+    key = ("id", "region")
+    lake.upsert(row(1, 10), row(7, 7), key=key)
+    lake.upsert(row(1, 11), row(2, 20), row(9, 9), key=key)
+
+    def evolve(_: int) -> None:
+        table.java.updateSpec().addField("id").commit()
+        table.append([row(7, 70), row(8, 8)])
+        table.compact()
+        lake.stage(*table.data_files([row(3, 3)], spec_id=0), *_deletes_under_the_old_spec(lake, [8, 9]))
+
+    if when == "before":
+        evolve(0)
+    else:
+        Meanwhile(lake.jobs, evolve)
+
+    assert lake.publish()["stopped_at"] is None
+    lake.publish()
+    left = [row(0, 0), row(1, 11), row(2, 20), row(3, 3), row(7, 7), row(8, 8)]
+    assert lake.rows() == in_order(*left)
+
+
+def _deletes_under_the_old_spec(lake: Lake, ids: Sequence[int]) -> list[WrittenFile]:
+    rows = [row(one, 0) for one in ids]
+    return lake.table.equality_deletes(rows, equality_columns=["id", "region"], spec_id=0)
+
+
+def test_a_staged_delete_that_no_partition_tells_of_rows_under_another_spec_stops_publication(
+    lake: Lake,
+) -> None:
+    """Its key lacks the column of its spec. Where no row has its key, nothing has to be told."""
+    table = lake.create(row(1, 1), row(1, 2, "us"), row(2, 2), partitioned_by=["region"])
+    fork = table.snapshot_id
+    lake.delete(5)
+    lake.upsert(row(1, 10))
+    table.java.updateSpec().addField("value").commit()
+    table.compact()
+
+    stopped = lake.publish()
+
+    assert (stopped["stopped_at"]["code"], stopped["staged_snapshots"]) == ("staged_under_other_spec", 1)
+    assert lake.rows() == in_order(row(1, 1), row(1, 2, "us"), row(2, 2))
+    table.java.manageSnapshots().rollbackTo(fork).commit()
+    assert lake.publish()["stopped_at"] is None
+    assert lake.rows() == in_order(row(1, 10), row(1, 2, "us"), row(2, 2))
 
 
 def test_each_staged_snapshot_is_read_once_however_often_others_come_first(
