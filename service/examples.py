@@ -246,6 +246,7 @@ FIELDS: dict[str, Any] = {
     "HealthView.snapshots": 1_440,
     "HealthView.oldest_snapshot_at": "2026-06-03T08:00:00Z",
     "HealthView.expired_elsewhere_at": None,
+    "HealthView.kept_snapshots": 0,
     "HealthView.staged_age_seconds": 4.0,
     "HealthView.staged_rows": 1_200,
     "HealthView.staged_snapshots": 3,

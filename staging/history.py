@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
+from itertools import takewhile
 
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRefType
@@ -28,6 +29,8 @@ TARGET_SNAPSHOT_ID = "icestream.target-snapshot-id"
 TARGET_SEQUENCE_NUMBER = "icestream.target-sequence-number"
 """Of a snapshot of the staging branch that only takes published files off it: up to which snapshot, and which
 one of the target has all that."""
+RENEWED = "icestream.renewed-from-snapshot-id"
+"""Of such a snapshot with which the branch begins anew, at its first one: the head that it had before."""
 FLINK_JOB = "flink.job-id"
 NO_SNAPSHOT = -1
 """Of a target without a snapshot, as Iceberg names it: it has all of deletes alone, whatever comes later."""
@@ -221,18 +224,21 @@ def _since_publication(
     """What waits, and the snapshot after which it does."""
     ids = [one.snapshot_id for one in on_target.snapshots]
     names = [properties(one).get(BRANCH) for one in on_target.snapshots]
-    ends: set[int | None] = _cleared(metadata, staging, on_target, target, descends)
+    ends: set[int | None]
+    since = staging.snapshots
     if source in names:
         at = names.index(source)
         published = _number(properties(on_target.snapshots[at]), SNAPSHOT_ID)
         told = f"snapshot {published} was published by snapshot {ids[at]} of branch {target}"
         # What both had before the publication says nothing of what it published.
-        ends.update([published, *ids[: at + 1]])
+        ends = {published, *ids[: at + 1]}
+        since = list(takewhile(lambda one: one.snapshot_id != published, since))
     else:
         told = f"no snapshot of branch {target} says what was published"
-        ends.update(on_target.ids)
+        ends = set(on_target.ids)
         if staging.is_whole and on_target.is_whole:
             ends.add(None)
+    ends |= _cleared(metadata, since, on_target, target, descends)
     staged, end = _younger(staging, ends)
     if staged is not None:
         return staged, end
@@ -248,6 +254,11 @@ def _younger(history: History, ends: Collection[int | None]) -> tuple[list[Snaps
     for snapshot in history.snapshots:
         if snapshot.snapshot_id in ends:
             return younger[::-1], snapshot.snapshot_id
+        if is_renewal(snapshot):
+            raise StagingBranchReplacedError(
+                f"the branch began anew with snapshot {snapshot.snapshot_id}, and what it had before was"
+                f" published on another branch, or on one that was rolled back since"
+            )
         if not only_clears(snapshot):
             younger.append(snapshot)
         if snapshot.parent_snapshot_id in ends:  # it may have expired itself
@@ -280,7 +291,11 @@ def _not_committed_on_main(metadata: TableMetadata, staged: list[Snapshot]) -> l
 
 
 def _cleared(
-    metadata: TableMetadata, staging: History, on_target: History, target: str, descends: Descends
+    metadata: TableMetadata,
+    staging: Sequence[Snapshot],
+    on_target: History,
+    target: str,
+    descends: Descends,
 ) -> set[int | None]:
     """Up to where the staging branch says that it was published: snapshots of the target may have expired.
 
@@ -289,14 +304,17 @@ def _cleared(
     numbers = {one.snapshot_id: one.sequence_number or 0 for one in metadata.snapshots}
     ids = on_target.ids
     oldest = min((numbers[one] for one in ids if one in numbers), default=0)
-    for snapshot in staging.snapshots:
+    for snapshot in staging:
         told = properties(snapshot)
         if not only_clears(snapshot) or told.get(TARGET, target) != target:
             continue
         by, number = _number(told, TARGET_SNAPSHOT_ID), _number(told, TARGET_SEQUENCE_NUMBER)
         publication = Publication(_number(told, CLEARED), by, numbers.get(by, number))
+        ends: set[int | None] = {publication.snapshot_id}
+        if is_renewal(snapshot):
+            ends.add(snapshot.snapshot_id)
         if by == NO_SNAPSHOT:
-            return {publication.snapshot_id}
+            return ends
         if publication.target_sequence_number >= (snapshot.sequence_number or 0):
             raise PublicationUnreadableError(
                 f"snapshot {snapshot.snapshot_id} says that the younger snapshot {by} had published it"
@@ -310,7 +328,7 @@ def _cleared(
                 f" says whether branch {target} still descends from it"
             )
         if is_ancestor:
-            return {publication.snapshot_id}
+            return ends
     return set()
 
 
@@ -318,6 +336,11 @@ def only_clears(snapshot: Snapshot) -> bool:
     """Whether it takes published files off a staging branch, and adds nothing, whatever else it says."""
     told = properties(snapshot)
     return CLEARED in told and all(told.get(f"added-{files}-files", "0") == "0" for files in _FILES)
+
+
+def is_renewal(snapshot: Snapshot) -> bool:
+    """Whether the staging branch begins with it, for all that waits: what was older is published."""
+    return RENEWED in properties(snapshot) and only_clears(snapshot)
 
 
 _FILES = ("data", "delete")

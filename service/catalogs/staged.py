@@ -33,11 +33,17 @@ class Staged:
     trouble: StagingError | None = None
     is_cut: bool = False
     """Whether Flink is refused there, or would be if it made the branch, as soon as it commits a vector."""
+    kept: int = 0
+    """Snapshots of the branch of which none may expire, since Flink would be refused without them."""
 
 
 def measure_staged(metadata: TableMetadata, source: str, target: str) -> Staged:
     """What branch `source` has that was not published on `target`."""
-    return replace(_measured(metadata, source, target), is_cut=_is_cut(metadata, source, target))
+    is_cut = _is_cut(metadata, source, target)
+    staging = History.of(metadata, source).snapshots
+    needs_all = metadata.format_version >= 3 and not is_cut and any(map(is_flinks, staging))
+    kept = len(staging) if needs_all else 0
+    return replace(_measured(metadata, source, target), is_cut=is_cut, kept=kept)
 
 
 def _measured(metadata: TableMetadata, source: str, target: str) -> Staged:

@@ -53,6 +53,9 @@ class HealthView(Message):
     the time since something is known to wait, or since publication has stopped."""
     stopped_at: StoppedAt | None
     """This is what stops their publication, and what to do; null if nothing does."""
+    kept_snapshots: int
+    """The staging branch has this many snapshots, of which none may expire: Flink would be refused without
+    them, in format version 3. A publish job with `renew` lets them go. 0 of other branches."""
     small_manifests: int
     """The head has this many manifests that are smaller than they should be."""
     snapshots: int

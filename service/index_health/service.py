@@ -42,6 +42,8 @@ _BEGIN_ANEW = (
     "If Flink writes, begin the branch at the table's first snapshot, let no key come twice in a checkpoint,"
     " or use a table of format version 2."
 )
+KEPT = 10_000
+"""Snapshots of a staging branch. The table's metadata names all, so more of them make each commit slow."""
 PATIENCE_SECONDS = 60.0
 """Lagging begins so long, at least, after the age at which the policy converts."""
 _OF_CATALOGS = {"catalog-unreachable", "catalog-redirects", "host-unknown"}
@@ -142,6 +144,13 @@ def judge(
             by_itself if policy.compact.enabled else "Request a compact job."
         ]
         return HealthStatus.DEGRADED, " ".join([wear, *(cause for cause, _ in causes)]), " ".join(remedies)
+    if health.kept_snapshots > KEPT:
+        return (
+            HealthStatus.DEGRADED,
+            f"The staging branch has {health.kept_snapshots:,} snapshots, which make the table's metadata"
+            " large and its commits slow; Flink needs all of them until the branch begins anew.",
+            "Request a publish job with `renew` when the writer is stopped, or commits less often.",
+        )
     if failed:
         return HealthStatus.DEGRADED, *_failure(health, failed[0])
     indexed = next((job for job in last_jobs if job.kind in (JobKind.INDEX, JobKind.REBUILD)), None)
@@ -349,6 +358,7 @@ def get_health(session: Session, table: EnrolledTable, policy: EffectivePolicy |
         staged_snapshots=health.staged_snapshots,
         staged_rows=health.staged_rows,
         staged_age_seconds=health.staged_age_seconds(now),
+        kept_snapshots=health.kept_snapshots,
         stopped_at=StoppedAt.model_validate(health.stopped_at) if health.stopped_at else None,
         unconvertible=[UnconvertibleDelete.model_validate(item) for item in health.unconvertible],
         key_sets=key_sets,

@@ -44,6 +44,9 @@ class PublishParameters(Message):
     skip: SnapshotId | None = None
     """The snapshot at which publication stops is left out: the target gets nothing that it adds, and keeps
     what it deletes. One that can be published is not skipped."""
+    renew: bool = False
+    """The staging branch begins anew after its first snapshot, so that what it had since may expire; if all
+    of it is published."""
 
 
 class ExpireParameters(Message):
@@ -94,7 +97,8 @@ class JobRequest(Message):
     parameters: dict[str, Any] = ModelField(default_factory=dict)
     """The worker has options for some kinds of jobs; usually none are given. A publication takes
     `after`: a snapshot of the staging branch that counts as published where the table itself does not say;
-    and `skip`: the snapshot at which it stops (`stopped_at`), of which nothing is published then. An expiry
+    `skip`: the snapshot at which it stops (`stopped_at`), of which nothing is published then; and `renew`:
+    the staging branch begins anew after its first snapshot, once all that it has is published. An expiry
     takes `older_than_seconds` and `retain_last`; what is left out, the policy says."""
     priority: Annotated[int, ModelField(ge=-100, le=100)] | None = None
     """The job goes before or behind other waiting jobs; the policy's priority holds if left out."""

@@ -451,6 +451,8 @@ class JobResult(Message):
     """Nothing of this one was published, as the request said; null if it named none."""
     files_cleared: Amount = 0
     """This many published files were taken off the staging branch."""
+    renewed: bool = False
+    """The staging branch begins anew after its first snapshot."""
     stopped_at: StoppedAt | None = None
     """Publication has stopped at this staged snapshot; null if nothing stopped it."""
     expiry: ExpiryReport | None = None

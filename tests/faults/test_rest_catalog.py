@@ -107,8 +107,9 @@ def test_a_write_whose_answer_is_lost_is_found(
 
 
 @pytest.mark.parametrize("table", [3], indirect=True)
+@pytest.mark.parametrize("renew", [False, True])
 def test_a_publication_is_found_whose_answers_are_lost(
-    jobs: Jobs, proxy: Proxy, table: TableBuilder, spark: SparkSession
+    jobs: Jobs, proxy: Proxy, table: TableBuilder, spark: SparkSession, renew: bool
 ) -> None:
     """Those of both commits, on either branch."""
     jobs.run("convert")
@@ -116,11 +117,12 @@ def test_a_publication_is_found_whose_answers_are_lost(
     rows = [{"id": 1, "v": 7}, {"id": ROWS, "v": 8}]
     table.commit(*table.data_files(rows), *table.equality_deletes([{"id": 1}, {"id": 2}]), branch="ingest")
     jobs.reporter.before_commit = lambda: proxy.set(lose(OURS))
-    publish = {"from": "ingest"}
+    publish = {"from": "ingest", "renew": renew}
     done = jobs.run("publish", parameters=publish, job_id="lost").result
     assert proxy.mode == PASS
     assert (done["rows_added"], done["rows_deleted"]) == (2, 2)
     assert done["files_cleared"] > 0
+    assert done["renewed"] is renew
     assert commits_by_job(table)["lost"] == 2
     assert jobs.run("publish", parameters=publish).result["staged_snapshots"] == 0
     left = EXPECTED - Counter([(1, 1), (2, 2)]) + Counter([(1, 7), (ROWS, 8)])

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import pytest
 from pyspark.sql import SparkSession
 
-from staging.history import History
+from staging.history import RENEWED, History, is_renewal, properties
 from tests.factories import Catalog, TableBuilder, visible_rows
 from tests.integration.icestream import Icestream, Json, running
 from tests.integration.upsert_stream import COLUMNS, UpsertStream
@@ -170,13 +170,19 @@ def test_flink_is_killed_again_and_again_while_what_it_stages_is_published(
 
 
 @pytest.mark.thorough
-def test_flink_goes_on_where_the_past_expires_as_far_as_jobs_let_it(
-    icestream: Icestream, registered: Catalog, lake: Lake, flink_class_path: str, tmp_path: Path
+@pytest.mark.parametrize("end", ["killed", "stopped"])
+def test_flink_goes_on_where_its_branch_is_renewed_and_the_past_expires(
+    end: Literal["killed", "stopped"],
+    icestream: Icestream,
+    registered: Catalog,
+    lake: Lake,
+    flink_class_path: str,
+    tmp_path: Path,
 ) -> None:
     """Format version 3, where Iceberg refuses vectors of Flink's on a branch whose history is cut: its branch
-    begins at the table's first snapshot, and is renewed there."""
+    begins at the table's first snapshot, and is renewed there, also beside a job that goes on."""
     stream = UpsertStream(
-        records=15_000, keys=2_000, checkpoints=6, mode="changelog", branch=BRANCH, parts=3, seed=31
+        records=20_000, keys=2_000, checkpoints=8, mode="changelog", branch=BRANCH, parts=4, seed=31
     )
     table = lake.create(columns=COLUMNS, format_version=3)
     old = [{"id": 10_000 + n, "tenant": "t0", "amount": n} for n in range(3)]
@@ -185,35 +191,44 @@ def test_flink_goes_on_where_the_past_expires_as_far_as_jobs_let_it(
     first = table.metadata.snapshots[0].snapshot_id
     table.java.manageSnapshots().createBranch(BRANCH, first).commit()
     table_id = _enrol(icestream, registered)
-    all_that_is_old = {"older_than_seconds": 0}
+    renewing = {"parameters": {"renew": True}}
     checkpoints = tmp_path / "checkpoints"
 
-    def has_published(records: int, **how: Any) -> bool:
-        icestream.run(table_id, "publish", **how)
+    def has_published(records: int) -> bool:
+        icestream.run(table_id, "publish")
         expected = replace(stream, records=records).expected_rows()
         return lake.rows() == expected + Counter(tuple(one.values()) for one in old)
 
-    def checkpoint() -> int:
-        return max(int(one.name.removeprefix("chk-")) for one in checkpoints.glob("*/chk-*"))
+    def is_renewed() -> bool:
+        renewed: bool = icestream.run(table_id, "publish", **renewing)["renewed"]
+        return renewed
+
+    def let_the_past_expire() -> None:
+        icestream.run(table_id, "expire_snapshots", parameters={"older_than_seconds": 0})
+        history = History.of(table.metadata, BRANCH)
+        assert (history.is_whole, history.snapshots[-1].snapshot_id) == (True, first)
+        (before,) = {properties(one)[RENEWED] for one in history.snapshots if is_renewal(one)}
+        assert table.metadata.snapshot_by_id(int(before)) is None
 
     with stream.start(flink_class_path, registered, "db.t", tmp_path / "1.log", checkpoints) as running:
         wait_until(lambda: has_published(5_000), "the first part")
-        expiry = icestream.run(table_id, "expire_snapshots", parameters=all_that_is_old)["expiry"]
-        assert expiry["snapshots_expired"] >= 2, "of main"
-        assert History.of(table.metadata, BRANCH).is_whole
+        wait_until(is_renewed, "the branch to be renewed beside the job")
+        let_the_past_expire()
         running.go_on()
         wait_until(lambda: has_published(10_000), "the second part")
-        last = checkpoint()
-        wait_until(lambda: checkpoint() > last + 1, "a checkpoint with nothing left to commit")
-
-    table.java.manageSnapshots().replaceBranch(BRANCH, first).commit()
-    icestream.run(table_id, "expire_snapshots", parameters=all_that_is_old)
-    left = {one.snapshot_id for one in table.metadata.snapshots}
-    assert left == {first, table.snapshot_id}
+        running.go_on()
+        if end == "stopped":
+            running.stop()
+        else:
+            running.wait_for_commits(len(running.committed_snapshot_ids) + 1)
+    wait_until(is_renewed, "the branch to be renewed")
+    let_the_past_expire()
     with stream.start(flink_class_path, registered, "db.t", tmp_path / "2.log", checkpoints) as running:
         running.go_on()
+        running.go_on()
+        running.go_on()
         running.finish()
-    assert has_published(15_000, parameters={"after": first})
+    assert has_published(20_000)
 
 
 @pytest.mark.thorough

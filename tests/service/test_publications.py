@@ -299,6 +299,26 @@ def test_a_branch_that_would_refuse_flinks_vectors_is_told(local: Running, icebe
     assert "Flink" not in health(local, table)["status_reason"], "nobody knows who writes to it"
 
 
+def test_a_branch_that_keeps_very_many_snapshots_for_flink_is_told_to_be_renewed(
+    local: Running, iceberg: IcebergCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.index_health.service.KEPT", 2)
+    table = local.enroll(publish=FROM_INGEST)
+    stage(iceberg, 1)
+    last = stage(iceberg, 2)
+    iceberg.upgrade_to_v3("db.t")
+    assert health(local, table)["kept_snapshots"] == 0, "nobody knows that Flink writes to it"
+
+    snapshots = iceberg.metadata("db.t")["snapshots"]
+    for one in snapshots:
+        one["summary"] |= {"flink.job-id": "j"} if one["snapshot-id"] == last else {}
+    iceberg.rewrite("db.t", {"snapshots": snapshots})
+
+    found = health(local, table)
+    assert (found["kept_snapshots"], found["status"]) == (4, "degraded"), "with those of its beginning"
+    assert "`renew`" in found["what_to_do"]
+
+
 def test_what_is_staged_for_longer_than_the_policy_allows_lags(
     local: Running, iceberg: IcebergCatalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -95,6 +95,8 @@ class PublishParameters(Body):
     """A snapshot of it that counts as published where the table does not say."""
     skip: int | None = None
     """The first that waits, which can't be published: it is left out."""
+    renew: bool = False
+    """The branch begins anew after its first snapshot, if all that it has is published."""
 
 
 class AssignedJob(Body):

@@ -12,7 +12,7 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.refs import SnapshotRef, SnapshotRefType
 from pyiceberg.table.snapshots import Snapshot
 
-from staging.history import FLINK_JOB, History, is_flinks, properties
+from staging.history import FLINK_JOB, History, is_flinks, is_renewal, properties
 from worker.attempt.job import Job
 from worker.process.plurals import counted
 from worker.table.manifests import CorruptMetadataError
@@ -288,13 +288,18 @@ def _of_vectors(
         "Flink commits deletes to its branch, and in format version 3 can go on only where the history of the"
         " branch reaches its beginning."
     )
-    remedy = f"Once that writer is gone, drop the branch, or let the snapshot expire by other means, {_AGAIN}"
+    remedy = (
+        "Renew the branch if it is a staging branch (`renew` of a publish job), or drop it once the writer is"
+        f" gone, {_AGAIN}"
+    )
     published = {properties(one).get(_PUBLISHED_BRANCH) for one in metadata.snapshots}
     for name, history in histories.items():
         if not history or history[-1].parent_snapshot_id is not None:  # nothing of it helps any more
             continue
         by_flink = [one for one in history if is_flinks(one)]
-        writes_deletes = any(not properties(one).keys().isdisjoint(_ADDED_DELETES) for one in by_flink)
+        writes_deletes = any(
+            is_renewal(one) or not properties(one).keys().isdisjoint(_ADDED_DELETES) for one in by_flink
+        )
         if writes_deletes and (name in published or any(map(is_known, by_flink))):
             hold = Hold("writer", why, remedy, name)
             yield from ((one.snapshot_id, hold) for one in history)

@@ -13,7 +13,7 @@ from typing import Any
 
 from pyiceberg.table.refs import MAIN_BRANCH
 
-from staging.history import SKIPPED, SNAPSHOT_ID, Publication, StagingError, properties
+from staging.history import RENEWED, SKIPPED, SNAPSHOT_ID, Publication, StagingError, properties
 from worker.attempt.job import Job
 from worker.attempt.outcome import Outcome, outcome
 from worker.attempt.pinned_table import PinnedTable, pin_table
@@ -23,7 +23,7 @@ from worker.jobs.orphan_files import remove_orphan_files
 from worker.jobs.own_commits import OwnCommit
 from worker.process.errors import JobCancelledError, JobError
 from worker.process.plurals import counted
-from worker.publication.clearing import FILES_CLEARED, clear, postponed
+from worker.publication.clearing import FILES_CLEARED, clear, postponed, renewed_at
 from worker.publication.looks import Looks
 from worker.publication.plan import SUMMARY, Part, Plan
 from worker.publication.staged import Staged, Stop
@@ -137,9 +137,10 @@ class _Publication:
             has_commit, table = looked_at is not table, looked_at
         # Where nothing had to be committed, the head that was looked at has it all.
         done = part.publication(table) if part is not None and part.is_empty else None
-        files_cleared = 0
+        taken_off = None
         if not dry_run:
-            files_cleared = self._clear(table if has_commit else None, done, may_wait=stop is None)
+            taken_off = self._clear(table if has_commit else None, done, may_wait=stop is None)
+        of_branch = taken_off.summary if taken_off is not None else {}
         last = part.staged.snapshots[-1].snapshot_id if part is not None and part.staged.snapshots else None
         if committed is not None:
             last = int(committed.summary[SNAPSHOT_ID])
@@ -153,7 +154,8 @@ class _Publication:
             "skipped_snapshot_id": int(skipped) if skipped is not None else None,
             **counts,
             "commits": 1 if committed else 0,
-            "files_cleared": files_cleared,
+            "files_cleared": int(of_branch.get(FILES_CLEARED, 0)),
+            "renewed": RENEWED in of_branch,
             "stopped_at": _told(stop) if stop is not None else None,
             "deviations": [asdict(one) for one in part.deviations] if part else [],
             "key_sets": part.explanations if part else [],
@@ -161,25 +163,27 @@ class _Publication:
         seen = table if part is None else _with_keys_of(table, part)
         return outcome(job, seen, self._warehouse, result, table.files, [], table.snapshot_id, cleared)
 
-    def _clear(self, table: PinnedTable | None, done: Publication | None, *, may_wait: bool) -> int:
-        """Takes what is published off the staging branch: how many files. A trouble undoes nothing.
+    def _clear(
+        self, table: PinnedTable | None, done: Publication | None, *, may_wait: bool
+    ) -> CommittedSnapshot | None:
+        """Takes what is published off the staging branch. A trouble undoes nothing.
 
         table: as it was looked at after the commit; None if it was not. done: up to where all is published
         without a commit of this job. may_wait: until what came meanwhile is published.
         """
         job = self._job
         try:
-            cleared = self._cleared(table, done, may_wait=may_wait and done is None)
+            return self._cleared(table, done, may_wait=may_wait and done is None)
         except (JobCancelledError, JobError, StagingError, OSError) as error:
             why = str(error) or "the job was to end"
             job.decide(f"What is published is still on the staging branch: {why}. The next job takes it off.")
-            return 0
-        return int(cleared.summary[FILES_CLEARED]) if cleared is not None else 0
+            return None
 
     def _cleared(
         self, table: PinnedTable | None, done: Publication | None, *, may_wait: bool
     ) -> CommittedSnapshot | None:
         job, source = self._job, self._job.assignment.job.publish.source
+        renew = job.assignment.job.publish.renew
         for left in reversed(range(CLEARING_ATTEMPTS)):
             if table is None:
                 with job.stage("plan"):
@@ -187,13 +191,27 @@ class _Publication:
             published = done or Publication.last(table.metadata, source, table.branch)
             if published is None:
                 return None
-            if may_wait and (why := postponed(table, source, published)) is not None:
+            first = renewed_at(table, source, published, is_asked=renew)
+            if first is None and renew:
+                job.decide(
+                    f"Branch {source} does not begin anew: it has what is not published, nothing that was"
+                    " published since it began, or its first snapshot not any more."
+                )
+            if first is None and may_wait and (why := postponed(table, source, published)) is not None:
                 job.decide(f"What is published stays on branch {source} until a later job: {why}.")
                 return None
             try:
-                return clear(job, table, published)
+                cleared = clear(job, table, published, first)
+                if first is not None:
+                    job.decide(
+                        f"Branch {source} begins anew after snapshot {first.snapshot_id}: what it had since"
+                        " may expire."
+                    )
+                return cleared
             except CommitConflictError as error:
-                if may_wait:  # for what the writer has committed meanwhile, which is published first
+                if (
+                    may_wait and not renew
+                ):  # for what the writer has committed meanwhile, which is published first
                     job.decide(f"What is published stays on branch {source} until a later job: {error}.")
                     return None
                 if not left:

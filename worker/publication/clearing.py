@@ -6,7 +6,7 @@ happens on the head that was looked at alone: what it repeats of the branch's wr
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 
 from py4j.java_gateway import JavaObject
@@ -15,6 +15,8 @@ from pyiceberg.table.snapshots import Snapshot
 
 from staging.history import (
     CLEARED,
+    FLINK_JOB,
+    RENEWED,
     SKIPPED_AT_MOST,
     SKIPPED_SEQUENCE_NUMBERS,
     TARGET,
@@ -22,6 +24,8 @@ from staging.history import (
     TARGET_SNAPSHOT_ID,
     History,
     Publication,
+    is_flinks,
+    is_renewal,
     only_clears,
     properties,
     skipped_numbers,
@@ -30,16 +34,23 @@ from worker.attempt.job import Job
 from worker.attempt.pinned_table import PinnedTable
 from worker.process.plurals import counted
 from worker.table import row_delta
+from worker.table.catalogs import jvm_of
 from worker.table.commit import ATTEMPT, JOB_ID, CommittedSnapshot, commit_snapshot
 from worker.table.commit_errors import prepared
 
 GATHERED = 16
 """After so many published snapshots, each publication tries once to take them off, whatever waits. Of few,
 that takes less time than a writer that commits each second leaves between two commits."""
+KEPT = 1_000
+"""The branch of a Flink job has no more snapshots than so many, in format version 3, which keeps all."""
+WRITERS = 20
+"""What so many writers said last is repeated where a branch begins anew; an older one is gone for good."""
 FILES_CLEARED = "icestream.files-cleared"
 _SOURCE = Path(__file__).with_name("PublishedFiles.java")
 _OF_WRITERS = ("flink.", "kafka.connect.", "spark.sql.streaming.")
 """Beginnings of properties that tell streaming writers what they have committed, when they start anew."""
+_WHOSE = (FLINK_JOB, "flink.operator-id", "spark.sql.streaming.queryId")
+"""Those of them that name the writer."""
 
 
 def postponed(table: PinnedTable, source: str, publication: Publication) -> str | None:
@@ -53,7 +64,7 @@ def postponed(table: PinnedTable, source: str, publication: Publication) -> str 
     cleared = None
     for snapshot in History.of(table.metadata, source).snapshots:
         is_published |= snapshot.snapshot_id == publication.snapshot_id
-        if str(snapshot.snapshot_id) == cleared:
+        if str(snapshot.snapshot_id) == cleared or is_renewal(snapshot):
             break
         if only_clears(snapshot):
             cleared = cleared or properties(snapshot)[CLEARED]
@@ -66,12 +77,31 @@ def postponed(table: PinnedTable, source: str, publication: Publication) -> str 
     return f"{counted(waiting, 'staged snapshot')} came meanwhile, and are published first"
 
 
-def clear(job: Job, table: PinnedTable, publication: Publication) -> CommittedSnapshot | None:
+def renewed_at(
+    table: PinnedTable, source: str, publication: Publication, *, is_asked: bool
+) -> Snapshot | None:
+    """The first snapshot of the branch, if it is to begin there anew: all that it has is published.
+
+    is_asked: at once; else when the snapshots that Flink keeps from expiring have become too many.
+    """
+    branch = History.of(table.metadata, source)
+    history, ids = branch.snapshots, branch.ids
+    if publication.snapshot_id not in ids or not branch.is_whole:
+        return None
+    if not all(map(only_clears, history[: ids.index(publication.snapshot_id)])):
+        return None
+    is_kept = table.metadata.format_version >= 3 and any(map(is_flinks, history))
+    return history[-1] if is_asked or (is_kept and len(history) > KEPT) else None
+
+
+def clear(
+    job: Job, table: PinnedTable, publication: Publication, first: Snapshot | None = None
+) -> CommittedSnapshot | None:
     """Takes what is published off the staging branch; None if that was done, or the branch is another now.
 
     table: as it is after the publication. What the branch had of the target before goes, too: else its files
-    could never be deleted. The commit says up to where the branch is published. Raises CommitConflictError if
-    the branch has moved, or another CommitError.
+    could never be deleted. The commit says up to where the branch is published. first: after which the branch
+    begins anew. Raises CommitConflictError if the branch has moved, or another CommitError.
     """
     source = job.assignment.job.publish.source
     branch = History.of(table.metadata, source)
@@ -80,14 +110,15 @@ def clear(job: Job, table: PinnedTable, publication: Publication) -> CommittedSn
         return None
     at = ids.index(publication.snapshot_id)
     recorded = next((properties(one)[CLEARED] for one in history if only_clears(one)), None)
-    if recorded in [str(one) for one in ids[: at + 1]]:
+    if first is None and recorded in [str(one) for one in ids[: at + 1]]:
         return None
     head = history[0]
     # Where the published one has expired, all that is older than the oldest that is known was its.
     published = history[at] if at < len(history) else None
     up_to = (history[-1].sequence_number or 0) - 1 if published is None else published.sequence_number
+    newest, *others = _writers(history)
     summary = {
-        **_of_writer(history),
+        **newest,
         CLEARED: str(publication.snapshot_id),
         TARGET: table.branch,
         TARGET_SNAPSHOT_ID: str(publication.target_snapshot_id),
@@ -96,19 +127,41 @@ def clear(job: Job, table: PinnedTable, publication: Publication) -> CommittedSn
         JOB_ID: job.assignment.job.id,
         ATTEMPT: str(job.assignment.attempt),
     }
+    if first is not None:
+        summary[RENEWED] = str(head.snapshot_id)
     java_table = table.java_table
+
+    def shown_by(snapshot: Snapshot, number: int | None) -> JavaObject:
+        arguments = java_table, str(snapshot.snapshot_id), str(number)
+        return row_delta.java_object(java_table, _SOURCE, "PublishedFiles", *arguments)
+
     with job.stage("clear"):
         with prepared():
-            files = row_delta.java_object(
-                java_table, _SOURCE, "PublishedFiles", java_table, str(head.snapshot_id), str(up_to)
-            )
+            files = shown_by(head, up_to)
             summary[FILES_CLEARED] = str(files.count())
+            left = files if first is None else shown_by(first, first.sequence_number)
 
         def operation(of_commit: Mapping[str, str], condemned: JavaObject, place: str) -> JavaObject:
-            removal = row_delta.guarded(java_table, place, "").newRowDelta().toBranch(source)
-            removal.validateWith(row_delta.head_unmoved(java_table, head.snapshot_id))
-            files.removeBy(removal)
-            return row_delta.described(removal, of_commit, condemned)
+            guarded = row_delta.guarded(java_table, place, "")
+            if first is None:
+                removal = guarded.newRowDelta().toBranch(source)
+                removal.validateWith(row_delta.head_unmoved(java_table, head.snapshot_id))
+                left.removeBy(removal)
+                return row_delta.described(removal, of_commit, condemned)
+            ids = str(head.snapshot_id), str(first.snapshot_id), str(len(others))
+            renewing = row_delta.java_object(
+                java_table, _SOURCE, "RenewingOperations", guarded.operations(), source, *ids
+            )
+            renewed = jvm_of(java_table).org.apache.iceberg.BaseTable(renewing, java_table.name())
+            without = {name: value for name, value in of_commit.items() if name not in newest}
+            for number, of_writer in enumerate([*reversed(others), newest]):
+                one = renewed.newRowDelta().toBranch(source)
+                if not number:
+                    left.removeBy(one)
+                one = row_delta.described(one, without | of_writer, condemned)
+                if number < len(others):
+                    one.commit()
+            return one
 
         return commit_snapshot(
             java_table,
@@ -126,10 +179,14 @@ def _skipped(metadata: TableMetadata, source: str, target: str) -> dict[str, str
     return {SKIPPED_SEQUENCE_NUMBERS: ",".join(map(str, numbers))} if numbers else {}
 
 
-def _of_writer(history: Sequence[Snapshot]) -> dict[str, str]:
-    """What the branch's writer said last: when older snapshots have expired, it still finds it."""
+def _writers(history: Sequence[Snapshot]) -> list[dict[str, str]]:
+    """What each of the branch's writers said last, the newest first; one of nothing if there is none.
+
+    When older snapshots have expired, they still find it.
+    """
+    found: dict[Set[tuple[str, str]], dict[str, str]] = {}
     for snapshot in history:
         told = properties(snapshot)
-        if found := {name: told[name] for name in told if name.startswith(_OF_WRITERS)}:
-            return found
-    return {}
+        if said := {name: told[name] for name in told if name.startswith(_OF_WRITERS)}:
+            found.setdefault(frozenset((name, said[name]) for name in _WHOSE if name in said), said)
+    return list(found.values())[:WRITERS] or [{}]

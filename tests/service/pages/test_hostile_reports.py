@@ -105,6 +105,7 @@ RESULTS: dict[str, dict[str, Any]] = {
         "rows_deleted": 4,
         "commits": 1,
         "files_cleared": 2,
+        "renewed": True,
         "stopped_at": {"snapshot_id": 8, "code": "x", "reason": "it overwrites", "remedy": "Roll back."},
     },
     "rewrite_manifests": _SEEN

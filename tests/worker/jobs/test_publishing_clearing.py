@@ -18,19 +18,19 @@ def _live_on_branch(table: TableBuilder) -> set[str]:
     return {one[0] for one in shown}
 
 
-def checkpoint(lake: Lake, number: int, *files: WrittenFile) -> None:
+def checkpoint(lake: Lake, number: int, *files: WrittenFile, job: str = "j") -> None:
     """Commits as Flink's sink does, which looks for this when it starts from a checkpoint or savepoint."""
     update = lake.table.java.newRowDelta().toBranch(BRANCH)
     for file in files:
         content_file = lake.table.parsed(file)
         update.addDeletes(content_file) if file.is_delete else update.addRows(content_file)
-    names = {"job-id": "j", "operator-id": "o", "max-committed-checkpoint-id": str(number)}
+    names = {"job-id": job, "operator-id": "o", "max-committed-checkpoint-id": str(number)}
     for name, value in names.items():
         update.set(f"flink.{name}", value)
     update.commit()
 
 
-def _max_committed(table: TableBuilder) -> int:
+def max_committed(table: TableBuilder, job: str = "j") -> int:
     """As Flink's sink finds it: the newest ancestor that names the job and the operator says it."""
     metadata = table.metadata
     at: int | None = metadata.refs[BRANCH].snapshot_id
@@ -39,7 +39,7 @@ def _max_committed(table: TableBuilder) -> int:
         assert snapshot is not None
         assert snapshot.summary is not None
         told = snapshot.summary.additional_properties
-        if (told.get("flink.job-id"), told.get("flink.operator-id")) == ("j", "o"):
+        if (told.get("flink.job-id"), told.get("flink.operator-id")) == (job, "o"):
             return int(told["flink.max-committed-checkpoint-id"])
         at = snapshot.parent_snapshot_id
     raise AssertionError("nothing committed")
@@ -66,7 +66,7 @@ def test_what_is_published_leaves_the_branch_and_what_waits_stays(
     assert len(_live_on_branch(table)) == 1
     assert lake.publish()["files_cleared"] == 1
     assert _live_on_branch(table) == set()
-    assert _max_committed(table) == 7, "a writer that starts anew finds what it has committed"
+    assert max_committed(table) == 7, "a writer that starts anew finds what it has committed"
     lake.delete(2, 9)
     lake.upsert(row(3, 30))
     lake.publish()
@@ -122,7 +122,7 @@ def test_jobs_that_maintain_the_table_leave_what_is_staged(lake: Lake, format_ve
     assert manifests["manifests_rewritten"] > manifests["manifests_added"] > 0
     assert lake.publish()["staged_snapshots"] == 2
     assert lake.rows() == in_order(row(2, 20), row(3, 30), row(4, 4), row(5, 5))
-    assert _max_committed(table) == 2
+    assert max_committed(table) == 2
 
 
 @V2_FIRST
@@ -268,11 +268,11 @@ def test_a_writer_that_commits_while_the_branch_is_cleared_is_not_told_of_an_old
     Meanwhile(lake.jobs, commit_again, times=3)
 
     assert lake.publish()["files_cleared"] == 0, "what it committed meanwhile is published first"
-    assert _max_committed(table) == 2
+    assert max_committed(table) == 2
     assert lake.publish()["files_cleared"] == 3
-    assert _max_committed(table) == 3
+    assert max_committed(table) == 3
     lake.publish()
-    assert (_max_committed(table), _live_on_branch(table)) == (3, set())
+    assert (max_committed(table), _live_on_branch(table)) == (3, set())
     _expire(table)
-    assert _max_committed(table) == 3, "also when the writer's own snapshots have expired"
+    assert max_committed(table) == 3, "also when the writer's own snapshots have expired"
     assert lake.rows() == in_order(row(1, 1), row(2, 2), row(4, 0), row(5, 0))
