@@ -201,6 +201,8 @@ class Added:
     @classmethod
     def read(cls, snapshot: Snapshot, io: FileIO, specs: Mapping[int, PartitionSpec]) -> Added:
         """Raises OSError where a retry can help."""
+        if not _number(snapshot):
+            return replace(_NOTHING, why=_WITHOUT_NUMBER)
         try:
             return cls._of(snapshot, io, specs)
         except FileNotFoundError as error:
@@ -306,8 +308,7 @@ def _unresolvable(metadata: TableMetadata, added: Added) -> Reason | None:
 
 
 def _number(snapshot: Snapshot) -> int:
-    assert snapshot.sequence_number is not None  # format version 1 has none, and is refused before
-    return snapshot.sequence_number
+    return snapshot.sequence_number or 0  # those of format version 1 have none
 
 
 def _is_of_data(manifest: Manifest) -> bool:
@@ -330,6 +331,11 @@ _ON_TARGET = (
     " target; or write equality deletes of the rows' keys to the branch."
 )
 _UNREADABLE = "Restore that file, or roll the branch back to the snapshot before it."
+_WITHOUT_NUMBER = Reason(
+    "staged_in_format_1",
+    "it was committed in format version 1, where no sequence number tells its files from older ones",
+    "Roll the branch back to the snapshot before it, and write its rows again.",
+)
 _ON_SKIPPED = Reason(
     "staged_on_skipped",
     "its deletes by position have taken the place of some of a snapshot that was skipped, and include them",

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pyiceberg.table.snapshots import Operation
 
-from tests.factories import TableBuilder, garble
+from tests.factories import TableBuilder, garble, visible_rows
 from tests.staging import BRANCH, Lake, Meanwhile, in_order, row
 from tests.staging import lake as lake
 from tests.thorough import first_always
@@ -174,6 +174,23 @@ def test_a_checkpoint_of_flink_without_changes_stops_nothing(lake: Lake) -> None
 
     assert lake.publish()["stopped_at"] is None
     assert lake.rows() == in_order(row(1, 10))
+
+
+def test_what_was_staged_in_format_version_1_is_not_told_from_what_was_there(lake: Lake) -> None:
+    """Its files have sequence number 0, as those of main do from which the branch was made."""
+    table = lake.create(row(1, 1), format_version=1)
+    table.java.updateProperties().set("commit.manifest.min-count-to-merge", "1").commit()
+    lake.stage(*table.data_files([row(2, 2)]))
+    staged = table.metadata.refs[BRANCH].snapshot_id
+    table.java.updateProperties().set("format-version", "2").commit()
+    lake.upsert(row(1, 10))
+
+    result = lake.publish()
+
+    assert _reason(result) == ("staged_in_format_1", 0)
+    assert lake.publish(parameters={"from": BRANCH, "skip": staged})["staged_snapshots"] == 1
+    # DuckDB reads no manifest of format version 1.
+    assert visible_rows(table.spark, table.identifier) == in_order(row(1, 10))
 
 
 def test_a_file_that_the_target_lost_before_it_was_staged_is_published(lake: Lake) -> None:
