@@ -243,6 +243,8 @@ FIELDS: dict[str, Any] = {
     "EventView.message": "Queued: requested by dashboard.",
     "HealthSampleView.unconvertible": 0,
     "HealthView.small_manifests": 12,
+    "HealthView.small_data_files": 40,
+    "HealthView.deleted_data_files": 2,
     "HealthView.snapshots": 1_440,
     "HealthView.oldest_snapshot_at": "2026-06-03T08:00:00Z",
     "HealthView.expired_elsewhere_at": None,

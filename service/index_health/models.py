@@ -58,6 +58,11 @@ class HealthView(Message):
     them, in format version 3. A publish job with `renew` lets them go. 0 of other branches."""
     small_manifests: int
     """The head has this many manifests that are smaller than they should be."""
+    small_data_files: int
+    """This many data files are small, where a partition has enough of them, as the last job saw it; 0 unless
+    the policy has them rewritten."""
+    deleted_data_files: int
+    """This many data files have more deleted rows than the policy lets them keep, likewise."""
     snapshots: int
     """The table has this many snapshots, whatever branch has them."""
     oldest_snapshot_at: datetime | None

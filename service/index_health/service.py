@@ -352,6 +352,8 @@ def get_health(session: Session, table: EnrolledTable, policy: EffectivePolicy |
         sorted_runs=totals.sorted_runs,
         dead_ratio=totals.dead_ratio,
         small_manifests=health.small_manifests,
+        small_data_files=health.small_data_files,
+        deleted_data_files=health.deleted_data_files,
         snapshots=health.snapshots,
         oldest_snapshot_at=health.oldest_snapshot_at,
         expired_elsewhere_at=health.expired_elsewhere_at,

@@ -48,7 +48,14 @@ _CLEARING = tuple(
     kind.value
     for kind in JobKind
     if kind.writes_rows
-    or kind in (JobKind.CONVERT, JobKind.PUBLISH, JobKind.EXPIRE_SNAPSHOTS, JobKind.COMPACT)
+    or kind
+    in (
+        JobKind.CONVERT,
+        JobKind.PUBLISH,
+        JobKind.EXPIRE_SNAPSHOTS,
+        JobKind.REWRITE_DATA_FILES,
+        JobKind.COMPACT,
+    )
 )
 _EXPIRING = tuple(kind.value for kind in JobKind if kind.lets_snapshots_expire)
 _TOLD_BY_SNAPSHOTS = (

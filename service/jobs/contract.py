@@ -139,13 +139,15 @@ class AnnouncedPlan(Message):
     files_per_task: int = ModelField(default=500, ge=0, le=500)
     """Each of them writes this many delete files at most; no worker writes more than the default."""
     removes: Place | None = None
-    """This is an equality delete file that the commit removes; none as long as no commit is about to be
-    made."""
+    """This is an equality delete file, or a data file, that the commit removes; none as long as no commit is
+    about to be made."""
     only_on: SnapshotId | None = None
     """The commit needs the branch to have this head, -1 for that of an empty table, if it removes no equality
     delete file; none as long as no commit is about to be made."""
     data_files: int = ModelField(default=0, ge=0, le=100_000)
     """This many new data files have names."""
+    has_folder: bool = False
+    """The new data files lie in a folder of the plan's own, whatever they are named."""
     expires: list[SnapshotId] = ModelField(default_factory=list, max_length=EXPIRED_AT_MOST)
     """These snapshots are about to expire: whoever goes on deletes the files that they alone named."""
     location: Place
@@ -247,6 +249,10 @@ class IndexReport(Message):
     """This many equality delete files are live."""
     pending_equality_deletes: Amount
     """The pending equality delete files have this many rows."""
+    small_data_files: Files = 0
+    """This many data files are small enough to be rewritten; 0 unless the policy has them rewritten."""
+    deleted_data_files: Files = 0
+    """This many data files have enough deleted rows to be rewritten, likewise."""
 
 
 class FinishRequest(Message):

@@ -8,6 +8,7 @@ from pydantic import Field as ModelField
 
 from service.http.messages import Message, UtcTime, example
 from service.http.problem_documents import Problem
+from service.policies.models import RewriteStrategy, TargetFileSize
 from service.records.jobs import AttemptStatus, JobKind, JobStatus
 from service.records.reports import SnapshotId, StageReport
 
@@ -26,6 +27,7 @@ RequestableKind = Literal[
     "convert",
     "publish",
     "expire_snapshots",
+    "rewrite_data_files",
     "rewrite_manifests",
     "compact",
     "rebuild",
@@ -62,6 +64,39 @@ class ExpireParameters(Message):
     """So many snapshots of each branch stay, however old they are; as the policy says if left out."""
 
 
+class SortField(Message):
+    """One of the columns by which rows are sorted."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    column: Annotated[str, ModelField(min_length=1, max_length=1000)]
+    """The column has this name, with dots if it is nested."""
+    direction: Literal["asc", "desc"] = "asc"
+    """The rows are in this order."""
+    null_order: Literal["nulls-first", "nulls-last"] = "nulls-first"
+    """Rows without a value are at this end."""
+
+
+class RewriteDataFilesParameters(Message):
+    """Options of a job that writes data files anew, as Iceberg's action names them; what is left out, the
+    policy says."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    strategy: RewriteStrategy | None = None
+    """Put rows together as they come, or sort them."""
+    sort_order: Annotated[list[SortField], ModelField(max_length=100)] | None = None
+    """Sort by these columns; by the table's own sort order if left out."""
+    target_file_size_bytes: TargetFileSize | None = None
+    """New data files are about this large; 0 is what the table says."""
+    min_input_files: Annotated[int, ModelField(ge=2, le=10**9)] | None = None
+    """Small data files are rewritten where a partition has this many of them."""
+    delete_ratio_threshold: Annotated[float, ModelField(gt=0, le=1)] | None = None
+    """Data files of which this share of the rows is deleted are rewritten, whatever their size."""
+    max_bytes: Annotated[int, ModelField(ge=1, le=10**18)] | None = None
+    """The job rewrites data files of this many bytes at most."""
+
+
 class RewriteManifestsParameters(Message):
     """Options of a job that writes manifests anew: there are none."""
 
@@ -71,6 +106,7 @@ class RewriteManifestsParameters(Message):
 _PARAMETERS: dict[str, type[Message]] = {
     JobKind.PUBLISH.value: PublishParameters,
     JobKind.EXPIRE_SNAPSHOTS.value: ExpireParameters,
+    JobKind.REWRITE_DATA_FILES.value: RewriteDataFilesParameters,
     JobKind.REWRITE_MANIFESTS.value: RewriteManifestsParameters,
 }
 
@@ -99,7 +135,9 @@ class JobRequest(Message):
     `after`: a snapshot of the staging branch that counts as published where the table itself does not say;
     `skip`: the snapshot at which it stops (`stopped_at`), of which nothing is published then; and `renew`:
     the staging branch begins anew after its first snapshot, once all that it has is published. An expiry
-    takes `older_than_seconds` and `retain_last`; what is left out, the policy says."""
+    takes `older_than_seconds` and `retain_last`. A rewriting of data files takes `strategy`,
+    `sort_order`, `target_file_size_bytes`, `min_input_files`, `delete_ratio_threshold` and `max_bytes`. What
+    is left out of these, the policy says."""
     priority: Annotated[int, ModelField(ge=-100, le=100)] | None = None
     """The job goes before or behind other waiting jobs; the policy's priority holds if left out."""
     run_at: UtcTime | None = None
@@ -218,8 +256,9 @@ class JobView(Message):
     `published_snapshot_id`, `rows_added`, `rows_deleted`, the table's snapshots before and after, and the
     staged snapshot at which it stopped, with the reason and what to do (`stopped_at`), or that it was to skip
     (`skipped_snapshot_id`). Of an expiry:
-    `expiry`, with how many snapshots and files went, and what holds the others. Of a rewriting of manifests:
-    `manifests`, with how many were written anew as how many. Of a job of an erasure: `erasure`, with keys by
+    `expiry`, with how many snapshots and files went, and what holds the others. Of a rewriting of data files:
+    `data_files`, with how many were written anew as how many. Of a rewriting of manifests: `manifests`, with
+    the same of these. Of a job of an erasure: `erasure`, with keys by
     their numbers in the request; receipts have their hashes. Of a conversion: counts, `bytes_read` (of index,
     data files and equality deletes) and `bytes_written` (of new delete files), both in bytes, and of its dry
     run also `estimated_seconds`: how long the conversion would take, as the dry run measured it, and for its

@@ -54,6 +54,13 @@ SORTING = Sorting(
 
 MAINTENANCE: dict[JobKind, tuple[str, ...]] = {
     JobKind.EXPIRE_SNAPSHOTS: ("older_than_seconds", "retain_last"),
+    JobKind.REWRITE_DATA_FILES: (
+        "strategy",
+        "target_file_size_bytes",
+        "min_input_files",
+        "delete_ratio_threshold",
+        "max_bytes",
+    ),
     JobKind.REWRITE_MANIFESTS: (),
 }
 """The kinds of jobs that maintain tables, with what of their policies is a parameter of theirs."""
@@ -418,8 +425,8 @@ def waiting_for(job: Job, table: EnrolledTable, catalog: Catalog, others: Others
 def _check_dry_run(kind: JobKind, *, dry_run: bool) -> None:
     if dry_run and not kind.has_dry_run:
         message = (
-            "Only `convert`, `publish`, `expire_snapshots`, `rewrite_manifests` and `verify` have one: leave"
-            " dry_run out, or request one of these."
+            "Only `convert`, `publish`, `verify` and kinds that maintain the table have one: leave dry_run"
+            " out, or request one of these."
         )
         raise InvalidError(
             "no-dry-run",

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, ConfigDict, ModelWrapValidatorHandler, ValidationError, model_validator
 from pydantic import Field as ModelField
@@ -17,6 +17,19 @@ Count = Annotated[int, ModelField(ge=1, le=10**18)]
 Amount = Annotated[int, ModelField(ge=0, le=10**18)]
 Seconds = Annotated[float, ModelField(ge=0, le=31_536_000)]
 
+RewriteStrategy = Literal["binpack", "sort"]
+"""As Iceberg calls them."""
+_LEAST_TARGET_BYTES = 1024 * 1024
+
+
+def _check_target(size_bytes: int) -> int:
+    if 0 < size_bytes < _LEAST_TARGET_BYTES:
+        raise ValueError(f"should be 0, or at least {_LEAST_TARGET_BYTES:,}")
+    return size_bytes
+
+
+TargetFileSize = Annotated[Amount, AfterValidator(_check_target)]
+"""In bytes; 0 for what the table says."""
 
 Cron = Annotated[str, AfterValidator(check_cron)]
 """Five fields, in the policy's time zone; empty for none."""
@@ -139,6 +152,37 @@ class ExpireSnapshotsPolicy(Message):
     """Jobs of the kind start by themselves only while one of these is open; empty: as the schedule says."""
 
 
+class RewriteDataFilesPolicy(Message):
+    """This says when data files are rewritten that are small, or have many deleted rows: whichever of the
+    triggers comes first. What is pending is converted before."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    enabled: bool | None = None
+    """This says whether such jobs start by themselves."""
+    strategy: RewriteStrategy | None = None
+    """Put rows together as they come (`binpack`), or `sort` them as the table's sort order says."""
+    target_file_size_bytes: TargetFileSize | None = None
+    """New data files are about this large, and those below three quarters of it are small; 0 is what the
+    table says."""
+    min_input_files: Annotated[int, ModelField(ge=2, le=10**9)] | None = None
+    """Small data files are rewritten where a partition has this many of them."""
+    delete_ratio_threshold: Annotated[float, ModelField(gt=0, le=1)] | None = None
+    """Data files of which this share of the rows is deleted are rewritten, whatever their size."""
+    max_bytes: Count | None = None
+    """One job writes data files of this many bytes anew at most, in one commit."""
+    small_data_files: Count | None = None
+    """This many data files are small, where a partition has enough of them."""
+    deleted_data_files: Count | None = None
+    """This many data files have at least that share of deleted rows."""
+    min_interval_seconds: Seconds | None = None
+    """Two such jobs are at least so far apart."""
+    cron: Cron | None = None
+    """Data files are rewritten at these moments, too, if there are such files."""
+    windows: list[Window] | None = None
+    """Jobs of the kind start by themselves only while one of these is open; empty: as the schedule says."""
+
+
 class RewriteManifestsPolicy(Message):
     """This says when small manifests of a table's branch main are rewritten as few large ones."""
 
@@ -239,6 +283,8 @@ class PolicySettings(Message):
     """This says when what is staged is published."""
     expire_snapshots: ExpireSnapshotsPolicy = ModelField(default_factory=ExpireSnapshotsPolicy)
     """This says when old snapshots are let go."""
+    rewrite_data_files: RewriteDataFilesPolicy = ModelField(default_factory=RewriteDataFilesPolicy)
+    """This says when data files are rewritten."""
     rewrite_manifests: RewriteManifestsPolicy = ModelField(default_factory=RewriteManifestsPolicy)
     """This says when small manifests are rewritten."""
     compact: CompactPolicy = ModelField(default_factory=CompactPolicy)
@@ -390,6 +436,24 @@ class EffectiveExpireSnapshotsPolicy(Message):
     windows: list[Window]
 
 
+class EffectiveRewriteDataFilesPolicy(Message):
+    """This is every value that holds for the rewriting of data files."""
+
+    model_config = described_as(RewriteDataFilesPolicy)
+
+    enabled: bool
+    strategy: str
+    target_file_size_bytes: int
+    min_input_files: int
+    delete_ratio_threshold: float
+    max_bytes: int
+    small_data_files: int
+    deleted_data_files: int
+    min_interval_seconds: float
+    cron: str
+    windows: list[Window]
+
+
 class EffectiveRewriteManifestsPolicy(Message):
     """This is every value that holds for the rewriting of manifests."""
 
@@ -484,6 +548,8 @@ class EffectivePolicy(Message):
     """This says when what is staged is published."""
     expire_snapshots: EffectiveExpireSnapshotsPolicy
     """This says when old snapshots are let go."""
+    rewrite_data_files: EffectiveRewriteDataFilesPolicy
+    """This says when data files are rewritten."""
     rewrite_manifests: EffectiveRewriteManifestsPolicy
     """This says when small manifests are rewritten."""
     compact: EffectiveCompactPolicy

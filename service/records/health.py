@@ -78,6 +78,10 @@ class TableHealth(SQLModel, table=True):
     """Of the staging branch, if none may expire, since Flink needs all."""
     small_manifests: int = 0
     """Of the head: what a rewriting would take."""
+    small_data_files: int = 0
+    """Of the last report, as the policy wants them rewritten."""
+    deleted_data_files: int = 0
+    """With many deleted rows, likewise."""
     snapshots: int = 0
     """Of the table, whatever branch has them."""
     oldest_snapshot_id: int | None = Field(default=None, sa_type=BigInteger)

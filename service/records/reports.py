@@ -388,6 +388,26 @@ class ExpiryReport(Message):
     """This is what holds snapshots that are old enough."""
 
 
+class DataFilesReport(Message):
+    """This is what a rewriting of data files did, or would do."""
+
+    data_files_rewritten: Amount = 0
+    """This many data files were written anew."""
+    data_files_added: Amount = 0
+    """This many data files are in their place; of a dry run as their sizes let expect."""
+    bytes_rewritten: Amount = 0
+    """The data files that were written anew had this many bytes."""
+    bytes_added: Amount = 0
+    """The new data files have this many bytes; a dry run does not know."""
+    delete_files_removed: Amount = 0
+    """This many position delete files and deletion vectors went with them."""
+    data_files_left_out: Amount = 0
+    """This many data files stay as they are: equality deletes that can't be converted apply to them, or the
+    table names them twice."""
+    files: list[Place] = ModelField(default_factory=list, max_length=1000)
+    """A dry run names these, the first thousand."""
+
+
 class ManifestsReport(Message):
     """This is what a rewriting of manifests did, or would do."""
 
@@ -457,6 +477,8 @@ class JobResult(Message):
     """Publication has stopped at this staged snapshot; null if nothing stopped it."""
     expiry: ExpiryReport | None = None
     """This is what an expiry of snapshots did."""
+    data_files: DataFilesReport | None = None
+    """This is what a rewriting of data files did."""
     manifests: ManifestsReport | None = None
     """This is what a rewriting of manifests did."""
     erasure: ErasureReport | None = None

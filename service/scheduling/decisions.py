@@ -18,6 +18,7 @@ SCHEDULED = (
     JobKind.INDEX,
     JobKind.CONVERT,
     JobKind.PUBLISH,
+    JobKind.REWRITE_DATA_FILES,
     JobKind.REWRITE_MANIFESTS,
     JobKind.EXPIRE_SNAPSHOTS,
     JobKind.COMPACT,
@@ -84,6 +85,10 @@ class TableState:
     oldest_convertible_at: datetime | None
     staged: StagedState | None
     """None of a table without a staging branch."""
+    small_data_files: int
+    """As last reported, where a partition has enough of them."""
+    deleted_data_files: int
+    """With many deleted rows, as last reported."""
     small_manifests: int
     """Of the branch's head; 0 of any but main."""
     past: Past
@@ -123,6 +128,7 @@ def cron_of(policy: EffectivePolicy) -> dict[JobKind, str]:
         JobKind.INDEX: policy.index.cron,
         JobKind.CONVERT: policy.convert.cron,
         JobKind.PUBLISH: policy.publish.cron,
+        JobKind.REWRITE_DATA_FILES: policy.rewrite_data_files.cron,
         JobKind.REWRITE_MANIFESTS: policy.rewrite_manifests.cron,
         JobKind.EXPIRE_SNAPSHOTS: policy.expire_snapshots.cron,
         JobKind.COMPACT: policy.compact.cron,
@@ -348,6 +354,34 @@ def _decide_expire_snapshots(state: TableState, policy: EffectivePolicy, now: da
     return _not_too_soon(found, state, policy_of_kind.min_interval_seconds, now)
 
 
+def _decide_rewrite_data_files(state: TableState, policy: EffectivePolicy, now: datetime) -> Decision:
+    kind, policy_of_kind = JobKind.REWRITE_DATA_FILES, policy.rewrite_data_files
+    small, deleted = state.small_data_files, state.deleted_data_files
+    refusal = _refusal(kind, state, now, enabled=policy_of_kind.enabled)
+    if refusal is not None:
+        return refusal
+    if not small and not deleted:
+        told = "The last job saw no data files that are small and many enough, or have many deleted rows."
+        return Decision(kind, Action.WAIT, "nothing-small", told)
+    backoff = _backoff(kind, state, policy, now)
+    if backoff is not None:
+        return backoff
+    triggers = (
+        _of_count("small-data-files", small, policy_of_kind.small_data_files, "small data file"),
+        _Trigger(
+            "deleted-data-files",
+            deleted,
+            policy_of_kind.deleted_data_files,
+            f"{counted(deleted, 'data file')} with many deleted rows",
+            f"{policy_of_kind.deleted_data_files:,}",
+        ),
+    )
+    due = _fired(policy_of_kind.cron, state, policy, kind, now)
+    pending = ", ".join(one.words for one in triggers)
+    found = _reached_or_due(kind, triggers, pending, due)
+    return _not_too_soon(found, state, policy_of_kind.min_interval_seconds, now)
+
+
 def _decide_rewrite_manifests(state: TableState, policy: EffectivePolicy, now: datetime) -> Decision:
     kind, small, policy_of_kind = JobKind.REWRITE_MANIFESTS, state.small_manifests, policy.rewrite_manifests
     refusal = _refusal(kind, state, now, enabled=policy_of_kind.enabled)
@@ -428,6 +462,7 @@ _DECIDE = {
     JobKind.INDEX: _decide_index,
     JobKind.CONVERT: _decide_convert,
     JobKind.PUBLISH: _decide_publish,
+    JobKind.REWRITE_DATA_FILES: _decide_rewrite_data_files,
     JobKind.REWRITE_MANIFESTS: _decide_rewrite_manifests,
     JobKind.EXPIRE_SNAPSHOTS: _decide_expire_snapshots,
     JobKind.COMPACT: _decide_compact,
@@ -497,6 +532,7 @@ def deadlines(state: TableState, policy: EffectivePolicy) -> Iterator[datetime]:
         yield state.past.oldest_at + timedelta(seconds=policy.expire_snapshots.age_seconds)
     ages = {
         JobKind.INDEX: policy.index.age_seconds,
+        JobKind.REWRITE_DATA_FILES: policy.rewrite_data_files.min_interval_seconds,
         JobKind.REWRITE_MANIFESTS: policy.rewrite_manifests.min_interval_seconds,
         JobKind.EXPIRE_SNAPSHOTS: policy.expire_snapshots.min_interval_seconds,
         JobKind.COMPACT: policy.compact.min_interval_seconds,

@@ -148,6 +148,8 @@ def _after(state: TableState, kind: JobKind, at: datetime) -> TableState:
             return replace(state, pending_delete_files=left, convertible=Volume(), oldest_convertible_at=None)
         case JobKind.PUBLISH:
             return replace(state, staged=StagedState())
+        case JobKind.REWRITE_DATA_FILES:
+            return replace(state, small_data_files=0, deleted_data_files=0)
         case JobKind.REWRITE_MANIFESTS:
             return replace(state, small_manifests=0)
         case JobKind.EXPIRE_SNAPSHOTS:

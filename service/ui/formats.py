@@ -22,6 +22,7 @@ POLICY_SECTIONS = {
     "convert": "Convert equality deletes",
     "publish": "Publish what is staged",
     "expire_snapshots": "Let snapshots expire",
+    "rewrite_data_files": "Rewrite data files",
     "rewrite_manifests": "Rewrite small manifests",
     "compact": "Compact the index",
     "verify": "Verify the index",
@@ -56,6 +57,17 @@ POLICY_SETTINGS = {
     "expire_snapshots.min_interval_seconds": "At least this long apart",
     "expire_snapshots.cron": "Also at times (cron)",
     "expire_snapshots.windows": "Only within",
+    "rewrite_data_files.enabled": "Starts by itself",
+    "rewrite_data_files.strategy": "How rows are put together",
+    "rewrite_data_files.target_file_size_bytes": "Size of new files",
+    "rewrite_data_files.min_input_files": "Small ones of a partition, at least",
+    "rewrite_data_files.delete_ratio_threshold": "Or this share of deleted rows",
+    "rewrite_data_files.max_bytes": "Most bytes of a job",
+    "rewrite_data_files.small_data_files": "At this many small files",
+    "rewrite_data_files.deleted_data_files": "Or this many with deleted rows",
+    "rewrite_data_files.min_interval_seconds": "At least this long apart",
+    "rewrite_data_files.cron": "Also at times (cron)",
+    "rewrite_data_files.windows": "Only within",
     "rewrite_manifests.enabled": "Starts by itself",
     "rewrite_manifests.manifests": "At this many small manifests",
     "rewrite_manifests.min_interval_seconds": "At least this long apart",
@@ -91,9 +103,12 @@ POLICY_SETTINGS = {
     "budget.catalog_seconds_per_day": "Time of the catalog's jobs",
     "budget.catalog_bytes_per_day": "Bytes of the catalog's jobs",
 }
+SHARES = ("_ratio", "_fraction", "_threshold")
+"""How the names of settings end that are shares of something."""
 _ZERO = {
     "convert.max_delete_files_per_commit": "all",
     "resources.max_tasks": "one per core",
+    "rewrite_data_files.target_file_size_bytes": "as the table says",
     "retries.timeout_seconds": "no limit",
 }
 """What 0 stands for; in a budget for no limit."""
@@ -237,7 +252,7 @@ def setting(value: object, name: str) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, int | float):
-        if name.endswith(("_ratio", "_fraction")):
+        if name.endswith(SHARES):
             return f"{value:.0%}"
         if not value and (name in _ZERO or name.startswith("budget.")):
             return _ZERO.get(name, "no limit")

@@ -288,6 +288,8 @@ def figures_of(job: JobView) -> list[Figure]:
         return _erasure_figures(result["erasure"])
     if result.get("expiry"):
         return _expiry_figures(result["expiry"])
+    if result.get("data_files"):
+        return _data_files_figures(result["data_files"])
     if result.get("manifests"):
         return _manifests_figures(result["manifests"])
     if "staged_snapshots" in result:
@@ -350,6 +352,24 @@ def _expiry_figures(report: dict[str, Any]) -> list[Figure]:
             count(report.get("manifests_deleted")),
             f"and {plural(report.get('manifest_lists_deleted'), 'manifest list')}",
         ),
+    ]
+
+
+def _data_files_figures(report: dict[str, Any]) -> list[Figure]:
+    left_out = report.get("data_files_left_out")
+    return [
+        Figure(
+            "Data files rewritten",
+            count(report.get("data_files_rewritten")),
+            f"as {count(report.get('data_files_added'))}",
+        ),
+        Figure(
+            "Size of these",
+            size(report.get("bytes_rewritten")),
+            f"{size(report['bytes_added'])} afterwards" if report.get("bytes_added") else "",
+        ),
+        Figure("Delete files that went with them", count(report.get("delete_files_removed"))),
+        *([Figure("Data files left as they are", count(left_out))] if left_out else []),
     ]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from service.policies.models import PolicySettings
 from service.policies.schedules import Window
-from service.ui.formats import POLICY_SECTIONS, POLICY_SETTINGS
+from service.ui.formats import POLICY_SECTIONS, POLICY_SETTINGS, SHARES
 
 _SECONDS = {"s": 1, "min": 60, "h": 3600, "d": 86_400}
 _BYTES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -66,7 +66,7 @@ def write_setting(name: str, value: Any) -> str:
         return "\n".join(str(Window.model_validate(each)) for each in value) or "always"
     if isinstance(value, str):
         return value or "none"
-    if name.endswith(("_ratio", "_fraction")):
+    if name.endswith(SHARES):
         percent = f"{value * 100:g}%"
         return percent if read_setting(name, percent) == value else str(value)
     units = _units(name)
@@ -94,7 +94,7 @@ def read_setting(name: str, text: str) -> Any:
         return text
     digits, unit = found[1].replace(",", "").replace("_", ""), found[2]
     number = float(digits) if {".", "e"} & set(digits) else int(digits)
-    if unit == "%" and name.endswith(("_ratio", "_fraction")):
+    if unit == "%" and name.endswith(SHARES):
         return number / 100
     factor = (_units(name) | {"": 1}).get(unit)
     if factor is None:

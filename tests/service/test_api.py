@@ -326,6 +326,25 @@ def test_an_expiry_that_asks_for_what_there_is_not_is_refused(
     assert service.admin.get("/jobs").json()["items"] == []
 
 
+def test_options_of_a_rewriting_of_data_files_that_can_not_be_meant_are_refused(
+    service: Running, table: dict[str, Any]
+) -> None:
+    parameters = {
+        "strategy": "zorder",
+        "sort_order": [{"column": "id", "direction": "up"}],
+        "target_file_size_bytes": 1_000,
+        "min_input_files": 1,
+        "delete_ratio_threshold": 0,
+        "max_bytes": 0,
+        "output_spec_id": 0,
+    }
+    body = {"kind": "rewrite_data_files", "parameters": parameters}
+    answer = service.admin.post(f"/tables/{table['id']}/jobs", json=body)
+    assert answer.status_code == 422
+    fields = [error["field"].removeprefix("body.parameters.") for error in answer.json()["errors"]]
+    assert fields == [name if name != "sort_order" else f"{name}.0.direction" for name in parameters]
+
+
 def test_a_rewriting_of_manifests_has_no_options(service: Running, table: dict[str, Any]) -> None:
     body = {"kind": "rewrite_manifests", "parameters": {"staging_location": "s3://other/place"}}
     answer = service.admin.post(f"/tables/{table['id']}/jobs", json=body)

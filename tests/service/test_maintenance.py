@@ -95,6 +95,45 @@ def test_small_manifests_are_written_anew_by_a_job_of_the_policy_and_before_snap
         service.finish(assignment, result={"dry_run": False})
 
 
+def test_data_files_are_written_anew_by_a_job_of_the_policy_once_a_worker_tells_of_them(
+    service: Running, iceberg: IcebergCatalog, table: dict[str, Any]
+) -> None:
+    settings = {
+        "index": {"enabled": False},
+        "rewrite_data_files": {"enabled": True, "small_data_files": 30, "min_input_files": 3},
+    }
+    assert service.admin.post("/policies", json={"name": "tidy", "settings": settings}).status_code == 201
+    attached = {"level": "table", "table_id": table["id"], "policy": "tidy"}
+    assert service.admin.put("/policy-attachments", json=attached).is_success
+    assert health(service, table)["decisions"]["rewrite_data_files"]["code"] == "nothing-small"
+    service.admin.post(f"/tables/{table['id']}/jobs", json={"kind": "index"})
+    worker = service.start_worker()
+    assignment = service.claim(worker)
+    assert assignment is not None
+    assert assignment["policy"]["rewrite_data_files"]["min_input_files"] == 3
+    told = {
+        "iceberg_snapshot_id": iceberg.head("db.t"),
+        "key_sets": [],
+        "pending_equality_delete_files": 0,
+        "pending_equality_deletes": 0,
+        "small_data_files": 40,
+        "deleted_data_files": 1,
+    }
+    service.finish(assignment, health=told)
+    found = health(service, table)
+    assert (found["small_data_files"], found["deleted_data_files"]) == (40, 1)
+    assignment = service.claim(worker)
+    assert assignment is not None
+    assert assignment["job"]["kind"] == "rewrite_data_files"
+    assert assignment["job"]["parameters"] == {
+        "strategy": "binpack",
+        "target_file_size_bytes": 0,
+        "min_input_files": 3,
+        "delete_ratio_threshold": 0.3,
+        "max_bytes": 100_000_000_000,
+    }
+
+
 @pytest.mark.parametrize(
     ("given", "field"),
     [

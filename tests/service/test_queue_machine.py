@@ -357,7 +357,15 @@ class QueueMachine(RuleBasedStateMachine):
         return [(one.error or {}).get("code") for one in before] == ["claim_answer_lost"] * 3
 
     def expected_ended_attempts(self, assignment: Assignment) -> list[EndedAttempt]:
-        clearing = ("convert", "compact", "upsert", "delete", "expire_snapshots", "erase")
+        clearing = (
+            "convert",
+            "compact",
+            "upsert",
+            "delete",
+            "expire_snapshots",
+            "rewrite_data_files",
+            "erase",
+        )
         if assignment.job.kind not in clearing or assignment.job.dry_run:
             return []
         return [

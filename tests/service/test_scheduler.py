@@ -17,6 +17,7 @@ from service.policies.models import (
     EffectivePublishPolicy,
     EffectiveResourcesPolicy,
     EffectiveRetryPolicy,
+    EffectiveRewriteDataFilesPolicy,
     EffectiveRewriteManifestsPolicy,
     EffectiveSchedulePolicy,
     EffectiveVerifyPolicy,
@@ -45,6 +46,19 @@ POLICY = EffectivePolicy(
         retain_last=1,
         snapshots=100,
         age_seconds=7200,
+        min_interval_seconds=600,
+        cron="",
+        windows=[],
+    ),
+    rewrite_data_files=EffectiveRewriteDataFilesPolicy(
+        enabled=True,
+        strategy="binpack",
+        target_file_size_bytes=0,
+        min_input_files=5,
+        delete_ratio_threshold=0.3,
+        max_bytes=10**9,
+        small_data_files=10,
+        deleted_data_files=2,
         min_interval_seconds=600,
         cron="",
         windows=[],
@@ -82,6 +96,8 @@ IDLE = TableState(
     convertible=Volume(),
     oldest_convertible_at=None,
     staged=None,
+    small_data_files=0,
+    deleted_data_files=0,
     small_manifests=0,
     past=Past(),
     expired_elsewhere_at=None,
@@ -283,6 +299,25 @@ def test_manifests_are_written_anew_once_many_are_small(small: int, since_second
     last = {JobKind.REWRITE_MANIFESTS: LastJob(NOW - timedelta(seconds=since_seconds))}
     found = decision(replace(IDLE, small_manifests=small, last=last), JobKind.REWRITE_MANIFESTS)
     assert (found.code, found.action is Action.TRIGGER) == (code, code == "manifests")
+
+
+@pytest.mark.parametrize(
+    ("small", "deleted", "since_seconds", "code"),
+    [
+        (0, 0, 601, "nothing-small"),
+        (9, 1, 601, "below-triggers"),
+        (10, 0, 599, "min-interval"),
+        (10, 0, 600, "small-data-files"),
+        (0, 2, 600, "deleted-data-files"),
+    ],
+)
+def test_data_files_are_written_anew_once_many_are_small_or_have_many_deleted_rows(
+    small: int, deleted: int, since_seconds: int, code: str
+) -> None:
+    last = {JobKind.REWRITE_DATA_FILES: LastJob(NOW - timedelta(seconds=since_seconds))}
+    state = replace(IDLE, small_data_files=small, deleted_data_files=deleted, last=last)
+    found = decision(state, JobKind.REWRITE_DATA_FILES)
+    assert (found.code, found.action is Action.TRIGGER) == (code, code.endswith("-data-files"))
 
 
 def pauses(*last: LastJob) -> list[int]:

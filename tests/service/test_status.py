@@ -92,5 +92,6 @@ def test_only_the_dry_runs_of_what_changes_the_table_alone_write_nothing() -> No
         JobKind.DELETE,
         JobKind.PUBLISH,
         JobKind.EXPIRE_SNAPSHOTS,
+        JobKind.REWRITE_DATA_FILES,
         JobKind.REWRITE_MANIFESTS,
     }

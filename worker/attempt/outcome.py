@@ -12,6 +12,7 @@ from worker.index.sorted_runs import IndexWarehouse
 from worker.keys.key_set import KeyColumnError
 from worker.keys.schema_fields import resolve_key_set
 from worker.table.files import SnapshotFiles
+from worker.table.small_files import FileSizeError, RewritableFiles, rewritable_files, target_file_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +91,27 @@ def index_report(
                 "dead_ratio": index.dead_ratio(live_files) if index else 0.0,
             }
         )
+    rewritable = _rewritable(job, table, files)
     return {
         "iceberg_snapshot_id": iceberg_snapshot_id,
+        "small_data_files": rewritable.small,
+        "deleted_data_files": rewritable.deleted,
         "key_sets": key_sets,
         "unconvertible": [asdict(one) for one in unconvertible],
         "pending_equality_delete_files": len(files.equality_deletes),
         "pending_equality_deletes": sum(file.record_count for file in files.equality_deletes),
     }
+
+
+def _rewritable(job: Job, table: PinnedTable, files: SnapshotFiles) -> RewritableFiles:
+    """None unless the policy has such files written anew."""
+    policy, metadata = job.assignment.policy.rewrite_data_files, table.metadata
+    if not policy.enabled:
+        return RewritableFiles()
+    try:
+        target = policy.target_file_size_bytes or target_file_bytes(metadata.properties)
+    except FileSizeError:
+        return RewritableFiles()
+    return rewritable_files(
+        files, metadata.default_spec_id, target, policy.min_input_files, policy.delete_ratio_threshold
+    )

@@ -84,6 +84,28 @@ class ExpireParameters(Body):
     """So many snapshots of each branch stay."""
 
 
+class SortField(Body):
+    """One of the columns by which rows are sorted."""
+
+    column: str
+    direction: str = "asc"  # or desc
+    null_order: str = "nulls-first"  # or nulls-last
+
+
+class RewriteDataFilesParameters(Body):
+    """Options of a job that writes data files anew, as Iceberg's action names them."""
+
+    strategy: str = "binpack"  # or sort
+    sort_order: list[SortField] = []
+    """Of the table if it is empty."""
+    target_file_size_bytes: int = 0
+    """As the table says if it is 0."""
+    min_input_files: int = 5
+    delete_ratio_threshold: float = 0.3
+    max_bytes: int = 100 * 2**30
+    """Of the data files that one job writes anew, unless the first group has more."""
+
+
 class PublishParameters(Body):
     """Options of a job that publishes on the table's branch."""
 
@@ -119,6 +141,11 @@ class AssignedJob(Body):
     def expire(self) -> ExpireParameters:
         """Of a job that lets snapshots expire."""
         return ExpireParameters.model_validate(self.parameters)
+
+    @property
+    def rewrite_data_files(self) -> RewriteDataFilesParameters:
+        """Of a job that writes data files anew."""
+        return RewriteDataFilesParameters.model_validate(self.parameters)
 
     @property
     def publish(self) -> PublishParameters:
@@ -158,6 +185,15 @@ class AssignedConvertPolicy(Body):
     """Equality delete files that one commit removes at most; 0 for no bound."""
 
 
+class AssignedRewritePolicy(Body):
+    """Which data files are counted that a rewriting would take."""
+
+    enabled: bool = False
+    target_file_size_bytes: int = 0
+    min_input_files: int = 5
+    delete_ratio_threshold: float = 0.3
+
+
 class AssignedResources(Body):
     max_tasks: int = 0
     """Tasks of a stage that run at a time, on the driver and on Spark; 0 for as many as there are cores."""
@@ -167,6 +203,7 @@ class AssignedResources(Body):
 
 class AssignedPolicy(Body):
     convert: AssignedConvertPolicy = AssignedConvertPolicy()
+    rewrite_data_files: AssignedRewritePolicy = AssignedRewritePolicy()
     resources: AssignedResources = AssignedResources()
 
 
@@ -194,9 +231,10 @@ class AnnouncedPlan(Body):
     """Delete files that an attempt is about to write, or then to commit; see worker.jobs.orphan_files.
 
     number: of the attempt's plans. tasks: that write, so far. files_per_task: that each writes at most.
-    removes: the path of an equality delete file that the commit removes; None as long as none is about to be
-    made. only_on: instead of that, the head of the branch that the commit needs. data_files: so many new ones
-    have names. expires: snapshots that are about to. location, properties: of the table, as far as the files'
+    removes: the path of an equality delete file, or of a data file, that the commit removes; None as long as
+    none is about to be made. only_on: instead of that, the head of the branch that the commit needs.
+    data_files: so many new ones have names. has_folder: they lie in a folder of the plan's own, whatever they
+    are named. expires: snapshots that are about to. location, properties: of the table, as far as the files'
     names depend on them.
     """
 
@@ -206,6 +244,7 @@ class AnnouncedPlan(Body):
     removes: str | None = None
     only_on: int | None = None
     data_files: int = 0
+    has_folder: bool = False
     expires: list[int] = []
     location: str
     properties: dict[str, str] = {}

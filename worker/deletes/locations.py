@@ -71,6 +71,12 @@ def data_file_locations(job_id: str, attempt: int, plan: AnnouncedPlan) -> Delet
     )
 
 
+def data_file_folder(job_id: str, attempt: int, plan: AnnouncedPlan) -> str:
+    """Where they go if somebody else names them: a folder that no other attempt writes to."""
+    locations = data_file_locations(job_id, attempt, plan)
+    return f"{locations.folder.rstrip('/')}/{locations.prefix}"
+
+
 def layout_of(metadata: TableMetadata) -> Layout:
     properties = metadata.properties
     return metadata.location, {key: properties[key] for key in LOCATION_PROPERTIES if key in properties}

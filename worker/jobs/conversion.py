@@ -10,7 +10,7 @@ from math import ceil
 
 from trust.properties import LOCATION_PROVIDERS
 from worker.attempt.job import Job
-from worker.attempt.outcome import Outcome, outcome
+from worker.attempt.outcome import Outcome, Unconvertible, outcome
 from worker.attempt.pinned_table import PinnedTable, pin_table
 from worker.deletes.locations import DeleteFileLocations
 from worker.deletes.write import WrittenDeletes
@@ -95,6 +95,16 @@ class Conversion:
     def plans(self) -> int:
         """How many numbers of plans are taken."""
         return self._plans
+
+    @property
+    def head(self) -> int | None:
+        """The snapshot after what was converted last; None before."""
+        return self._head
+
+    @property
+    def refused(self) -> list[Unconvertible]:
+        """What stays, each once."""
+        return list({one.file_path: one for part in self._parts for one in part.refused}.values())
 
     def convert(self, table: PinnedTable, batch: Sequence[DeleteFile], commits_left: int) -> PinnedTable:
         """Converts a batch of live equality deletes in one commit; returns the table as it was planned last.
@@ -196,7 +206,6 @@ class Conversion:
         table: as it was planned last. commits: how many a dry run foretells.
         """
         dry_run = self._job.assignment.job.dry_run
-        refused = list({one.file_path: one for part in self._parts for one in part.refused}.values())
         made = sorted(self._commits.values(), key=lambda commit: commit.sequence_number)
         summaries = [part.summary for part in self._parts] if dry_run else [one.summary for one in made]
         totals = {name: sum(int(s.get(key, 0)) for s in summaries) for name, key in SUMMARY.items()}
@@ -218,7 +227,7 @@ class Conversion:
         after = replace(table.files, delete_files=left)
         cleared = [] if dry_run else remove_orphan_files(self._job)
         head = self._head or table.snapshot_id
-        told = outcome(self._job, table, self._warehouse, result, after, refused, head, cleared)
+        told = outcome(self._job, table, self._warehouse, result, after, self.refused, head, cleared)
         if dry_run and self.converted:
             measured = {stage["name"]: stage["seconds"] for stage in self._job.stages}
             seconds = conversion_seconds(measured, commits or 0, totals["delete_files_added"])

@@ -42,6 +42,7 @@ from worker.table.commit_errors import (
     prepared,
 )
 from worker.table.row_delta import ANY_FILE, guarded
+from worker.table.small_files import number_of_bytes
 
 PLANNING_ATTEMPTS = 5
 _MAIN = "main"
@@ -114,9 +115,10 @@ class _Choice:
 def _target_bytes(properties: Mapping[str, str]) -> int:
     """Raises ManifestSizeError."""
     text = properties.get(_TARGET, str(_TARGET_BYTES))
-    if not (text.isascii() and text.isdigit() and 0 < int(text[:20]) < 1 << 63):
+    size = number_of_bytes(text)
+    if size is None:
         raise ManifestSizeError(f"its property {_TARGET} is {text[:100]!r}")
-    return int(text)
+    return size
 
 
 class _Rewriting:

@@ -20,7 +20,13 @@ from trust.locations import LocationNotAllowedError
 from worker.attempt.job import Job
 from worker.attempt.pinned_table import PinnedTable, pin_table
 from worker.contract.control_plane import AnnouncedPlan, AttemptId, EndedAttempt
-from worker.deletes.locations import Layout, data_file_locations, layout_of, output_locations
+from worker.deletes.locations import (
+    Layout,
+    data_file_folder,
+    data_file_locations,
+    layout_of,
+    output_locations,
+)
 from worker.deletes.write import delete_files, written_files
 from worker.io.file_formats import FORMATS
 from worker.process.errors import JobError
@@ -139,7 +145,10 @@ def _remove(
         written = [path for path in written_files(storage, names) if _name(path) not in needed_deletes()]
         rows = data_file_locations(left.job_id, left.attempt, plan)
         names = [rows.data_file(n, kind) for n in range(plan.data_files) for kind in FORMATS]
-        written += [path for path in written_files(storage, names) if _name(path) not in needed_rows()]
+        found = written_files(storage, names)
+        if plan.has_folder:
+            found += [one.location for one in storage.walk(data_file_folder(left.job_id, left.attempt, plan))]
+        written += [path for path in found if _name(path) not in needed_rows()]
         removed += delete_files(storage, written)
     # Each once, however many plans were announced.
     if not is_cleared:

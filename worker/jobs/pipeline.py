@@ -9,6 +9,7 @@ from worker.attempt.pinned_table import PinnedTable, index_storage, pin_table
 from worker.contract.control_plane import Assignment, ControlPlaneError, StaleAttemptError
 from worker.index.sorted_runs import IndexWarehouse
 from worker.jobs.conversion import convert_table
+from worker.jobs.data_file_rewriting import rewrite_data_files
 from worker.jobs.erasure import erase
 from worker.jobs.foreign_errors import meaning_of
 from worker.jobs.indexing import compact_index, drop_index, index_table, rebuild_index
@@ -34,6 +35,7 @@ _KINDS: dict[str, Callable[[Job, PinnedTable, IndexWarehouse], Outcome]] = {
     "publish": publish,
     "expire_snapshots": expire_snapshots,
     "rewrite_manifests": rewrite_manifests,
+    "rewrite_data_files": rewrite_data_files,
 }
 
 

@@ -29,6 +29,19 @@ def actions(job: Job) -> Any:
     )
 
 
+def execute(job: Job, stage: str, action: JavaObject) -> None:
+    """Runs an action whose own threads write, in the job's session: Iceberg looks there for what it reads."""
+    spark: Any = job.runner.spark
+
+    def in_session() -> None:
+        jvm_of(spark._jsparkSession).org.apache.spark.sql.classic.SparkSession.setActiveSession(
+            spark._jsparkSession
+        )
+        action.execute()
+
+    job.run_action(stage, in_session)
+
+
 def table_of(operations: JavaObject, java_table: JavaObject) -> JavaObject:
     """The same table, with other operations."""
     iceberg = jvm_of(java_table).org.apache.iceberg

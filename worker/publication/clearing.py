@@ -33,8 +33,8 @@ from staging.history import (
 from worker.attempt.job import Job
 from worker.attempt.pinned_table import PinnedTable
 from worker.process.plurals import counted
+from worker.spark.jvm import jvm_of
 from worker.table import row_delta
-from worker.table.catalogs import jvm_of
 from worker.table.commit import ATTEMPT, JOB_ID, CommittedSnapshot, commit_snapshot
 from worker.table.commit_errors import prepared
 

@@ -212,6 +212,10 @@ class DataFiles(Sequence[DataFile]):
         return self._of_all(self._numbers[0])
 
     @property
+    def file_sizes_bytes(self) -> Int64Array:
+        return self._of_all(self._numbers[1])
+
+    @property
     def data_sequence_numbers(self) -> Int64Array:
         return self._of_all(self._numbers[2])
 

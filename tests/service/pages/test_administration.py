@@ -42,6 +42,7 @@ def test_a_policy_is_made_changed_attached_detached_and_deleted_on_its_pages(
         "convert": {"enabled": True, "age_seconds": 7200, "bytes": 512_000_000},
         "publish": {},
         "expire_snapshots": {},
+        "rewrite_data_files": {},
         "rewrite_manifests": {},
         "compact": {"dead_ratio": 0.3},
         "verify": {},

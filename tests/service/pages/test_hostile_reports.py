@@ -108,6 +108,18 @@ RESULTS: dict[str, dict[str, Any]] = {
         "renewed": True,
         "stopped_at": {"snapshot_id": 8, "code": "x", "reason": "it overwrites", "remedy": "Roll back."},
     },
+    "rewrite_data_files": _SEEN
+    | {
+        "data_files": {
+            "data_files_rewritten": 30,
+            "data_files_added": 2,
+            "bytes_rewritten": 9_000,
+            "bytes_added": 8_000,
+            "delete_files_removed": 4,
+            "data_files_left_out": 1,
+            "files": ["file:/t/data/a.parquet"],
+        }
+    },
     "rewrite_manifests": _SEEN
     | {
         "manifests": {

@@ -455,6 +455,17 @@ def test_an_expiry_tells_what_went_and_what_holds_the_rest(
     assert "Data files deleted 3,000" in shown
 
 
+def test_a_rewriting_of_data_files_tells_how_many_became_how_many(
+    service: Running, admin: Person, table: str, worker: str
+) -> None:
+    told = {"data_files_rewritten": 1_200, "data_files_added": 2, "data_files_left_out": 3}
+    job = request_job(service, table, "rewrite_data_files")
+    service.finish(claim(service, worker, job), result={"data_files": told}, health=index_report())
+    shown = words(admin.open(f"/jobs/{job}"))
+    assert "Data files rewritten 1,200 as 2" in shown
+    assert "Data files left as they are 3" in shown
+
+
 def test_a_rewriting_of_manifests_tells_how_many_became_how_many(
     service: Running, admin: Person, table: str, worker: str
 ) -> None:

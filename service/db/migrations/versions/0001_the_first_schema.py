@@ -482,6 +482,8 @@ def _create_tables() -> None:
         sa.Column("convertible_bytes", sa.BigInteger(), nullable=False),
         sa.Column("oldest_convertible_at", AT, nullable=True),
         sa.Column("small_manifests", sa.Integer(), nullable=False),
+        sa.Column("small_data_files", sa.Integer(), nullable=False),
+        sa.Column("deleted_data_files", sa.Integer(), nullable=False),
         sa.Column("snapshots", sa.Integer(), nullable=False),
         sa.Column("oldest_snapshot_id", sa.BigInteger(), nullable=True),
         sa.Column("oldest_snapshot_at", AT, nullable=True),

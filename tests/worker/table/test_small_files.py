@@ -1,0 +1,69 @@
+"""Which data files are small, and which have many deleted rows: as Iceberg's planner counts them."""
+
+import pytest
+
+from worker.table.files import DataFile, DataFiles, DeleteFile, FileContent, PartitionKey, SnapshotFiles
+from worker.table.small_files import FileSizeError, rewritable_files, target_file_bytes
+
+EU, US, FORMER, FORMER_TOO = (
+    PartitionKey(1, '["eu"]'),
+    PartitionKey(1, '["us"]'),
+    PartitionKey(0, '["a"]'),
+    PartitionKey(0, '["b"]'),
+)
+
+
+def data_file(path: str, partition: PartitionKey, size_bytes: int, rows: int = 10) -> DataFile:
+    return DataFile(path, "parquet", partition, rows, size_bytes, 1)
+
+
+def deleted(path: str | None, rows: int) -> DeleteFile:
+    return DeleteFile(FileContent.POSITION_DELETES, "d", "puffin", EU, rows, 1, 2, referenced_data_file=path)
+
+
+FILES = [
+    *(data_file(f"eu-{n}", EU, 74) for n in range(3)),
+    data_file("large", EU, 75),
+    *(data_file(f"us-{n}", US, 1) for n in range(2)),
+    data_file("former", FORMER, 1),
+    data_file("former-too", FORMER_TOO, 1),
+]
+
+
+@pytest.mark.parametrize(
+    ("min_input_files", "small"),
+    [
+        (1, 7),
+        (2, 7),
+        (3, 3),
+        (4, 0),
+    ],
+)
+def test_small_files_count_where_a_partition_has_enough_of_them(min_input_files: int, small: int) -> None:
+    """Those of a former spec are one partition, as for Iceberg's planner."""
+    files = SnapshotFiles(DataFiles.of(FILES), (), frozenset())
+    assert rewritable_files(files, 1, 100, min_input_files, 0.3) == (small, 0)
+
+
+def test_files_with_many_deleted_rows_count_as_far_as_deletes_name_one_file() -> None:
+    deletes = (
+        deleted("large", 2),
+        deleted("large", 1),
+        deleted("us-1", 2),
+        deleted(None, 9),
+        deleted("x", 9),
+    )
+    files = SnapshotFiles(DataFiles.of(FILES), deletes, frozenset())
+    assert rewritable_files(files, 1, 100, 4, 0.3) == (0, 1)
+    assert rewritable_files(SnapshotFiles(DataFiles.of(()), (), frozenset()), 1, 100, 2, 0.3) == (0, 0)
+
+
+@pytest.mark.parametrize("size", ["many", "1000", "-1", "0", "9" * 30, "\u0663"])
+def test_a_size_that_can_not_be_meant_is_refused(size: str) -> None:
+    with pytest.raises(FileSizeError, match=r"write\.target-file-size-bytes"):
+        target_file_bytes({"write.target-file-size-bytes": size})
+
+
+def test_a_size_of_the_table_holds() -> None:
+    assert target_file_bytes({}) == 512 * 2**20
+    assert target_file_bytes({"write.target-file-size-bytes": "1048576"}) == 2**20

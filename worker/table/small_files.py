@@ -1,0 +1,68 @@
+"""Data files that a rewriting would take: small ones, and those with many deleted rows. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from worker.process.errors import JobError
+from worker.table.files import PartitionKey, SnapshotFiles
+
+_TARGET = "write.target-file-size-bytes"
+_TARGET_BYTES = 512 * 1024 * 1024
+LEAST_BYTES = 1024 * 1024
+"""Of a data file that one asks for: a table that wants tiny ones would get as many as it likes."""
+
+
+class FileSizeError(JobError):
+    code = "file_size_unreadable"
+    title = "The table does not say how large its data files should be"
+    remedy = f"Set the table's property {_TARGET} to a number of bytes from {LEAST_BYTES:,} on, or remove it."
+
+
+class RewritableFiles(NamedTuple):
+    """How many data files are small, among enough of their partition; and have many deleted rows."""
+
+    small: int = 0
+    deleted: int = 0
+
+
+def number_of_bytes(text: str) -> int | None:
+    """A number above 0 that Java takes for a long; None for anything else."""
+    is_one = text.isascii() and text.isdigit() and 0 < int(text[:20]) < 1 << 63
+    return int(text) if is_one else None
+
+
+def target_file_bytes(properties: Mapping[str, str]) -> int:
+    """Raises FileSizeError."""
+    text = properties.get(_TARGET, str(_TARGET_BYTES))
+    size = number_of_bytes(text)
+    if size is None or size < LEAST_BYTES:
+        raise FileSizeError(f"its property {_TARGET} is {text[:100]!r}")
+    return size
+
+
+def rewritable_files(
+    files: SnapshotFiles, spec_id: int, target_bytes: int, min_input_files: int, delete_ratio_threshold: float
+) -> RewritableFiles:
+    """As Iceberg's planner chooses them. spec_id: the present one; files of others count as one partition."""
+    data_files = files.data_files
+    numbers: dict[PartitionKey | None, int] = {}
+    of_kind = [
+        numbers.setdefault(kind.partition if kind.partition.spec_id == spec_id else None, len(numbers))
+        for kind in data_files.kinds
+    ]
+    is_small = 4 * data_files.file_sizes_bytes < 3 * target_bytes
+    partitions = np.array(of_kind, np.int64)[data_files.kind_of[is_small]]
+    in_partition = np.bincount(partitions) if len(partitions) else np.empty(0, np.int64)
+    small = int(in_partition[in_partition >= max(min_input_files, 2)].sum())
+    deleted: dict[str, int] = defaultdict(int)
+    for one in files.position_deletes:
+        if one.referenced_data_file is not None:
+            deleted[one.referenced_data_file] += one.record_count
+    touched = data_files.with_paths(deleted.keys())
+    many = sum(deleted[file.path] >= delete_ratio_threshold * file.record_count for file in touched)
+    return RewritableFiles(small, many)
