@@ -303,10 +303,12 @@ class _Rewriting:
 
     def _raise_if_overtaken(self, choice: _Choice, error: JobError) -> None:
         """A file that can't be read may be gone since others have replaced it, too."""
-        with suppress(JobError, OSError):
-            live = self._pinned().files.data_files
-            if len(live.with_paths(set(choice.paths))) < len(choice.paths):
-                raise CommitConflictError(f"a data file is gone that was to be written anew ({error})")
+        try:
+            live = self._pinned().files.data_files.with_paths(set(choice.paths))
+        except (JobError, OSError):
+            return
+        if len(live) < len(choice.paths):
+            raise CommitConflictError(f"a data file is gone that was to be written anew ({error})")
 
     def _commit(
         self, table: PinnedTable, choice: _Choice, plan: AnnouncedPlan, rewrite: JavaObject

@@ -169,6 +169,26 @@ def test_whoever_deletes_rows_of_the_same_files_meanwhile_comes_first(
     assert len(folders(table)) == 1 - (what == "a compaction"), "of what was in vain nothing is left"
 
 
+def test_data_files_that_are_gone_by_the_time_they_are_read_are_looked_for_again(
+    new_table: NewTable, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others have replaced them, and let the snapshot expire that had them."""
+    table, real = new_table(), _Rewriting._written
+    shown, old = lineage(table), table.data_file_paths
+
+    def written_after(rewriting: Any, *arguments: Any) -> Any:
+        if table.data_file_paths == old:
+            table.compact()
+            for path in old:
+                Path("/" + path.removeprefix("file:").lstrip("/")).unlink()
+        return real(rewriting, *arguments)
+
+    monkeypatch.setattr(_Rewriting, "_written", written_after)
+    assert rewrite(jobs)["commits"] == 0
+    assert "so it looks again" in " ".join(jobs.reporter.decisions)
+    assert lineage(table) == shown
+
+
 def folders(table: TableBuilder) -> set[Path]:
     """Those of attempts that have files."""
     found = (path for path in place(table).glob("data/icestream-*") if path.is_dir())
@@ -230,6 +250,10 @@ def test_data_files_with_many_deleted_rows_are_written_anew_however_few(
     health = jobs.run("index", policy=policy, key_sets=[["id"]]).health
     assert health["deleted_data_files"] == 0
     assert visible_rows(spark, table_name) == Counter((n, "eu", 0) for n in range(3, 10))
+    table.delete_positions({table.data_file_paths[0]: range(7)})
+    told = rewrite(jobs)["data_files"]
+    assert (told["data_files_rewritten"], told["data_files_added"]) == (1, 0)
+    assert (table.data_file_paths, visible_rows(spark, table_name)) == ([], Counter())
 
 
 def test_data_files_with_deletes_that_can_not_be_converted_stay_as_they_are(
