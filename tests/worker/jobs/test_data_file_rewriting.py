@@ -15,7 +15,7 @@ from tests.factories import TableBuilder, equality_delete_files, live_delete_fil
 from tests.jobs import Jobs
 from tests.readers import duckdb_rows, pyiceberg_rows
 from tests.thorough import V2_FIRST, V3_FIRST, first_always
-from worker.jobs import data_file_rewriting
+from worker.jobs import file_rewriting
 from worker.jobs.data_file_rewriting import _Rewriting
 from worker.process.errors import JobError
 from worker.table.commit_errors import CommitConflictError
@@ -202,7 +202,7 @@ def test_a_killed_rewriting_is_followed_by_one_that_removes_what_it_left(
     table = new_table()
     jobs.run("index", key_sets=[["id"]])
     shown = lineage(table)
-    with killed_at_call_of(data_file_rewriting, "commit_snapshot", when) as death:
+    with killed_at_call_of(file_rewriting, "commit_snapshot", when) as death:
         rewrite(jobs, job_id="killed")
     assert death.happened
     assert len(folders(table)) == 1
@@ -222,7 +222,7 @@ def test_a_killed_rewriting_is_followed_by_one_that_removes_what_it_left(
 
 def test_files_of_a_rewriting_whose_commit_may_still_come_stay(new_table: NewTable, jobs: Jobs) -> None:
     table = new_table()
-    with killed_at_call_of(data_file_rewriting, "commit_snapshot", "before"):
+    with killed_at_call_of(file_rewriting, "commit_snapshot", "before"):
         rewrite(jobs, job_id="sleeps")
     left = jobs.reporter.left_by("sleeps")
     about_to = left.model_copy(
@@ -342,7 +342,7 @@ def test_a_rewriting_that_always_loses_says_so_and_leaves_nothing(
     def conflict(*_: Any) -> None:
         raise CommitConflictError("a data file is missing")
 
-    monkeypatch.setattr(data_file_rewriting, "PLANNING_ATTEMPTS", 2)
+    monkeypatch.setattr(file_rewriting, "PLANNING_ATTEMPTS", 2)
     monkeypatch.setattr(_Rewriting, "_commit", conflict)
     with pytest.raises(CommitConflictError) as raised:
         rewrite(jobs)

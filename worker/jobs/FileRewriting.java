@@ -1,4 +1,4 @@
-// What a rewriting of data files needs in Java. Compiled by Janino, as CommitGuards.java is, so without type arguments.
+// What rewritings of files need in Java. Compiled by Janino, as CommitGuards.java is, so without type arguments.
 
 import java.io.IOException;
 import java.io.UncheckedIOException;
@@ -175,10 +175,10 @@ public class CollectedRewrite implements InvocationHandler {
 }
 
 /** Which files Iceberg's planner would rewrite, in groups, each of one partition. */
-public class PlannedRewrite {
+public class PlannedDataFiles {
     private final List groups = new ArrayList();
 
-    public PlannedRewrite(Table table, String snapshotId, Map options) {
+    public PlannedDataFiles(Table table, String snapshotId, Map options) {
         BinPackRewriteFilePlanner planner =
                 new BinPackRewriteFilePlanner(table, Expressions.alwaysTrue(), Long.valueOf(snapshotId), true);
         planner.init(options);

@@ -1,0 +1,279 @@
+"""What the rewritings by Iceberg's own actions have in common: the action writes, and the job commits.
+
+plan -> rewrite -> commit. Invariants: nothing is committed without the lease, and whoever follows knows what
+may be left, and whether it may still be committed. What an action reads and writes by is a table of ours, at
+the snapshot that was looked at: no class and no place that the table names reaches Spark's tasks.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from py4j.java_gateway import JavaObject
+from py4j.protocol import Py4JError
+from pyspark.errors.exceptions.captured import CapturedException
+
+from trust.properties import LOCATION_PROPERTIES, without_code
+from worker.attempt.job import Job
+from worker.attempt.outcome import Outcome
+from worker.attempt.pinned_table import PinnedTable, pin_table
+from worker.contract.control_plane import AnnouncedPlan
+from worker.deletes.locations import data_file_folder, unannounced_plan
+from worker.deletes.stage import announce
+from worker.deletes.write import delete_files
+from worker.index.sorted_runs import IndexWarehouse
+from worker.jobs import spark_actions
+from worker.jobs.after_commit import AfterCommit
+from worker.jobs.own_commits import OwnCommit
+from worker.process.errors import JobError
+from worker.spark.jvm import jvm_of
+from worker.table import row_delta
+from worker.table.catalogs import java_map, java_message, raise_lack_of_memory
+from worker.table.commit import ATTEMPT, JOB_ID, CommittedSnapshot, check_clock, commit_snapshot
+from worker.table.commit_errors import CommitConflictError, CommitStateUnknownError, prepared
+from worker.table.row_delta import java_list, java_object, layout_of_new_rows
+
+PLANNING_ATTEMPTS = 5
+PATHS_TOLD = 1_000
+BYTES = "icestream.rewritten-bytes"
+SOURCE = Path(__file__).with_name("FileRewriting.java")
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """paths: of files to be written anew. expected: how many there will be in their place. left_out: files
+    that stay as they are, though they are small."""
+
+    paths: Sequence[str] = ()
+    size_bytes: int = 0
+    expected: int = 0
+    left_out: int = 0
+
+
+class FileRewriting(ABC):
+    """One job that writes files anew, in one commit, unless an earlier attempt has.
+
+    kind: what the files are called in the properties of the snapshot. busy: what to do about those who always
+    come first.
+    """
+
+    kind: ClassVar[str]
+    failure: ClassVar[type[JobError]]
+    busy: ClassVar[str]
+
+    def __init__(self, job: Job, warehouse: IndexWarehouse) -> None:
+        self.job = job
+        self.warehouse = warehouse
+        self.rewritten = f"icestream.rewritten-{self.kind}"
+        self._own = OwnCommit(
+            job, lambda summary: self.rewritten in summary, "there is nothing left to rewrite"
+        )
+        self.plans = 0
+
+    def run(self, table: PinnedTable) -> Outcome:
+        job = self.job
+        for number in range(PLANNING_ATTEMPTS):
+            if number:
+                table = self.pinned()
+            if committed := self._own.of_earlier_attempt(table):
+                job.reporter = AfterCommit(job.reporter)
+                return self.outcome(table, Choice(), committed)
+            table = self.ready(table)
+            choice = self._choice(table)
+            if not choice.paths or job.assignment.job.dry_run:
+                return self.outcome(table, choice, None)
+            try:
+                return self.outcome(table, choice, self._rewrite(table, choice))
+            except CommitConflictError as error:
+                job.decide(f"The table changed while this job ran, so it looks again: {error}.")
+                conflict = error
+        raise CommitConflictError(conflict.detail, self.busy)
+
+    def pinned(self) -> PinnedTable:
+        with self.job.stage("plan"):
+            return pin_table(self.job)
+
+    # of each kind
+
+    def ready(self, table: PinnedTable) -> PinnedTable:
+        """The table as it can be looked at."""
+        return table
+
+    @abstractmethod
+    def choose(self, table: PinnedTable) -> Choice:
+        """What is to be written anew of a snapshot."""
+
+    @abstractmethod
+    def action(self, java_table: JavaObject, table: PinnedTable) -> JavaObject:
+        """Iceberg's, on a table of ours."""
+
+    @abstractmethod
+    def completion(self, table: PinnedTable, choice: Choice) -> Callable[[JavaObject], object]:
+        """What its `RewriteFiles` needs besides the files that the action would remove and add."""
+
+    @abstractmethod
+    def is_live(self, table: PinnedTable, choice: Choice) -> bool:
+        """Whether all files are still there that were chosen."""
+
+    @abstractmethod
+    def outcome(self, table: PinnedTable, choice: Choice, committed: CommittedSnapshot | None) -> Outcome:
+        """committed: what this attempt has committed, or an earlier one."""
+
+    # choose
+
+    def _choice(self, table: PinnedTable) -> Choice:
+        if table.snapshot is None:
+            return Choice()
+        io = table.storage.io
+        with self.job.stage("plan"):
+            for manifest in table.snapshot.manifests(io):  # Java opens them
+                io.check(manifest.manifest_path)
+            choice = self.choose(table)
+            for path in (*choice.paths, *(one.path for one in table.files.delete_files)):  # Spark's tasks do
+                io.check(path)
+        return choice
+
+    def planned(
+        self, table: PinnedTable, java_table: JavaObject, planner: str, options: Mapping[str, str]
+    ) -> list[dict[str, Any]]:
+        """Groups of files, as Iceberg's planner makes them: their `paths`, `size_bytes`, and how many there
+        will be (`expected`)."""
+        with self.told_as_failed():
+            jvm, head = jvm_of(java_table), str(table.snapshot_id)
+            made = java_object(java_table, SOURCE, planner, java_table, head, java_map(jvm, options))
+            mapper = jvm.org.apache.iceberg.util.JsonUtil.mapper()
+            groups: list[dict[str, Any]] = json.loads(mapper.writeValueAsString(made.groups()))
+        return groups
+
+    def java_table(
+        self, table: PinnedTable, paths: Collection[str], *, only: bool, folder: str | None = None
+    ) -> JavaObject:
+        """The table at its snapshot for Iceberg's action: with just these data files, or without them.
+
+        folder: of new files.
+        """
+        properties, java_table = table.metadata.properties, table.java_table
+        places = {key: properties[key] for key in LOCATION_PROPERTIES if key in properties}
+        with prepared():
+            jvm = jvm_of(java_table)
+            safe = row_delta.loads_no_class(java_table, layout_of_new_rows(table.metadata))
+            locations = safe.locationProvider()
+            if folder is not None:
+                located = java_map(jvm, places | {"write.data.path": folder})
+                locations = jvm.org.apache.iceberg.LocationProviders.locationsFor(folder, located)
+            harmless = {key: value for key, value in without_code(properties).items() if key not in places}
+            return java_object(
+                java_table,
+                SOURCE,
+                "RewritableTable",
+                safe,
+                java_map(jvm, harmless),
+                locations,
+                str(table.snapshot_id),
+                java_list(jvm, sorted(paths)),
+                only,
+            )
+
+    # rewrite
+
+    def _rewrite(self, table: PinnedTable, choice: Choice) -> CommittedSnapshot | None:
+        job, plan = self.job, unannounced_plan(table, self.plans)
+        plan = plan.model_copy(update={"has_folder": True})
+        self.plans += 1
+        folder = data_file_folder(job.assignment.job.id, job.assignment.attempt, plan)
+        table.storage.io.check(folder)
+        check_clock(table.java_table)  # before the work, which would be for nothing
+        announce(job, plan)
+        try:
+            rewrite = self._written(table, choice, folder)
+            committed = self._own.made_by(table, lambda: self._commit(table, choice, plan, rewrite))
+        except CommitStateUnknownError:
+            raise
+        except Exception:
+            _remove(table, folder)
+            raise
+        job.reporter = AfterCommit(job.reporter)
+        # What tasks have left that Spark ran once more.
+        _remove(table, folder, {str(file.location()).rpartition("/")[2] for file in rewrite.added()})
+        return committed
+
+    def _written(self, table: PinnedTable, choice: Choice, folder: str) -> JavaObject:
+        """What the action has written, and would commit."""
+        java_table = self.java_table(table, choice.paths, only=True, folder=folder)
+        with self.told_as_failed():
+            action = self.action(java_table, table)
+        try:
+            with self.told_as_failed():
+                spark_actions.execute(self.job, "rewrite", action)
+                rewrite = java_table.rewrite()
+                removed = len(rewrite.removed())
+        except self.failure as error:
+            self._raise_if_overtaken(choice, error)
+            raise
+        if not removed:
+            raise self.failure("Iceberg's action has written nothing")
+        return rewrite
+
+    def _raise_if_overtaken(self, choice: Choice, error: JobError) -> None:
+        """A file that can't be read may be gone since others have replaced it, too."""
+        try:
+            is_live = self.is_live(self.pinned(), choice)
+        except (JobError, OSError):
+            return
+        if not is_live:
+            raise CommitConflictError(f"a file is gone that was to be written anew ({error})")
+
+    def _commit(
+        self, table: PinnedTable, choice: Choice, plan: AnnouncedPlan, rewrite: JavaObject
+    ) -> CommittedSnapshot:
+        job, java_table = self.job, table.java_table
+        assert table.snapshot is not None
+        starting, layout = table.snapshot.snapshot_id, layout_of_new_rows(table.metadata)
+        with prepared():
+            complete = self.completion(table, choice)
+
+        def operation(summary: Any, condemned: JavaObject, place: str) -> JavaObject:
+            made = row_delta.guarded(java_table, place, layout).newRewrite()
+            made = rewrite.addTo(made.toBranch(table.branch).validateFromSnapshot(starting))
+            complete(made)
+            return row_delta.described(made, summary, condemned)
+
+        with job.stage("commit"):
+            return commit_snapshot(
+                java_table,
+                table.branch,
+                starting,
+                {
+                    JOB_ID: job.assignment.job.id,
+                    ATTEMPT: str(job.assignment.attempt),
+                    self.rewritten: str(len(choice.paths)),
+                    BYTES: str(choice.size_bytes),
+                },
+                operation,
+                # It can't be committed any more once the first of the files is gone.
+                confirm_lease=lambda: announce(job, plan.model_copy(update={"removes": choice.paths[0]})),
+                check_location=table.storage.io.check,
+            )
+
+    @contextmanager
+    def told_as_failed(self) -> Iterator[None]:
+        """Raises the job's failure for an error of Java's, and MemoryError."""
+        try:
+            yield
+        except (Py4JError, CapturedException) as error:
+            raise_lack_of_memory(error)
+            raise self.failure(java_message(error)) from None
+
+
+def _remove(table: PinnedTable, folder: str, kept: Collection[str] = ()) -> None:
+    """Deletes what was written into a folder, but for names to be kept. What stays is left to whoever
+    follows."""
+    with suppress(OSError):
+        found = table.storage.walk(folder)
+        delete_files(table.storage, [one.location for one in found if one.name not in kept])
