@@ -245,6 +245,7 @@ FIELDS: dict[str, Any] = {
     "HealthView.small_manifests": 12,
     "HealthView.small_data_files": 40,
     "HealthView.deleted_data_files": 2,
+    "HealthView.small_delete_files": 0,
     "HealthView.snapshots": 1_440,
     "HealthView.oldest_snapshot_at": "2026-06-03T08:00:00Z",
     "HealthView.expired_elsewhere_at": None,

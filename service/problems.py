@@ -409,7 +409,7 @@ PROBLEMS: dict[str, ProblemType] = {
         "Only conversions, publications, maintenance of the table and verifications can do without changing "
         "anything.",
         "Leave dry_run out, or request a dry run of `convert`, `publish`, `expire_snapshots`, "
-        "`rewrite_data_files`, `rewrite_manifests` or `verify`.",
+        "`rewrite_data_files`, `rewrite_position_delete_files`, `rewrite_manifests` or `verify`.",
         _ERRORS,
     ),
     "no-staging-branch": ProblemType(

@@ -63,6 +63,8 @@ class HealthView(Message):
     the policy has them rewritten."""
     deleted_data_files: int
     """This many data files have more deleted rows than the policy lets them keep, likewise."""
+    small_delete_files: int
+    """This many position delete files are small, where a partition has enough of them, likewise."""
     snapshots: int
     """The table has this many snapshots, whatever branch has them."""
     oldest_snapshot_at: datetime | None

@@ -354,6 +354,7 @@ def get_health(session: Session, table: EnrolledTable, policy: EffectivePolicy |
         small_manifests=health.small_manifests,
         small_data_files=health.small_data_files,
         deleted_data_files=health.deleted_data_files,
+        small_delete_files=health.small_delete_files,
         snapshots=health.snapshots,
         oldest_snapshot_at=health.oldest_snapshot_at,
         expired_elsewhere_at=health.expired_elsewhere_at,

@@ -54,6 +54,7 @@ _CLEARING = tuple(
         JobKind.PUBLISH,
         JobKind.EXPIRE_SNAPSHOTS,
         JobKind.REWRITE_DATA_FILES,
+        JobKind.REWRITE_POSITION_DELETE_FILES,
         JobKind.COMPACT,
     )
 )

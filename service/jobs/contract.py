@@ -139,8 +139,8 @@ class AnnouncedPlan(Message):
     files_per_task: int = ModelField(default=500, ge=0, le=500)
     """Each of them writes this many delete files at most; no worker writes more than the default."""
     removes: Place | None = None
-    """This is an equality delete file, or a data file, that the commit removes; none as long as no commit is
-    about to be made."""
+    """This is a delete file, or a data file, that the commit removes; none as long as no commit is about to
+    be made."""
     only_on: SnapshotId | None = None
     """The commit needs the branch to have this head, -1 for that of an empty table, if it removes no equality
     delete file; none as long as no commit is about to be made."""
@@ -253,6 +253,8 @@ class IndexReport(Message):
     """This many data files are small enough to be rewritten; 0 unless the policy has them rewritten."""
     deleted_data_files: Files = 0
     """This many data files have enough deleted rows to be rewritten, likewise."""
+    small_delete_files: Files = 0
+    """This many position delete files are small enough to be rewritten, likewise."""
 
 
 class FinishRequest(Message):

@@ -48,6 +48,7 @@ def apply_report(
         row.oldest_convertible_at = None
         row.convertible_deletes = row.convertible_bytes = 0
     row.small_data_files, row.deleted_data_files = report.small_data_files, report.deleted_data_files
+    row.small_delete_files = report.small_delete_files
     row.unindexed_data_files = uncovered_files(report)
     if report.iceberg_snapshot_id is not None:
         row.iceberg_snapshot_id = report.iceberg_snapshot_id

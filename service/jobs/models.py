@@ -28,6 +28,7 @@ RequestableKind = Literal[
     "publish",
     "expire_snapshots",
     "rewrite_data_files",
+    "rewrite_position_delete_files",
     "rewrite_manifests",
     "compact",
     "rebuild",
@@ -97,6 +98,18 @@ class RewriteDataFilesParameters(Message):
     """The job rewrites data files of this many bytes at most."""
 
 
+class RewritePositionDeleteFilesParameters(Message):
+    """Options of a job that writes position delete files anew, as Iceberg's action names them; what is left
+    out, the policy says."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    target_file_size_bytes: TargetFileSize | None = None
+    """New delete files are about this large; 0 is what the table says."""
+    min_input_files: Annotated[int, ModelField(ge=2, le=10**9)] | None = None
+    """Small delete files are rewritten where a partition has this many of them."""
+
+
 class RewriteManifestsParameters(Message):
     """Options of a job that writes manifests anew: there are none."""
 
@@ -107,6 +120,7 @@ _PARAMETERS: dict[str, type[Message]] = {
     JobKind.PUBLISH.value: PublishParameters,
     JobKind.EXPIRE_SNAPSHOTS.value: ExpireParameters,
     JobKind.REWRITE_DATA_FILES.value: RewriteDataFilesParameters,
+    JobKind.REWRITE_POSITION_DELETE_FILES.value: RewritePositionDeleteFilesParameters,
     JobKind.REWRITE_MANIFESTS.value: RewriteManifestsParameters,
 }
 
@@ -136,8 +150,8 @@ class JobRequest(Message):
     `skip`: the snapshot at which it stops (`stopped_at`), of which nothing is published then; and `renew`:
     the staging branch begins anew after its first snapshot, once all that it has is published. An expiry
     takes `older_than_seconds` and `retain_last`. A rewriting of data files takes `strategy`,
-    `sort_order`, `target_file_size_bytes`, `min_input_files`, `delete_ratio_threshold` and `max_bytes`. What
-    is left out of these, the policy says."""
+    `sort_order`, `target_file_size_bytes`, `min_input_files`, `delete_ratio_threshold` and `max_bytes`,
+    one of position deletes the third and the fourth of these. What is left out, the policy says."""
     priority: Annotated[int, ModelField(ge=-100, le=100)] | None = None
     """The job goes before or behind other waiting jobs; the policy's priority holds if left out."""
     run_at: UtcTime | None = None
@@ -257,8 +271,8 @@ class JobView(Message):
     staged snapshot at which it stopped, with the reason and what to do (`stopped_at`), or that it was to skip
     (`skipped_snapshot_id`). Of an expiry:
     `expiry`, with how many snapshots and files went, and what holds the others. Of a rewriting of data files:
-    `data_files`, with how many were written anew as how many. Of a rewriting of manifests: `manifests`, with
-    the same of these. Of a job of an erasure: `erasure`, with keys by
+    `data_files`, with how many were written anew as how many. Of one of position deletes or manifests:
+    `delete_files` or `manifests`, with the same of these. Of a job of an erasure: `erasure`, with keys by
     their numbers in the request; receipts have their hashes. Of a conversion: counts, `bytes_read` (of index,
     data files and equality deletes) and `bytes_written` (of new delete files), both in bytes, and of its dry
     run also `estimated_seconds`: how long the conversion would take, as the dry run measured it, and for its

@@ -61,6 +61,7 @@ MAINTENANCE: dict[JobKind, tuple[str, ...]] = {
         "delete_ratio_threshold",
         "max_bytes",
     ),
+    JobKind.REWRITE_POSITION_DELETE_FILES: ("target_file_size_bytes", "min_input_files"),
     JobKind.REWRITE_MANIFESTS: (),
 }
 """The kinds of jobs that maintain tables, with what of their policies is a parameter of theirs."""

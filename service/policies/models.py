@@ -183,6 +183,28 @@ class RewriteDataFilesPolicy(Message):
     """Jobs of the kind start by themselves only while one of these is open; empty: as the schedule says."""
 
 
+class RewritePositionDeleteFilesPolicy(Message):
+    """This says when small position delete files of a table of format version 2 are rewritten as few."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    enabled: bool | None = None
+    """This says whether such jobs start by themselves."""
+    target_file_size_bytes: TargetFileSize | None = None
+    """New delete files are about this large, and those below three quarters of it are small; 0 is what the
+    table says."""
+    min_input_files: Annotated[int, ModelField(ge=2, le=10**9)] | None = None
+    """Small delete files are rewritten where a partition has this many of them."""
+    small_delete_files: Count | None = None
+    """This many position delete files are small, where a partition has enough of them."""
+    min_interval_seconds: Seconds | None = None
+    """Two such jobs are at least so far apart."""
+    cron: Cron | None = None
+    """Position delete files are rewritten at these moments, too, if any are small."""
+    windows: list[Window] | None = None
+    """Jobs of the kind start by themselves only while one of these is open; empty: as the schedule says."""
+
+
 class RewriteManifestsPolicy(Message):
     """This says when small manifests of a table's branch main are rewritten as few large ones."""
 
@@ -285,6 +307,10 @@ class PolicySettings(Message):
     """This says when old snapshots are let go."""
     rewrite_data_files: RewriteDataFilesPolicy = ModelField(default_factory=RewriteDataFilesPolicy)
     """This says when data files are rewritten."""
+    rewrite_position_delete_files: RewritePositionDeleteFilesPolicy = ModelField(
+        default_factory=RewritePositionDeleteFilesPolicy
+    )
+    """This says when small position delete files are rewritten."""
     rewrite_manifests: RewriteManifestsPolicy = ModelField(default_factory=RewriteManifestsPolicy)
     """This says when small manifests are rewritten."""
     compact: CompactPolicy = ModelField(default_factory=CompactPolicy)
@@ -454,6 +480,20 @@ class EffectiveRewriteDataFilesPolicy(Message):
     windows: list[Window]
 
 
+class EffectiveRewritePositionDeleteFilesPolicy(Message):
+    """This is every value that holds for the rewriting of position delete files."""
+
+    model_config = described_as(RewritePositionDeleteFilesPolicy)
+
+    enabled: bool
+    target_file_size_bytes: int
+    min_input_files: int
+    small_delete_files: int
+    min_interval_seconds: float
+    cron: str
+    windows: list[Window]
+
+
 class EffectiveRewriteManifestsPolicy(Message):
     """This is every value that holds for the rewriting of manifests."""
 
@@ -550,6 +590,8 @@ class EffectivePolicy(Message):
     """This says when old snapshots are let go."""
     rewrite_data_files: EffectiveRewriteDataFilesPolicy
     """This says when data files are rewritten."""
+    rewrite_position_delete_files: EffectiveRewritePositionDeleteFilesPolicy
+    """This says when small position delete files are rewritten."""
     rewrite_manifests: EffectiveRewriteManifestsPolicy
     """This says when small manifests are rewritten."""
     compact: EffectiveCompactPolicy

@@ -40,6 +40,7 @@ from service.policies.models import (
     RetryPolicy,
     RewriteDataFilesPolicy,
     RewriteManifestsPolicy,
+    RewritePositionDeleteFilesPolicy,
     SchedulePolicy,
     ValueSource,
     VerifyPolicy,
@@ -107,6 +108,15 @@ BUILT_IN: dict[str, tuple[str, PolicySettings]] = {
                 cron="",
                 windows=[],
             ),
+            rewrite_position_delete_files=RewritePositionDeleteFilesPolicy(
+                enabled=False,
+                target_file_size_bytes=0,
+                min_input_files=5,
+                small_delete_files=100,
+                min_interval_seconds=3_600,
+                cron="",
+                windows=[],
+            ),
             rewrite_manifests=RewriteManifestsPolicy(
                 enabled=False, manifests=100, min_interval_seconds=3_600, cron="", windows=[]
             ),
@@ -154,6 +164,7 @@ BUILT_IN: dict[str, tuple[str, PolicySettings]] = {
             publish=PublishPolicy(enabled=False),
             expire_snapshots=ExpireSnapshotsPolicy(enabled=False),
             rewrite_data_files=RewriteDataFilesPolicy(enabled=False),
+            rewrite_position_delete_files=RewritePositionDeleteFilesPolicy(enabled=False),
             rewrite_manifests=RewriteManifestsPolicy(enabled=False),
             compact=CompactPolicy(enabled=False),
             verify=VerifyPolicy(enabled=False),

@@ -82,6 +82,8 @@ class TableHealth(SQLModel, table=True):
     """Of the last report, as the policy wants them rewritten."""
     deleted_data_files: int = 0
     """With many deleted rows, likewise."""
+    small_delete_files: int = 0
+    """Of positions, likewise."""
     snapshots: int = 0
     """Of the table, whatever branch has them."""
     oldest_snapshot_id: int | None = Field(default=None, sa_type=BigInteger)

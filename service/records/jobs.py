@@ -24,6 +24,7 @@ class JobKind(StrEnum):
     PUBLISH = "publish"
     EXPIRE_SNAPSHOTS = "expire_snapshots"
     REWRITE_DATA_FILES = "rewrite_data_files"
+    REWRITE_POSITION_DELETE_FILES = "rewrite_position_delete_files"
     REWRITE_MANIFESTS = "rewrite_manifests"
     ERASE = "erase"
     """Not requested by itself: each belongs to an erasure."""
@@ -46,7 +47,12 @@ class JobKind(StrEnum):
     @property
     def is_maintenance(self) -> bool:
         """Whether it calls one of Iceberg's own actions, with parameters that the policy has."""
-        return self in (JobKind.EXPIRE_SNAPSHOTS, JobKind.REWRITE_DATA_FILES, JobKind.REWRITE_MANIFESTS)
+        return self in (
+            JobKind.EXPIRE_SNAPSHOTS,
+            JobKind.REWRITE_DATA_FILES,
+            JobKind.REWRITE_POSITION_DELETE_FILES,
+            JobKind.REWRITE_MANIFESTS,
+        )
 
     @property
     def lets_snapshots_expire(self) -> bool:

@@ -408,6 +408,21 @@ class DataFilesReport(Message):
     """A dry run names these, the first thousand."""
 
 
+class DeleteFilesReport(Message):
+    """This is what a rewriting of position delete files did, or would do."""
+
+    delete_files_rewritten: Amount = 0
+    """This many position delete files were written anew."""
+    delete_files_added: Amount = 0
+    """This many position delete files are in their place."""
+    bytes_rewritten: Amount = 0
+    """The delete files that were written anew had this many bytes."""
+    bytes_added: Amount = 0
+    """The new delete files have this many bytes; a dry run does not know."""
+    files: list[Place] = ModelField(default_factory=list, max_length=1000)
+    """A dry run names these, the first thousand."""
+
+
 class ManifestsReport(Message):
     """This is what a rewriting of manifests did, or would do."""
 
@@ -479,6 +494,8 @@ class JobResult(Message):
     """This is what an expiry of snapshots did."""
     data_files: DataFilesReport | None = None
     """This is what a rewriting of data files did."""
+    delete_files: DeleteFilesReport | None = None
+    """This is what a rewriting of position delete files did."""
     manifests: ManifestsReport | None = None
     """This is what a rewriting of manifests did."""
     erasure: ErasureReport | None = None

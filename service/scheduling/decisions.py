@@ -19,6 +19,7 @@ SCHEDULED = (
     JobKind.CONVERT,
     JobKind.PUBLISH,
     JobKind.REWRITE_DATA_FILES,
+    JobKind.REWRITE_POSITION_DELETE_FILES,
     JobKind.REWRITE_MANIFESTS,
     JobKind.EXPIRE_SNAPSHOTS,
     JobKind.COMPACT,
@@ -89,6 +90,8 @@ class TableState:
     """As last reported, where a partition has enough of them."""
     deleted_data_files: int
     """With many deleted rows, as last reported."""
+    small_delete_files: int
+    """Of positions, as last reported, where a partition has enough of them."""
     small_manifests: int
     """Of the branch's head; 0 of any but main."""
     past: Past
@@ -129,6 +132,7 @@ def cron_of(policy: EffectivePolicy) -> dict[JobKind, str]:
         JobKind.CONVERT: policy.convert.cron,
         JobKind.PUBLISH: policy.publish.cron,
         JobKind.REWRITE_DATA_FILES: policy.rewrite_data_files.cron,
+        JobKind.REWRITE_POSITION_DELETE_FILES: policy.rewrite_position_delete_files.cron,
         JobKind.REWRITE_MANIFESTS: policy.rewrite_manifests.cron,
         JobKind.EXPIRE_SNAPSHOTS: policy.expire_snapshots.cron,
         JobKind.COMPACT: policy.compact.cron,
@@ -355,46 +359,59 @@ def _decide_expire_snapshots(state: TableState, policy: EffectivePolicy, now: da
 
 
 def _decide_rewrite_data_files(state: TableState, policy: EffectivePolicy, now: datetime) -> Decision:
-    kind, policy_of_kind = JobKind.REWRITE_DATA_FILES, policy.rewrite_data_files
-    small, deleted = state.small_data_files, state.deleted_data_files
-    refusal = _refusal(kind, state, now, enabled=policy_of_kind.enabled)
-    if refusal is not None:
-        return refusal
-    if not small and not deleted:
-        told = "The last job saw no data files that are small and many enough, or have many deleted rows."
-        return Decision(kind, Action.WAIT, "nothing-small", told)
-    backoff = _backoff(kind, state, policy, now)
-    if backoff is not None:
-        return backoff
+    limits, small, deleted = policy.rewrite_data_files, state.small_data_files, state.deleted_data_files
     triggers = (
-        _of_count("small-data-files", small, policy_of_kind.small_data_files, "small data file"),
+        _of_count("small-data-files", small, limits.small_data_files, "small data file"),
         _Trigger(
             "deleted-data-files",
             deleted,
-            policy_of_kind.deleted_data_files,
+            limits.deleted_data_files,
             f"{counted(deleted, 'data file')} with many deleted rows",
-            f"{policy_of_kind.deleted_data_files:,}",
+            f"{limits.deleted_data_files:,}",
         ),
     )
-    due = _fired(policy_of_kind.cron, state, policy, kind, now)
-    pending = ", ".join(one.words for one in triggers)
-    found = _reached_or_due(kind, triggers, pending, due)
-    return _not_too_soon(found, state, policy_of_kind.min_interval_seconds, now)
+    told = "The last job saw no data files that are small and many enough, or have many deleted rows."
+    nothing = None if small or deleted else told
+    return _decide_rewriting(JobKind.REWRITE_DATA_FILES, state, policy, now, triggers, nothing)
+
+
+def _decide_rewrite_position_delete_files(
+    state: TableState, policy: EffectivePolicy, now: datetime
+) -> Decision:
+    kind, small = JobKind.REWRITE_POSITION_DELETE_FILES, state.small_delete_files
+    limit = policy.rewrite_position_delete_files.small_delete_files
+    triggers = (_of_count("small-delete-files", small, limit, "small position delete file"),)
+    nothing = None if small else "The last job saw no position delete files that are small and many enough."
+    return _decide_rewriting(kind, state, policy, now, triggers, nothing)
 
 
 def _decide_rewrite_manifests(state: TableState, policy: EffectivePolicy, now: datetime) -> Decision:
-    kind, small, policy_of_kind = JobKind.REWRITE_MANIFESTS, state.small_manifests, policy.rewrite_manifests
+    small, limit = state.small_manifests, policy.rewrite_manifests.manifests
+    triggers = (_of_count("manifests", small, limit, "small manifest"),)
+    nothing = None if small >= 2 else "There are no two small manifests."
+    return _decide_rewriting(JobKind.REWRITE_MANIFESTS, state, policy, now, triggers, nothing)
+
+
+def _decide_rewriting(
+    kind: JobKind,
+    state: TableState,
+    policy: EffectivePolicy,
+    now: datetime,
+    triggers: Sequence[_Trigger],
+    nothing: str | None,
+) -> Decision:
+    """nothing: says so, if there is nothing to rewrite."""
+    policy_of_kind = getattr(policy, kind.value)
     refusal = _refusal(kind, state, now, enabled=policy_of_kind.enabled)
     if refusal is not None:
         return refusal
-    if small < 2:
-        return Decision(kind, Action.WAIT, "nothing-small", "There are no two small manifests.")
+    if nothing is not None:
+        return Decision(kind, Action.WAIT, "nothing-small", nothing)
     backoff = _backoff(kind, state, policy, now)
     if backoff is not None:
         return backoff
-    triggers = [_of_count("manifests", small, policy_of_kind.manifests, "small manifest")]
     due = _fired(policy_of_kind.cron, state, policy, kind, now)
-    found = _reached_or_due(kind, triggers, counted(small, "small manifest"), due)
+    found = _reached_or_due(kind, triggers, ", ".join(one.words for one in triggers), due)
     return _not_too_soon(found, state, policy_of_kind.min_interval_seconds, now)
 
 
@@ -463,6 +480,7 @@ _DECIDE = {
     JobKind.CONVERT: _decide_convert,
     JobKind.PUBLISH: _decide_publish,
     JobKind.REWRITE_DATA_FILES: _decide_rewrite_data_files,
+    JobKind.REWRITE_POSITION_DELETE_FILES: _decide_rewrite_position_delete_files,
     JobKind.REWRITE_MANIFESTS: _decide_rewrite_manifests,
     JobKind.EXPIRE_SNAPSHOTS: _decide_expire_snapshots,
     JobKind.COMPACT: _decide_compact,
@@ -533,6 +551,7 @@ def deadlines(state: TableState, policy: EffectivePolicy) -> Iterator[datetime]:
     ages = {
         JobKind.INDEX: policy.index.age_seconds,
         JobKind.REWRITE_DATA_FILES: policy.rewrite_data_files.min_interval_seconds,
+        JobKind.REWRITE_POSITION_DELETE_FILES: policy.rewrite_position_delete_files.min_interval_seconds,
         JobKind.REWRITE_MANIFESTS: policy.rewrite_manifests.min_interval_seconds,
         JobKind.EXPIRE_SNAPSHOTS: policy.expire_snapshots.min_interval_seconds,
         JobKind.COMPACT: policy.compact.min_interval_seconds,

@@ -150,6 +150,8 @@ def _after(state: TableState, kind: JobKind, at: datetime) -> TableState:
             return replace(state, staged=StagedState())
         case JobKind.REWRITE_DATA_FILES:
             return replace(state, small_data_files=0, deleted_data_files=0)
+        case JobKind.REWRITE_POSITION_DELETE_FILES:
+            return replace(state, small_delete_files=0)
         case JobKind.REWRITE_MANIFESTS:
             return replace(state, small_manifests=0)
         case JobKind.EXPIRE_SNAPSHOTS:

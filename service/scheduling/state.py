@@ -51,6 +51,7 @@ def table_state(
         staged=_staged(health) if table.publish_from is not None else None,
         small_data_files=health.small_data_files,
         deleted_data_files=health.deleted_data_files,
+        small_delete_files=health.small_delete_files,
         small_manifests=health.small_manifests if table.branch == "main" else 0,
         past=Past(health.snapshots, health.oldest_snapshot_id, health.oldest_snapshot_at),
         expired_elsewhere_at=health.expired_elsewhere_at,
@@ -118,6 +119,8 @@ def _is_idle(job: Job, health: TableHealth) -> bool:
             return result.get("equality_delete_files_removed") == 0
         case JobKind.REWRITE_DATA_FILES:
             return (result.get("data_files") or {}).get("data_files_rewritten") == 0
+        case JobKind.REWRITE_POSITION_DELETE_FILES:
+            return (result.get("delete_files") or {}).get("delete_files_rewritten") == 0
         case JobKind.REWRITE_MANIFESTS:
             return (result.get("manifests") or {}).get("manifests_rewritten") == 0
         case JobKind.EXPIRE_SNAPSHOTS:

@@ -290,6 +290,8 @@ def figures_of(job: JobView) -> list[Figure]:
         return _expiry_figures(result["expiry"])
     if result.get("data_files"):
         return _data_files_figures(result["data_files"])
+    if result.get("delete_files"):
+        return _rewritten_figures(result["delete_files"], "delete_files")
     if result.get("manifests"):
         return _manifests_figures(result["manifests"])
     if "staged_snapshots" in result:
@@ -358,18 +360,23 @@ def _expiry_figures(report: dict[str, Any]) -> list[Figure]:
 def _data_files_figures(report: dict[str, Any]) -> list[Figure]:
     left_out = report.get("data_files_left_out")
     return [
-        Figure(
-            "Data files rewritten",
-            count(report.get("data_files_rewritten")),
-            f"as {count(report.get('data_files_added'))}",
-        ),
-        Figure(
-            "Size of these",
-            size(report.get("bytes_rewritten")),
-            f"{size(report['bytes_added'])} afterwards" if report.get("bytes_added") else "",
-        ),
+        *_rewritten_figures(report, "data_files"),
         Figure("Delete files that went with them", count(report.get("delete_files_removed"))),
         *([Figure("Data files left as they are", count(left_out))] if left_out else []),
+    ]
+
+
+def _rewritten_figures(report: dict[str, Any], what: str) -> list[Figure]:
+    added = report.get("bytes_added")
+    return [
+        Figure(
+            f"{what.replace('_', ' ').capitalize()} rewritten",
+            count(report.get(f"{what}_rewritten")),
+            f"as {count(report.get(f'{what}_added'))}",
+        ),
+        Figure(
+            "Size of these", size(report.get("bytes_rewritten")), f"{size(added)} afterwards" if added else ""
+        ),
     ]
 
 

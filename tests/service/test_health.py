@@ -509,6 +509,7 @@ def test_under_the_manual_policy_nothing_runs_and_the_reason_is_recorded_once(
         "The policy starts no index jobs; they run on request only.",
         "The policy starts no convert jobs; they run on request only.",
         "The policy starts no rewrite_data_files jobs; they run on request only.",
+        "The policy starts no rewrite_position_delete_files jobs; they run on request only.",
         "The policy starts no rewrite_manifests jobs; they run on request only.",
         "The policy starts no expire_snapshots jobs; they run on request only.",
         "The policy starts no compact jobs; they run on request only.",

@@ -118,10 +118,12 @@ def test_data_files_are_written_anew_by_a_job_of_the_policy_once_a_worker_tells_
         "pending_equality_deletes": 0,
         "small_data_files": 40,
         "deleted_data_files": 1,
+        "small_delete_files": 7,
     }
     service.finish(assignment, health=told)
     found = health(service, table)
     assert (found["small_data_files"], found["deleted_data_files"]) == (40, 1)
+    assert found["small_delete_files"] == 7
     assignment = service.claim(worker)
     assert assignment is not None
     assert assignment["job"]["kind"] == "rewrite_data_files"

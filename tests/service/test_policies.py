@@ -339,8 +339,8 @@ def test_the_preview_tells_what_would_start_when_and_why(
     service.poll(table["id"])
     found = service.admin.get(f"/tables/{table['id']}/policy/preview").json()
     jobs = {job["kind"]: job for job in found["jobs"]}
-    maintenance = ["rewrite_data_files", "rewrite_manifests", "expire_snapshots"]
-    assert list(jobs) == ["index", "convert", *maintenance, "compact", "verify"]
+    rewriting = ["rewrite_data_files", "rewrite_position_delete_files", "rewrite_manifests"]
+    assert list(jobs) == ["index", "convert", *rewriting, "expire_snapshots", "compact", "verify"]
     assert found["time_zone"] == "Asia/Tokyo"
     assert len(found["windows_open_at"]) == 2
     convert = jobs["convert"]

@@ -364,6 +364,7 @@ class QueueMachine(RuleBasedStateMachine):
             "delete",
             "expire_snapshots",
             "rewrite_data_files",
+            "rewrite_position_delete_files",
             "erase",
         )
         if assignment.job.kind not in clearing or assignment.job.dry_run:

@@ -19,6 +19,7 @@ from service.policies.models import (
     EffectiveRetryPolicy,
     EffectiveRewriteDataFilesPolicy,
     EffectiveRewriteManifestsPolicy,
+    EffectiveRewritePositionDeleteFilesPolicy,
     EffectiveSchedulePolicy,
     EffectiveVerifyPolicy,
 )
@@ -63,6 +64,15 @@ POLICY = EffectivePolicy(
         cron="",
         windows=[],
     ),
+    rewrite_position_delete_files=EffectiveRewritePositionDeleteFilesPolicy(
+        enabled=True,
+        target_file_size_bytes=0,
+        min_input_files=5,
+        small_delete_files=10,
+        min_interval_seconds=600,
+        cron="",
+        windows=[],
+    ),
     rewrite_manifests=EffectiveRewriteManifestsPolicy(
         enabled=True, manifests=10, min_interval_seconds=600, cron="", windows=[]
     ),
@@ -98,6 +108,7 @@ IDLE = TableState(
     staged=None,
     small_data_files=0,
     deleted_data_files=0,
+    small_delete_files=0,
     small_manifests=0,
     past=Past(),
     expired_elsewhere_at=None,
@@ -318,6 +329,24 @@ def test_data_files_are_written_anew_once_many_are_small_or_have_many_deleted_ro
     state = replace(IDLE, small_data_files=small, deleted_data_files=deleted, last=last)
     found = decision(state, JobKind.REWRITE_DATA_FILES)
     assert (found.code, found.action is Action.TRIGGER) == (code, code.endswith("-data-files"))
+
+
+@pytest.mark.parametrize(
+    ("small", "since_seconds", "code"),
+    [
+        (0, 601, "nothing-small"),
+        (9, 601, "below-triggers"),
+        (10, 599, "min-interval"),
+        (10, 600, "small-delete-files"),
+    ],
+)
+def test_position_delete_files_are_written_anew_once_many_are_small(
+    small: int, since_seconds: int, code: str
+) -> None:
+    kind = JobKind.REWRITE_POSITION_DELETE_FILES
+    last = {kind: LastJob(NOW - timedelta(seconds=since_seconds))}
+    found = decision(replace(IDLE, small_delete_files=small, last=last), kind)
+    assert (found.code, found.action is Action.TRIGGER) == (code, code == "small-delete-files")
 
 
 def pauses(*last: LastJob) -> list[int]:

@@ -93,5 +93,6 @@ def test_only_the_dry_runs_of_what_changes_the_table_alone_write_nothing() -> No
         JobKind.PUBLISH,
         JobKind.EXPIRE_SNAPSHOTS,
         JobKind.REWRITE_DATA_FILES,
+        JobKind.REWRITE_POSITION_DELETE_FILES,
         JobKind.REWRITE_MANIFESTS,
     }

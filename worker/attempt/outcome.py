@@ -12,7 +12,14 @@ from worker.index.sorted_runs import IndexWarehouse
 from worker.keys.key_set import KeyColumnError
 from worker.keys.schema_fields import resolve_key_set
 from worker.table.files import SnapshotFiles
-from worker.table.small_files import FileSizeError, RewritableFiles, rewritable_files, target_file_bytes
+from worker.table.small_files import (
+    FileSizeError,
+    RewritableFiles,
+    rewritable_deletes,
+    rewritable_files,
+    target_delete_file_bytes,
+    target_file_bytes,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +103,7 @@ def index_report(
         "iceberg_snapshot_id": iceberg_snapshot_id,
         "small_data_files": rewritable.small,
         "deleted_data_files": rewritable.deleted,
+        "small_delete_files": _rewritable_deletes(job, table, files),
         "key_sets": key_sets,
         "unconvertible": [asdict(one) for one in unconvertible],
         "pending_equality_delete_files": len(files.equality_deletes),
@@ -115,3 +123,14 @@ def _rewritable(job: Job, table: PinnedTable, files: SnapshotFiles) -> Rewritabl
     return rewritable_files(
         files, metadata.default_spec_id, target, policy.min_input_files, policy.delete_ratio_threshold
     )
+
+
+def _rewritable_deletes(job: Job, table: PinnedTable, files: SnapshotFiles) -> int:
+    policy = job.assignment.policy.rewrite_position_delete_files
+    if not policy.enabled or table.metadata.format_version != 2:
+        return 0
+    try:
+        target = policy.target_file_size_bytes or target_delete_file_bytes(table.metadata.properties)
+    except FileSizeError:
+        return 0
+    return rewritable_deletes(files, target, policy.min_input_files)

@@ -106,6 +106,14 @@ class RewriteDataFilesParameters(Body):
     """Of the data files that one job writes anew, unless the first group has more."""
 
 
+class RewritePositionDeleteFilesParameters(Body):
+    """Options of a job that writes position delete files anew, as Iceberg's action names them."""
+
+    target_file_size_bytes: int = 0
+    """As the table says if it is 0."""
+    min_input_files: int = 5
+
+
 class PublishParameters(Body):
     """Options of a job that publishes on the table's branch."""
 
@@ -148,6 +156,11 @@ class AssignedJob(Body):
         return RewriteDataFilesParameters.model_validate(self.parameters)
 
     @property
+    def rewrite_position_delete_files(self) -> RewritePositionDeleteFilesParameters:
+        """Of a job that writes position delete files anew."""
+        return RewritePositionDeleteFilesParameters.model_validate(self.parameters)
+
+    @property
     def publish(self) -> PublishParameters:
         """Of a job that publishes."""
         return PublishParameters.model_validate(self.parameters)
@@ -186,7 +199,7 @@ class AssignedConvertPolicy(Body):
 
 
 class AssignedRewritePolicy(Body):
-    """Which data files are counted that a rewriting would take."""
+    """Which files are counted that a rewriting would take."""
 
     enabled: bool = False
     target_file_size_bytes: int = 0
@@ -204,6 +217,7 @@ class AssignedResources(Body):
 class AssignedPolicy(Body):
     convert: AssignedConvertPolicy = AssignedConvertPolicy()
     rewrite_data_files: AssignedRewritePolicy = AssignedRewritePolicy()
+    rewrite_position_delete_files: AssignedRewritePolicy = AssignedRewritePolicy()
     resources: AssignedResources = AssignedResources()
 
 
@@ -231,8 +245,8 @@ class AnnouncedPlan(Body):
     """Delete files that an attempt is about to write, or then to commit; see worker.jobs.orphan_files.
 
     number: of the attempt's plans. tasks: that write, so far. files_per_task: that each writes at most.
-    removes: the path of an equality delete file, or of a data file, that the commit removes; None as long as
-    none is about to be made. only_on: instead of that, the head of the branch that the commit needs.
+    removes: the path of a delete file, or of a data file, that the commit removes; None as long as none is
+    about to be made. only_on: instead of that, the head of the branch that the commit needs.
     data_files: so many new ones have names. has_folder: they lie in a folder of the plan's own, whatever they
     are named. expires: snapshots that are about to. location, properties: of the table, as far as the files'
     names depend on them.

@@ -14,6 +14,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.Set;
 import org.apache.iceberg.BaseTable;
+import org.apache.iceberg.ContentFile;
 import org.apache.iceberg.DataFile;
 import org.apache.iceberg.DeleteFile;
 import org.apache.iceberg.FileContent;
@@ -27,7 +28,10 @@ import org.apache.iceberg.SnapshotChanges;
 import org.apache.iceberg.Table;
 import org.apache.iceberg.TableScan;
 import org.apache.iceberg.actions.BinPackRewriteFilePlanner;
+import org.apache.iceberg.actions.BinPackRewritePositionDeletePlanner;
 import org.apache.iceberg.actions.RewriteFileGroup;
+import org.apache.iceberg.actions.RewriteGroupBase;
+import org.apache.iceberg.actions.RewritePositionDeletesGroup;
 import org.apache.iceberg.expressions.Expressions;
 import org.apache.iceberg.io.CloseableIterable;
 import org.apache.iceberg.io.CloseableIterator;
@@ -130,6 +134,7 @@ public class RewritableTable extends BaseTable {
 public class CollectedRewrite implements InvocationHandler {
     private final List removed = new ArrayList();
     private final List added = new ArrayList();
+    private final Map sequenceNumbers = new HashMap();
 
     RewriteFiles operation() {
         return (RewriteFiles) Proxy.newProxyInstance(
@@ -142,6 +147,9 @@ public class CollectedRewrite implements InvocationHandler {
             this.removed.add(arguments[0]);
         } else if (name.equals("addFile")) {
             this.added.add(arguments[0]);
+            if (arguments.length > 1) {
+                this.sequenceNumbers.put(((ContentFile) arguments[0]).location(), arguments[1]);
+            }
         } else if (name.equals("commit")) {
             return null;
         }
@@ -168,36 +176,61 @@ public class CollectedRewrite implements InvocationHandler {
             }
         }
         for (Iterator each = this.added.iterator(); each.hasNext();) {
-            operation.addFile((DataFile) each.next());
+            Object file = each.next();
+            if (file instanceof DataFile) {
+                operation.addFile((DataFile) file);
+            } else {
+                Long number = (Long) this.sequenceNumbers.get(((DeleteFile) file).location());
+                operation.addFile((DeleteFile) file, number.longValue());
+            }
         }
         return operation;
     }
 }
 
-/** Which files Iceberg's planner would rewrite, in groups, each of one partition. */
-public class PlannedDataFiles {
+/** Groups of files that one of Iceberg's planners would rewrite, each of one partition. */
+abstract class PlannedFiles {
     private final List groups = new ArrayList();
 
+    void add(RewriteGroupBase group, Iterable files) {
+        List paths = new ArrayList();
+        for (Iterator each = files.iterator(); each.hasNext();) {
+            paths.add(((ContentFile) each.next()).location());
+        }
+        Map one = new HashMap();
+        one.put("paths", paths);
+        one.put("size_bytes", Long.valueOf(group.inputFilesSizeInBytes()));
+        one.put("expected", Integer.valueOf(group.expectedOutputFiles()));
+        this.groups.add(one);
+    }
+
+    public List groups() {
+        return this.groups;
+    }
+}
+
+public class PlannedDataFiles extends PlannedFiles {
     public PlannedDataFiles(Table table, String snapshotId, Map options) {
         BinPackRewriteFilePlanner planner =
                 new BinPackRewriteFilePlanner(table, Expressions.alwaysTrue(), Long.valueOf(snapshotId), true);
         planner.init(options);
         for (Iterator each = planner.plan().groups().iterator(); each.hasNext();) {
             RewriteFileGroup group = (RewriteFileGroup) each.next();
-            List paths = new ArrayList();
-            for (Iterator files = group.rewrittenFiles().iterator(); files.hasNext();) {
-                paths.add(((DataFile) files.next()).location());
-            }
-            Map one = new HashMap();
-            one.put("paths", paths);
-            one.put("size_bytes", Long.valueOf(group.inputFilesSizeInBytes()));
-            one.put("expected", Integer.valueOf(group.expectedOutputFiles()));
-            this.groups.add(one);
+            add(group, group.rewrittenFiles());
         }
     }
+}
 
-    public List groups() {
-        return this.groups;
+/** Of the snapshot that the table is at. */
+public class PlannedPositionDeletes extends PlannedFiles {
+    public PlannedPositionDeletes(Table table, String snapshotId, Map options) {
+        BinPackRewritePositionDeletePlanner planner =
+                new BinPackRewritePositionDeletePlanner(table, Expressions.alwaysTrue(), true);
+        planner.init(options);
+        for (Iterator each = planner.plan().groups().iterator(); each.hasNext();) {
+            RewritePositionDeletesGroup group = (RewritePositionDeletesGroup) each.next();
+            add(group, group.rewrittenDeleteFiles());
+        }
     }
 }
 

@@ -49,7 +49,7 @@ def remove_orphan_files(job: Job) -> list[AttemptId]:
         return cleared
     try:
         table = pin_table(job)  # as it is after all that these attempts did, and this one
-        live = {file.path for file in table.files.equality_deletes}
+        live = {file.path for file in table.files.delete_files}
         removed = {
             plan.removes for left in job.assignment.ended_attempts for plan in left.plans if plan.removes
         }
@@ -112,8 +112,8 @@ def _remove(
 ) -> bool:
     """Whether nothing of the attempt's is left that could be found.
 
-    live: paths of the equality deletes of the branch. needed: names of delete files that some snapshot shows,
-    and of data files.
+    live: paths of the delete files of the branch, and of data files that commits would remove. needed: names
+    of delete files that some snapshot shows, and of data files.
     """
     head = NO_SNAPSHOT if table.snapshot_id is None else table.snapshot_id
     needed_deletes, needed_rows = needed
@@ -145,10 +145,11 @@ def _remove(
         written = [path for path in written_files(storage, names) if _name(path) not in needed_deletes()]
         rows = data_file_locations(left.job_id, left.attempt, plan)
         names = [rows.data_file(n, kind) for n in range(plan.data_files) for kind in FORMATS]
-        found = written_files(storage, names)
+        written += [path for path in written_files(storage, names) if _name(path) not in needed_rows()]
         if plan.has_folder:
-            found += [one.location for one in storage.walk(data_file_folder(left.job_id, left.attempt, plan))]
-        written += [path for path in found if _name(path) not in needed_rows()]
+            found = storage.walk(data_file_folder(left.job_id, left.attempt, plan))
+            in_use = needed_rows() | needed_deletes() if found else frozenset[str]()
+            written += [one.location for one in found if one.name not in in_use]
         removed += delete_files(storage, written)
     # Each once, however many plans were announced.
     if not is_cleared:

@@ -1,8 +1,8 @@
-"""Data files that a rewriting would take: small ones, and those with many deleted rows. Pure."""
+"""Files that a rewriting would take: small ones, and data files with many deleted rows. Pure."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -13,14 +13,16 @@ from worker.table.files import PartitionKey, SnapshotFiles
 
 _TARGET = "write.target-file-size-bytes"
 _TARGET_BYTES = 512 * 1024 * 1024
+_TARGET_OF_DELETES = "write.delete.target-file-size-bytes"
+_TARGET_OF_DELETES_BYTES = 64 * 1024 * 1024
 LEAST_BYTES = 1024 * 1024
 """Of a data file that one asks for: a table that wants tiny ones would get as many as it likes."""
 
 
 class FileSizeError(JobError):
     code = "file_size_unreadable"
-    title = "The table does not say how large its data files should be"
-    remedy = f"Set the table's property {_TARGET} to a number of bytes from {LEAST_BYTES:,} on, or remove it."
+    title = "The table does not say how large its files should be"
+    remedy = f"Set the table's property to a number of bytes from {LEAST_BYTES:,} on, or remove it."
 
 
 class RewritableFiles(NamedTuple):
@@ -37,11 +39,20 @@ def number_of_bytes(text: str) -> int | None:
 
 
 def target_file_bytes(properties: Mapping[str, str]) -> int:
+    """Of data files. Raises FileSizeError."""
+    return _size_in(properties, _TARGET, _TARGET_BYTES)
+
+
+def target_delete_file_bytes(properties: Mapping[str, str]) -> int:
     """Raises FileSizeError."""
-    text = properties.get(_TARGET, str(_TARGET_BYTES))
+    return _size_in(properties, _TARGET_OF_DELETES, _TARGET_OF_DELETES_BYTES)
+
+
+def _size_in(properties: Mapping[str, str], name: str, default: int) -> int:
+    text = properties.get(name, str(default))
     size = number_of_bytes(text)
     if size is None or size < LEAST_BYTES:
-        raise FileSizeError(f"its property {_TARGET} is {text[:100]!r}")
+        raise FileSizeError(f"its property {name} is {text[:100]!r}")
     return size
 
 
@@ -66,3 +77,22 @@ def rewritable_files(
     touched = data_files.with_paths(deleted.keys())
     many = sum(deleted[file.path] >= delete_ratio_threshold * file.record_count for file in touched)
     return RewritableFiles(small, many)
+
+
+def rewritable_deletes(files: SnapshotFiles, target_bytes: int, min_input_files: int) -> int:
+    """How many position delete files are small, among enough of their partition, but for each that is the
+    only one of its data file."""
+    small = [
+        one
+        for one in files.position_deletes
+        if not one.is_deletion_vector and 4 * one.file_size_bytes < 3 * target_bytes
+    ]
+    named = {one.referenced_data_file for one in small if one.referenced_data_file is not None}
+    live = {file.path for file in files.data_files.with_paths(named)}
+    of_file = Counter(one.referenced_data_file for one in small)
+    in_partition = Counter(one.partition for one in small)
+    return sum(
+        in_partition[one.partition] >= max(min_input_files, 2)
+        and not (one.referenced_data_file in live and of_file[one.referenced_data_file] == 1)
+        for one in small
+    )

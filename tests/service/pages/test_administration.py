@@ -43,6 +43,7 @@ def test_a_policy_is_made_changed_attached_detached_and_deleted_on_its_pages(
         "publish": {},
         "expire_snapshots": {},
         "rewrite_data_files": {},
+        "rewrite_position_delete_files": {},
         "rewrite_manifests": {},
         "compact": {"dead_ratio": 0.3},
         "verify": {},

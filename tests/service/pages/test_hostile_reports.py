@@ -120,6 +120,16 @@ RESULTS: dict[str, dict[str, Any]] = {
             "files": ["file:/t/data/a.parquet"],
         }
     },
+    "rewrite_position_delete_files": _SEEN
+    | {
+        "delete_files": {
+            "delete_files_rewritten": 30,
+            "delete_files_added": 2,
+            "bytes_rewritten": 9_000,
+            "bytes_added": 8_000,
+            "files": ["file:/t/data/a-deletes.parquet"],
+        }
+    },
     "rewrite_manifests": _SEEN
     | {
         "manifests": {

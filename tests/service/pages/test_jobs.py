@@ -466,6 +466,15 @@ def test_a_rewriting_of_data_files_tells_how_many_became_how_many(
     assert "Data files left as they are 3" in shown
 
 
+def test_a_rewriting_of_position_deletes_tells_how_many_became_how_many(
+    service: Running, admin: Person, table: str, worker: str
+) -> None:
+    told = {"delete_files_rewritten": 1_200, "delete_files_added": 2, "bytes_rewritten": 9_000}
+    job = request_job(service, table, "rewrite_position_delete_files")
+    service.finish(claim(service, worker, job), result={"delete_files": told}, health=index_report())
+    assert "Delete files rewritten 1,200 as 2" in words(admin.open(f"/jobs/{job}"))
+
+
 def test_a_rewriting_of_manifests_tells_how_many_became_how_many(
     service: Running, admin: Person, table: str, worker: str
 ) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from worker.table.files import DataFile, DataFiles, DeleteFile, FileContent, PartitionKey, SnapshotFiles
-from worker.table.small_files import FileSizeError, rewritable_files, target_file_bytes
+from worker.table.small_files import FileSizeError, rewritable_deletes, rewritable_files, target_file_bytes
 
 EU, US, FORMER, FORMER_TOO = (
     PartitionKey(1, '["eu"]'),
@@ -56,6 +56,23 @@ def test_files_with_many_deleted_rows_count_as_far_as_deletes_name_one_file() ->
     files = SnapshotFiles(DataFiles.of(FILES), deletes, frozenset())
     assert rewritable_files(files, 1, 100, 4, 0.3) == (0, 1)
     assert rewritable_files(SnapshotFiles(DataFiles.of(()), (), frozenset()), 1, 100, 2, 0.3) == (0, 0)
+
+
+def test_small_deletes_count_but_for_the_only_ones_of_their_data_files() -> None:
+    """Whose data file is gone counts; vectors do not, nor what is alone in its partition."""
+
+    def small(path: str | None, partition: PartitionKey = EU, size_bytes: int = 74) -> DeleteFile:
+        return DeleteFile(FileContent.POSITION_DELETES, "d", "parquet", partition, 1, size_bytes, 2, (), path)
+
+    one_each = (small("eu-0"), small("eu-1"), small("eu-2"))
+    for others, found in (
+        ((), 0),
+        ((small("eu-0"),), 2),
+        ((small(None), small("gone")), 2),
+        ((small(None, US), deleted("eu-1", 3), small(None, size_bytes=75)), 0),
+    ):
+        files = SnapshotFiles(DataFiles.of(FILES), (*one_each, *others), frozenset())
+        assert rewritable_deletes(files, 100, 3) == found
 
 
 @pytest.mark.parametrize("size", ["many", "1000", "-1", "0", "9" * 30, "\u0663"])

@@ -484,6 +484,7 @@ def _create_tables() -> None:
         sa.Column("small_manifests", sa.Integer(), nullable=False),
         sa.Column("small_data_files", sa.Integer(), nullable=False),
         sa.Column("deleted_data_files", sa.Integer(), nullable=False),
+        sa.Column("small_delete_files", sa.Integer(), nullable=False),
         sa.Column("snapshots", sa.Integer(), nullable=False),
         sa.Column("oldest_snapshot_id", sa.BigInteger(), nullable=True),
         sa.Column("oldest_snapshot_at", AT, nullable=True),

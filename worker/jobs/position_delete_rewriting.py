@@ -1,0 +1,161 @@
+"""Jobs that write small position delete files anew, by Iceberg's own action: plan -> rewrite -> report.
+
+Invariant: the same rows are deleted before and after. Positions in data files that are gone are left out. New
+delete files have the highest sequence number of those in whose place they are, so none of these may name a
+data file that was added again after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from py4j.java_gateway import JavaObject
+
+from worker.attempt.job import Job
+from worker.attempt.outcome import Outcome, outcome
+from worker.attempt.pinned_table import PinnedTable
+from worker.deletes.existing import FILES_AT_ONCE, UnreadableDeleteFileError, named_data_files
+from worker.deletes.merge import DeleteGranularity
+from worker.index.sorted_runs import IndexWarehouse
+from worker.jobs import spark_actions
+from worker.jobs.file_rewriting import BYTES, PATHS_TOLD, Choice, FileRewriting
+from worker.jobs.orphan_files import remove_orphan_files
+from worker.process.errors import JobError
+from worker.process.plurals import counted
+from worker.process.slots import Threads
+from worker.spark.jvm import jvm_of
+from worker.table.catalogs import java_map
+from worker.table.commit import CommittedSnapshot
+from worker.table.files import DeleteFile
+from worker.table.small_files import target_delete_file_bytes
+
+
+class PositionDeleteRewritingError(JobError):
+    code = "position_deletes_not_rewritten"
+    title = "The position delete files could not be written anew"
+    remedy = "The table is as it was. Look at the cause; it is tried again."
+    retryable = True
+
+
+def rewrite_position_delete_files(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Outcome:
+    """Writes position delete files anew, in one commit; does nothing if an earlier attempt has."""
+    return _Rewriting(job, warehouse).run(table)
+
+
+class _Rewriting(FileRewriting):
+    kind = "position-delete-files"
+    failure = PositionDeleteRewritingError
+    busy = "Rewrite position deletes when compaction and MERGE on this table are idle."
+
+    def __init__(self, job: Job, warehouse: IndexWarehouse) -> None:
+        super().__init__(job, warehouse)
+        self._parameters = job.assignment.job.rewrite_position_delete_files
+
+    # choose
+
+    def choose(self, table: PinnedTable) -> Choice:
+        if table.metadata.format_version != 2:
+            self.job.decide(
+                "Only tables of format version 2 have position delete files to be rewritten: a conversion"
+                " merges deletion vectors."
+            )
+            return Choice()
+        java_table = self.java_table(table, (), only=False)
+        groups = self.planned(table, java_table, "PlannedPositionDeletes", self._options(table))
+        paths = [path for group in groups for path in group["paths"]]
+        if not paths:
+            return Choice()
+        chosen = set(paths)
+        named = self._named(table, [one for one in table.files.position_deletes if one.path in chosen])
+        if named is None:
+            return Choice(left_out=len(paths))
+        expected = sum(group["expected"] for group in groups)
+        if DeleteGranularity.of_table(table.metadata.properties) is DeleteGranularity.FILE:
+            expected = sum(len(set().union(*(named[path] for path in group["paths"]))) for group in groups)
+            if expected >= len(paths):
+                return Choice()
+        return Choice(paths, sum(group["size_bytes"] for group in groups), expected)
+
+    def _named(self, table: PinnedTable, deletes: Sequence[DeleteFile]) -> dict[str, set[str]] | None:
+        """The live data files that each delete file names, by its path; None, which is told, if one of them
+        is newer than the delete, which hits nothing of it."""
+        storage = table.storage
+        for one in deletes:
+            storage.io.check(one.path)
+        try:
+            with Threads(FILES_AT_ONCE) as threads:
+                read = threads.map(lambda one: named_data_files(storage, one), deletes)
+                named = {one.path: paths for one, paths in zip(deletes, read, strict=True)}
+        except UnreadableDeleteFileError as error:
+            raise PositionDeleteRewritingError(str(error)) from error
+        numbers: dict[str, int] = {}
+        for file in table.files.data_files.with_paths(set().union(*named.values())):
+            numbers[file.path] = max(file.data_sequence_number, numbers.get(file.path, 0))
+        for one in deletes:
+            named[one.path] &= numbers.keys()
+            if again := [path for path in named[one.path] if numbers[path] > one.data_sequence_number]:
+                self.job.decide(
+                    f"The position deletes stay as they are: {again[0]} was added again after {one.path},"
+                    " whose positions are none in it."
+                )
+                return None
+        return named
+
+    def _options(self, table: PinnedTable) -> dict[str, str]:
+        parameters = self._parameters
+        target = parameters.target_file_size_bytes or target_delete_file_bytes(table.metadata.properties)
+        return {
+            "target-file-size-bytes": str(target),
+            "min-input-files": str(parameters.min_input_files),
+            "rewrite-job-order": "files-desc",
+        }
+
+    # rewrite
+
+    def action(self, java_table: JavaObject, table: PinnedTable) -> JavaObject:
+        options = java_map(jvm_of(java_table), self._options(table))
+        return spark_actions.actions(self.job).rewritePositionDeletes(java_table).options(options)
+
+    def is_live(self, table: PinnedTable, choice: Choice) -> bool:
+        return {one.path for one in table.files.position_deletes}.issuperset(choice.paths)
+
+    # report
+
+    def outcome(self, table: PinnedTable, choice: Choice, committed: CommittedSnapshot | None) -> Outcome:
+        job, dry_run = self.job, self.job.assignment.job.dry_run
+        before = table.snapshot_id
+        figures: dict[str, Any] = {
+            "delete_files_rewritten": len(choice.paths),
+            "delete_files_added": choice.expected,
+            "bytes_rewritten": choice.size_bytes,
+            "bytes_added": 0,
+            "files": list(choice.paths[:PATHS_TOLD]) if dry_run else [],
+        }
+        if committed is not None:
+            before, told = committed.parent_snapshot_id, committed.summary
+            figures |= {
+                "delete_files_rewritten": int(told.get("removed-position-delete-files", 0)),
+                "delete_files_added": int(told.get("added-position-delete-files", 0)),
+                "bytes_rewritten": int(told[BYTES]),
+                "bytes_added": int(told.get("added-files-size", 0)),
+            }
+            job.usage.bytes += figures["bytes_rewritten"] + figures["bytes_added"]
+            table = self.pinned()
+        would = "would be written" if dry_run else "were written"
+        job.decide(
+            f"{counted(figures['delete_files_rewritten'], 'position delete file')} {would} anew as"
+            f" {figures['delete_files_added']:,}."
+            if figures["delete_files_rewritten"]
+            else "No position delete files are small and many enough to become fewer."
+        )
+        result: dict[str, Any] = {
+            "dry_run": dry_run,
+            "iceberg_snapshot_id_before": before,
+            "iceberg_snapshot_id_after": committed.snapshot_id if committed else None,
+            "commits": 1 if committed else 0,
+            "delete_files": figures,
+        }
+        cleared = [] if dry_run else remove_orphan_files(job)
+        head = table.snapshot_id
+        return outcome(job, table, self.warehouse, result, table.files, [], head, cleared)
