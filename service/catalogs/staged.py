@@ -33,6 +33,8 @@ class Staged:
     trouble: StagingError | None = None
     is_cut: bool = False
     """Whether Flink is refused there, or would be if it made the branch, as soon as it commits a vector."""
+    is_unproven: bool = False
+    """Whether expiry has taken what says, by metadata alone, that the target has what was published."""
     kept: int = 0
     """Snapshots of the branch of which none may expire, since Flink would be refused without them."""
 
@@ -47,12 +49,19 @@ def measure_staged(metadata: TableMetadata, source: str, target: str) -> Staged:
 
 
 def _measured(metadata: TableMetadata, source: str, target: str) -> Staged:
+    is_unproven = False
+
+    def descends(_: Publication) -> bool:
+        nonlocal is_unproven
+        is_unproven = True
+        return True
+
     try:
-        found = staged_snapshots(metadata, source, target)
+        found = staged_snapshots(metadata, source, target, descends=descends)
     except StagingError as error:
         known = _staged(_known_to_wait(metadata, source, target))
         return replace(known, first_id=None, trouble=error)
-    return _staged(found)
+    return replace(_staged(found), is_unproven=is_unproven)
 
 
 def _staged(found: Sequence[Snapshot]) -> Staged:

@@ -201,7 +201,8 @@ def _why_late(health: TableHealth, kind: JobKind, late: str, paused: str | None)
 def _hindrance(health: TableHealth, last_jobs: Sequence[Job]) -> Job | None:
     """The failed job that keeps deletes from being converted, or what is staged from being published."""
     published = next((job for job in last_jobs if job.kind == JobKind.PUBLISH.value), None)
-    if published is not None and published.status == JobStatus.FAILED.value and health.staged_snapshots:
+    may_wait = health.staged_snapshots or health.staging_is_unproven
+    if published is not None and published.status == JobStatus.FAILED.value and may_wait:
         return published
     needed = [job for job in last_jobs if job.kind in (JobKind.INDEX.value, JobKind.CONVERT.value)]
     for job in needed:

@@ -74,6 +74,8 @@ class TableHealth(SQLModel, table=True):
     """What stops publication: a staged snapshot, as reported, or the branch as a whole, as polled."""
     staging_is_cut: bool = False
     """Whether Flink can't commit deletion vectors to the staging branch, whose history is not whole."""
+    staging_is_unproven: bool = False
+    """Whether only a job can tell that the table's branch still has all that was published."""
     kept_snapshots: int = 0
     """Of the staging branch, if none may expire, since Flink needs all."""
     small_manifests: int = 0

@@ -59,6 +59,8 @@ class LastJob:
     """Why."""
     idle: int = 0
     """How many in a row found nothing to do, up to it; 0 once the table has changed since."""
+    seen_id: int | None = None
+    """The head that it saw, if it succeeded."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,8 @@ class StagedState:
     oldest_at: datetime | None = None
     trouble: str | None = None
     """Why nothing of the branch can be published."""
+    unproven_id: int | None = None
+    """The head of which only a job can tell whether it has what was published."""
 
 
 @dataclass(frozen=True)
@@ -320,11 +324,16 @@ def _decide_publish(state: TableState, policy: EffectivePolicy, now: datetime) -
         return refusal
     if staged.trouble is not None:
         return Decision(kind, Action.SKIP, "unpublishable", staged.trouble)
-    if not staged.snapshots:
+    last = state.last.get(kind)
+    is_proven = staged.unproven_id is None or (last is not None and last.seen_id == staged.unproven_id)
+    if not staged.snapshots and is_proven:
         return Decision(kind, Action.WAIT, "nothing-staged", "Nothing is staged that is not published.")
     backoff = _backoff(kind, state, policy, now)
     if backoff is not None:
         return backoff
+    if not staged.snapshots:
+        told = "Expiry has taken what says that the branch still has what was published: a job looks."
+        return Decision(kind, Action.TRIGGER, "unproven", told)
     age = (now - staged.oldest_at).total_seconds() if staged.oldest_at else 0.0
     triggers = (
         _of_count("rows", staged.rows, policy_of_kind.rows, "staged row"),

@@ -606,6 +606,7 @@ def _store_staged(health: TableHealth, staged: Staged, now: datetime) -> None:
     health.staged_snapshots, health.staged_rows = staged.snapshots, staged.rows
     health.oldest_staged_at, health.first_staged_id = oldest, staged.first_id
     health.staging_is_cut, health.kept_snapshots = staged.is_cut, staged.kept
+    health.staging_is_unproven = staged.is_unproven
     if trouble is not None:
         reason = f"{trouble.title}: {trouble.detail}."
         health.stopped_at = {"code": trouble.code, "reason": reason, "remedy": trouble.remedy}

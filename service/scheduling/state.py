@@ -73,7 +73,10 @@ def table_state(
 def _staged(health: TableHealth) -> StagedState:
     stopped = health.stopped_at or {}
     trouble = None if stopped.get("snapshot_id") is not None else stopped.get("reason")
-    return StagedState(health.staged_snapshots, health.staged_rows, health.oldest_staged_at, trouble)
+    unproven = health.iceberg_snapshot_id if health.staging_is_unproven else None
+    return StagedState(
+        health.staged_snapshots, health.staged_rows, health.oldest_staged_at, trouble, unproven
+    )
 
 
 def _last_job(session: Session, health: TableHealth, kind: JobKind, policy_digest: str) -> LastJob | None:
@@ -99,6 +102,7 @@ def _last_job(session: Session, health: TableHealth, kind: JobKind, policy_diges
         failed_at=failed[0].ended_at if failed else None,
         cause=str((failed[0].error or {}).get("title", "no reason was reported")) if failed else "",
         idle=sum(1 for _ in idle),
+        seen_id=ended[0].seen_snapshot_id if ended[0].status == JobStatus.SUCCEEDED.value else None,
     )
 
 

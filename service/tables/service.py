@@ -370,7 +370,7 @@ def _stage(
     if health is not None:  # the next poll looks at the other branch
         health.staged_snapshots = health.staged_rows = 0
         health.oldest_staged_at = health.first_staged_id = health.stopped_at = None
-        health.staging_is_cut, health.kept_snapshots = False, 0
+        health.staging_is_cut, health.staging_is_unproven, health.kept_snapshots = False, False, 0
         session.add(health)
 
 

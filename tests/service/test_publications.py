@@ -6,7 +6,15 @@ from typing import Any
 import httpx
 import pytest
 
-from staging.history import BRANCH, SNAPSHOT_ID
+from staging.history import (
+    BRANCH,
+    CLEARED,
+    SNAPSHOT_ID,
+    TARGET,
+    TARGET_SEQUENCE_NUMBER,
+    TARGET_SNAPSHOT_ID,
+)
+from tests.browser.running_service import index_report
 from tests.service.conftest import ON_BOTH, Running, alike_on_both
 from tests.service.iceberg_tables import IcebergCatalog
 
@@ -317,6 +325,51 @@ def test_a_branch_that_keeps_very_many_snapshots_for_flink_is_told_to_be_renewed
     found = health(local, table)
     assert (found["kept_snapshots"], found["status"]) == (4, "degraded"), "with those of its beginning"
     assert "`renew`" in found["what_to_do"]
+
+
+def test_a_job_looks_at_each_head_of_which_expiry_has_taken_what_was_published(
+    local: Running, iceberg: IcebergCatalog
+) -> None:
+    """The target may have been rolled back behind it, with nothing staged since that would start one."""
+    table = local.enroll(publish=FROM_INGEST)
+    first = stage(iceberg, 1)
+    publish_up_to(iceberg, first)
+    published = iceberg.catalog.load_table("db.t").metadata.snapshots[-1]
+    cleared = stage(iceberg, 2)
+    iceberg.append("db.t", [3])
+    told = {CLEARED: str(first), TARGET: "main", TARGET_SNAPSHOT_ID: str(published.snapshot_id)}
+    told |= {TARGET_SEQUENCE_NUMBER: str(published.sequence_number), "operation": "delete"}
+
+    def expire() -> None:
+        """All of main but its head."""
+        metadata = iceberg.metadata("db.t")
+        left = [one for one in metadata["snapshots"] if one["sequence-number"] in (1, 2)]
+        left += [one | {"summary": told} for one in metadata["snapshots"] if one["snapshot-id"] == cleared]
+        left += [one for one in metadata["snapshots"] if one["snapshot-id"] == iceberg.head("db.t")]
+        iceberg.rewrite("db.t", {"snapshots": left, "snapshot-log": []})
+
+    iceberg.append("db.t", [4])
+    expire()
+    found = health(local, table)
+    assert (staged_of(found), found["decisions"]["publish"]["code"]) == ((0, 0), "unproven")
+    assignment = local.claim(local.start_worker())
+    assert assignment is not None
+    result = {"staging_branch": "ingest", "staged_snapshots": 0}
+    report = index_report() | {"iceberg_snapshot_id": iceberg.head("db.t")}
+    local.finish(assignment, result=result, health=report)
+    assert health(local, table)["decisions"]["publish"]["code"] == "nothing-staged"
+    assert health(local, table)["status"] == "healthy"
+
+    iceberg.append("db.t", [5])
+    iceberg.append("db.t", [6])
+    expire()
+    assert health(local, table)["decisions"]["publish"]["action"] == "backoff", "each finds nothing to do"
+    local.admin.post(f"/tables/{table['id']}/jobs", json={"kind": "publish"})
+    assignment = local.claim(local.start_worker())
+    assert assignment is not None
+    error = {"code": "publication_expired", "title": "It can't be told any more", "detail": "It has expired."}
+    local.finish(assignment, status="failed", error=error | {"remedy": "Look.", "retryable": False})
+    assert health(local, table)["status"] == "blocked"
 
 
 def test_what_is_staged_for_longer_than_the_policy_allows_lags(

@@ -531,6 +531,11 @@ def staged(
 def test_only_a_table_with_a_staging_branch_has_a_decision_about_it() -> None:
     assert JobKind.PUBLISH not in {each.kind for each in decide(IDLE, POLICY, NOW)}
     assert decision(replace(IDLE, staged=StagedState()), JobKind.PUBLISH).code == "nothing-staged"
+    unproven = replace(IDLE, staged=StagedState(unproven_id=7))
+    for seen, code in ((None, "unproven"), (6, "unproven"), (7, "nothing-staged")):
+        looked = replace(unproven, last={JobKind.PUBLISH: LastJob(NOW, seen_id=seen)})
+        assert decision(looked, JobKind.PUBLISH).code == code
+    assert decision(unproven, JobKind.PUBLISH).action is Action.TRIGGER
 
 
 @pytest.mark.parametrize(

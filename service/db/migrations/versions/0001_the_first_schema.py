@@ -495,6 +495,7 @@ def _create_tables() -> None:
         sa.Column("first_staged_id", sa.BigInteger(), nullable=True),
         sa.Column("stopped_at", JSON, nullable=True),
         sa.Column("staging_is_cut", sa.Boolean(), nullable=False),
+        sa.Column("staging_is_unproven", sa.Boolean(), nullable=False),
         sa.Column("kept_snapshots", sa.Integer(), nullable=False),
         sa.Column("data_files", sa.Integer(), nullable=False),
         sa.Column("unindexed_data_files", sa.Integer(), nullable=False),
