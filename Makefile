@@ -68,8 +68,8 @@ test-all: ## Run `make test`, and after it `make thorough`
 
 .PHONY: thorough
 thorough fault-figures: export ICESTREAM_STORES := gcs,azure
-thorough: emulators $(VENV)/spark-classes.jsa ## Run the rest of the tests: combinations, and repeats of faults of real processes
-	@$(PYTEST) -m thorough $(ARGS)
+thorough: emulators $(VENV)/spark-classes.jsa ## Run the rest of the tests: combinations, repeats of faults of real processes; MANY=1: more histories
+	@$(PYTEST) -m "thorough$(if $(MANY),, and not many)" $(ARGS)
 
 .PHONY: fault-figures
 fault-figures: emulators ## Run every test of a fault and count what was injected, lost and followed, into docs/faults.md

@@ -30,6 +30,16 @@ def first_always(name: str, values: Sequence[Any]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(name, [values[0], *rest])
 
 
+def quarter_thorough(name: str, values: Sequence[Any]) -> pytest.MarkDecorator:
+    """Of random cases, the first is tried always, a quarter by `make thorough`, the rest on request."""
+    quarter = max(3, len(values) // 4)
+    marks = [(), *([pytest.mark.thorough] for _ in values[1:quarter])]
+    marks += [[pytest.mark.thorough, pytest.mark.many] for _ in values[quarter:]]
+    return pytest.mark.parametrize(
+        name, [pytest.param(value, marks=of) for value, of in zip(values, marks, strict=True)]
+    )
+
+
 # For what is alike in both versions of the format but for how deletes are written. Which of the two is
 # tested always alternates from test to test.
 V2_FIRST = first_always("format_version", [2, 3])

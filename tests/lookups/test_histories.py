@@ -1,4 +1,4 @@
-"""Ten thousand histories: whatever happened to a table and its index, lookups find what the model has."""
+"""Thousands of histories: whatever happened to a table and its index, lookups find what the model has."""
 
 import pytest
 
@@ -6,13 +6,13 @@ from tests.lookups.drawing import draw
 from tests.lookups.history import run
 from tests.lookups.seeds import run_seed
 from tests.soak.drawing import Step
-from tests.thorough import first_always
+from tests.thorough import quarter_thorough
 
 pytestmark = pytest.mark.integration
 BATCH = 25
 
 
-@first_always("first", range(0, 10_000, BATCH))
+@quarter_thorough("first", range(0, 10_000, BATCH))
 def test_lookups_find_the_rows_of_the_model_in_any_history(first: int) -> None:
     failures = [failure for seed in range(first, first + BATCH) if (failure := run_seed(seed))]
     if failures:

@@ -8,7 +8,7 @@ from tests.soak.drawing import draw
 from tests.soak.history import run
 from tests.soak.seeds import ERASURES, TABLES, WRITES, Kind, run_seed, shrink
 from tests.soak.world import World
-from tests.thorough import first_always
+from tests.thorough import first_always, quarter_thorough
 
 pytestmark = pytest.mark.integration
 FEW, BATCH = 3, 20
@@ -19,17 +19,17 @@ def batches(seeds: int) -> list[range]:
     return [range(FEW), range(FEW, BATCH), *(range(at, at + BATCH) for at in range(BATCH, seeds, BATCH))]
 
 
-@first_always("seeds", batches(200))
+@quarter_thorough("seeds", batches(200))
 def test_a_conversion_shows_the_rows_of_the_model_in_any_history(world: World, seeds: range) -> None:
     run_seeds(world, seeds, TABLES)
 
 
-@first_always("seeds", batches(400))
+@quarter_thorough("seeds", batches(400))
 def test_writes_by_key_leave_the_rows_of_the_model_in_any_history(world: World, seeds: range) -> None:
     run_seeds(world, seeds, WRITES)
 
 
-@first_always("seeds", batches(100))
+@quarter_thorough("seeds", batches(100))
 def test_erasures_leave_the_rows_of_the_model_and_no_key_that_is_told_as_gone(
     world: World, seeds: range
 ) -> None:
