@@ -18,6 +18,7 @@ from staging.history import (
     staged_snapshots,
 )
 
+_CHANGES = ("added-data-files", "added-delete-files", "deleted-data-files", "removed-delete-files")
 _ROWS = ("added-records", "added-equality-deletes", "added-position-deletes")
 
 
@@ -64,7 +65,13 @@ def _measured(metadata: TableMetadata, source: str, target: str) -> Staged:
     return replace(_staged(found), is_unproven=is_unproven)
 
 
-def _staged(found: Sequence[Snapshot]) -> Staged:
+def _is_idle(snapshot: Snapshot) -> bool:
+    """Whether nothing waits in it: Flink commits now and then when it has nothing to commit."""
+    return is_flinks(snapshot) and not any(summarized(snapshot, name) for name in _CHANGES)
+
+
+def _staged(waiting: Sequence[Snapshot]) -> Staged:
+    found = [one for one in waiting if not _is_idle(one)]
     if not found:
         return Staged()
     return Staged(

@@ -108,6 +108,22 @@ def test_what_is_staged_is_published_by_a_job_of_the_policy(local: Running, iceb
     assert (staged_of(done), done["staged_age_seconds"]) == ((0, 0), 0)
 
 
+def test_a_stream_without_changes_has_nothing_that_waits(local: Running, iceberg: IcebergCatalog) -> None:
+    """Flink commits empty checkpoints now and then. What waits is published with them as before."""
+    body = {"name": "fresh", "settings": {"publish": {"age_seconds": 0}}}
+    assert local.admin.post("/policies", json=body).status_code == 201
+    table = local.enroll(publish=FROM_INGEST, policy="fresh")
+    lake = iceberg.catalog.load_table("db.t")
+    lake.append(lake.scan().to_arrow()[:0], {"flink.job-id": "j"}, branch="ingest")
+
+    idle = health(local, table)
+    assert (staged_of(idle), idle["staged_age_seconds"]) == ((0, 0), 0)
+    assert queued(local) == []
+    stage(iceberg, 1)
+    assert staged_of(health(local, table)) == (1, 1)
+    assert len(queued(local)) == 1
+
+
 def test_a_table_without_a_staging_branch_is_told_nothing_of_any(
     local: Running, iceberg: IcebergCatalog
 ) -> None:
