@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import takewhile
+from typing import Literal
 
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRefType
@@ -48,10 +49,15 @@ class Publication:
     def last(cls, metadata: TableMetadata, source: str, target: str) -> Publication | None:
         """As the target says; None if it does not. Raises PublicationUnreadableError."""
         for snapshot in History.of(metadata, target).snapshots:
-            told = properties(snapshot)
-            if told.get(BRANCH) == source and snapshot.sequence_number is not None:
-                return cls(_number(told, SNAPSHOT_ID), snapshot.snapshot_id, snapshot.sequence_number)
+            if properties(snapshot).get(BRANCH) == source and snapshot.sequence_number is not None:
+                return cls.by(snapshot)
         return None
+
+    @classmethod
+    def by(cls, snapshot: Snapshot) -> Publication:
+        """As a snapshot of the target says it. Raises PublicationUnreadableError."""
+        published = _number(properties(snapshot), SNAPSHOT_ID)
+        return cls(published, snapshot.snapshot_id, snapshot.sequence_number or 0)
 
 
 def skipped_numbers(metadata: TableMetadata, source: str, target: str) -> Set[int]:
@@ -63,9 +69,10 @@ def skipped_numbers(metadata: TableMetadata, source: str, target: str) -> Set[in
     return frozenset(map(int, re.findall("[0-9]{1,19}", " ".join(told))))
 
 
-Descends = Callable[[Publication], bool | None]
-"""Whether the target descends from the snapshot that published, where ancestors of it have expired; None if
-nothing tells."""
+Since = Callable[[Publication, bool], Publication | Literal[False] | None]
+"""Where ancestors of the target have expired: its last publication, which is the given one or follows it.
+False if it does not descend from the given one; None if nothing tells. Where False is given, too, the given
+one will do: no later one has published what waits."""
 
 
 class StagingError(Exception):
@@ -182,13 +189,13 @@ def staged_snapshots(
     source: str,
     target: str,
     after: int | None = None,
-    descends: Descends = lambda _: True,
+    since: Since = lambda publication, _: publication,
 ) -> list[Snapshot]:
     """The snapshots of the branch `source` that were not published on `target`, the oldest first.
 
     These are younger than the last published one, which snapshots of the target name, and than the last that
     both branches have. after: a snapshot of `source` that counts as published where the target does not say.
-    descends: asked where only the staging branch tells of a publication, and expiry has taken the rest.
+    since: asked where only the staging branch tells of a publication, and expiry has taken the rest.
     Raises StagingError.
     """
     staging, on_target = History.of(metadata, source), History.of(metadata, target)
@@ -198,7 +205,7 @@ def staged_snapshots(
         known = ", ".join(sorted(branches)) or "none yet"
         raise StagingBranchNotFoundError(f"it has no branch {source}; it has {known}")
     try:
-        waiting, end = _since_publication(metadata, staging, on_target, source, target, descends)
+        waiting, end = _since_publication(metadata, staging, on_target, source, target, since)
         # After a snapshot that was staged, no commit is the target's.
         if target == MAIN_BRANCH and end in on_target.ids:
             return _not_committed_on_main(metadata, waiting)
@@ -219,26 +226,26 @@ def _since_publication(
     on_target: History,
     source: str,
     target: str,
-    descends: Descends,
+    since: Since,
 ) -> tuple[list[Snapshot], int | None]:
     """What waits, and the snapshot after which it does."""
     ids = [one.snapshot_id for one in on_target.snapshots]
     names = [properties(one).get(BRANCH) for one in on_target.snapshots]
     ends: set[int | None]
-    since = staging.snapshots
+    unpublished = staging.snapshots
     if source in names:
         at = names.index(source)
         published = _number(properties(on_target.snapshots[at]), SNAPSHOT_ID)
         told = f"snapshot {published} was published by snapshot {ids[at]} of branch {target}"
         # What both had before the publication says nothing of what it published.
         ends = {published, *ids[: at + 1]}
-        since = list(takewhile(lambda one: one.snapshot_id != published, since))
+        unpublished = list(takewhile(lambda one: one.snapshot_id != published, unpublished))
     else:
         told = f"no snapshot of branch {target} says what was published"
         ends = set(on_target.ids)
         if staging.is_whole and on_target.is_whole:
             ends.add(None)
-    ends |= _cleared(metadata, since, on_target, target, descends)
+    ends |= _cleared(metadata, unpublished, on_target, target, since)
     staged, end = _younger(staging, ends)
     if staged is not None:
         return staged, end
@@ -295,7 +302,7 @@ def _cleared(
     staging: Sequence[Snapshot],
     on_target: History,
     target: str,
-    descends: Descends,
+    since: Since,
 ) -> set[int | None]:
     """Up to where the staging branch says that it was published: snapshots of the target may have expired.
 
@@ -321,14 +328,19 @@ def _cleared(
             )
         if by not in ids and publication.target_sequence_number >= oldest:
             continue  # ancestors as young as that are known
-        is_ancestor = by in ids or descends(publication)
-        if is_ancestor is None:
+        if by in ids:
+            return ends
+        waiting, _ = _younger(History(staging), ends)
+        # Whatever published these is younger, and of the target's ancestors as young as that none is unknown.
+        is_told = not waiting or (waiting[0].sequence_number or 0) >= oldest
+        last = since(publication, not is_told)
+        if last is None:
             raise PublicationExpiredError(
                 f"snapshot {by} published up to snapshot {publication.snapshot_id}, and expiry has taken what"
-                f" says whether branch {target} still descends from it"
+                f" says whether branch {target} still descends from it, and what was published since"
             )
-        if is_ancestor:
-            return ends
+        if last:
+            return ends if last == publication else {last.snapshot_id}
     return set()
 
 

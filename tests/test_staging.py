@@ -113,23 +113,31 @@ def test_a_publication_of_which_the_staging_branch_alone_tells_counts_if_the_tar
     """Never as a guess: what was rolled back would never come, and what was not would come twice."""
     head = max(one["snapshot-id"] for one in on_main)
     found = metadata(*on_main, *CUT, main=head, ingest=6)
-    asked: list[Publication] = []
+    asked: list[tuple[Publication, bool]] = []
     for answer, then in ((True, [6]), (False, None), (None, None)):
 
-        def descends(publication: Publication, answer: bool | None = answer) -> bool | None:
-            asked.append(publication)
-            return answer
+        def since(publication: Publication, is_last: bool, answer: bool | None = answer) -> Any:
+            asked.append((publication, is_last))
+            return publication if answer else answer
 
         if expected is not None:
-            assert staged(found, descends=descends) == expected
+            assert staged(found, since=since) == expected
         elif then is not None:
-            assert staged(found, descends=descends) == then
+            assert staged(found, since=since) == then
         else:
             error = PublicationExpiredError if answer is None else StagedSnapshotsExpiredError
             with pytest.raises(error):
-                staged(found, descends=descends)
-            assert staged(found, descends=descends, after=2) == [6]
-    assert set(asked) == (set() if expected is not None else {Publication(2, 3, 3)})
+                staged(found, since=since)
+            assert staged(found, since=since, after=2) == [6]
+    assert set(asked) == (set() if expected is not None else {(Publication(2, 3, 3), True)})
+    if expected is None:
+        assert staged(found, since=lambda *_: Publication(6, 7, 7)) == []
+
+
+def test_a_publication_that_can_not_have_published_what_waits_is_not_asked_for() -> None:
+    """What waits is younger than the oldest snapshot of the target that is known."""
+    found = metadata(snapshot(5, 4), *CUT, main=5, ingest=6)
+    assert staged(found, since=lambda one, is_last: one if not is_last else None) == [6]
 
 
 def test_what_was_committed_on_main_is_not_staged_after_a_rollback_of_main() -> None:

@@ -52,13 +52,13 @@ def measure_staged(metadata: TableMetadata, source: str, target: str) -> Staged:
 def _measured(metadata: TableMetadata, source: str, target: str) -> Staged:
     is_unproven = False
 
-    def descends(_: Publication) -> bool:
+    def since(publication: Publication, _: bool) -> Publication:
         nonlocal is_unproven
         is_unproven = True
-        return True
+        return publication
 
     try:
-        found = staged_snapshots(metadata, source, target, descends=descends)
+        found = staged_snapshots(metadata, source, target, since=since)
     except StagingError as error:
         known = _staged(_known_to_wait(metadata, source, target))
         return replace(known, first_id=None, trouble=error)

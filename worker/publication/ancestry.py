@@ -1,4 +1,4 @@
-"""Whether a branch descends from a snapshot, of which its known history says nothing any more.
+"""What was published last on a branch, where its known history says nothing of it any more.
 
 Invariant: an answer is a fact. Ancestors are named by earlier metadata files, and manifests are inherited.
 """
@@ -6,12 +6,13 @@ Invariant: an answer is a fact. Ancestors are named by earlier metadata files, a
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal
 
 from pyiceberg.exceptions import ValidationError
 from pyiceberg.serializers import FromInputFile
 from pyiceberg.table.metadata import TableMetadata
 
-from staging.history import History, Publication
+from staging.history import BRANCH, History, Publication, properties
 from trust.locations import LocationNotAllowedError
 from worker.attempt.pinned_table import PinnedTable
 from worker.table.manifests import read_manifest_list
@@ -19,16 +20,21 @@ from worker.table.manifests import read_manifest_list
 _FILES = 100  # as many as Iceberg keeps by itself
 
 
-def descends(table: PinnedTable, publication: Publication) -> bool | None:
-    """Whether the table's branch has the snapshot that published among its ancestors; None if nothing tells.
+def last_publication(
+    table: PinnedTable, source: str, publication: Publication, is_last: bool
+) -> Publication | Literal[False] | None:
+    """The last publication of branch `source` among the ancestors of the table's branch, down to a given one.
 
-    Raises as `read_snapshot_files`.
+    False if the given one is none of them; None if nothing tells. is_last: False where the given one will do.
+    Raises PublicationUnreadableError, or as `read_snapshot_files`.
     """
     wanted, head = publication.target_snapshot_id, table.snapshot
     if head is None:
         return False
-    if any(one.added_snapshot_id == wanted for one in read_manifest_list(table.storage.io, head)):
-        return True
+    if not is_last and any(
+        one.added_snapshot_id == wanted for one in read_manifest_list(table.storage.io, head)
+    ):
+        return publication
     parents = {one.snapshot_id: one for one in table.metadata.snapshots}
     at = History.of(table.metadata, table.branch).snapshots[-1]
     for metadata in _earlier(table):
@@ -37,7 +43,9 @@ def descends(table: PinnedTable, publication: Publication) -> bool | None:
         while (parent := at.parent_snapshot_id) in parents:
             at = parents.pop(parent)
             if at.snapshot_id == wanted:
-                return True
+                return publication
+            if properties(at).get(BRANCH) == source:
+                return Publication.by(at)
             if (at.sequence_number or 0) <= publication.target_sequence_number:
                 return False
     return None

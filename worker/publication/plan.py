@@ -35,7 +35,7 @@ from worker.lookup.deviations import Deviation
 from worker.lookup.index_lookup import ANY_AGE
 from worker.lookup.positions import union
 from worker.process.errors import JobError, Reason
-from worker.publication.ancestry import descends
+from worker.publication.ancestry import last_publication
 from worker.publication.looks import Found, Looks
 from worker.publication.other_specs import LaterFiles, later_files
 from worker.publication.staged import Staged, live_already
@@ -162,9 +162,8 @@ class Plan:
         with job.stage("plan"):
             after = job.assignment.job.publish.after
             try:
-                waiting = staged_snapshots(
-                    metadata, self._source, self.table.branch, after, partial(descends, self.table)
-                )
+                last = partial(last_publication, self.table, self._source)
+                waiting = staged_snapshots(metadata, self._source, self.table.branch, after, last)
             except StagingError as error:
                 raise PublicationError(error) from error
             skip = job.assignment.job.publish.skip

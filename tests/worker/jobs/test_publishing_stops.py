@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from pyiceberg.table.snapshots import Operation
 
+from staging.history import History
 from tests.factories import TableBuilder, garble, visible_rows
 from tests.staging import BRANCH, Lake, Meanwhile, in_order, row
 from tests.staging import lake as lake
@@ -376,6 +377,40 @@ def test_a_target_whose_publication_expired_goes_on_if_anything_tells_that_it_ha
     assert lake.publish(parameters=parameters)["staged_snapshots"] == 2
 
     assert lake.rows() == in_order(row(1, 11), row(5, 5))
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_what_was_published_since_the_branch_was_cleared_last_is_not_published_again(
+    lake: Lake, is_told: bool
+) -> None:
+    """The publication has expired, and only the one before is told by the branch."""
+    table = lake.create(row(1, 1), row(5, 5))
+    if not is_told:
+        table.java.updateProperties().set("write.metadata.previous-versions-max", "1").commit()
+    lake.upsert(row(1, 10))
+    lake.publish()
+    lake.delete(5)
+    deleted = table.metadata.refs[BRANCH].snapshot_id
+    Meanwhile(lake.jobs, lambda _: lake.upsert(row(1, 11)))
+    assert lake.publish()["files_cleared"] == 0
+    table.append([row(5, 50)])
+    table.append([row(6, 6)])
+    expire = table.java.expireSnapshots()
+    staged = {one.snapshot_id for one in History.of(table.metadata, BRANCH).snapshots}
+    for one in History.of(table.metadata, "main").snapshots[1:]:
+        if one.snapshot_id not in staged:
+            expire.expireSnapshotId(one.snapshot_id)
+    expire.commit()
+    table.append([row(7, 7)])
+    table.append([row(8, 8)])
+    parameters: dict[str, Any] = {"from": BRANCH}
+
+    if not is_told:
+        _remedied(lake, "publication_expired")
+        parameters["after"] = deleted
+    assert lake.publish(parameters=parameters)["staged_snapshots"] == 1
+
+    assert lake.rows() == in_order(row(1, 11), row(5, 50), *[row(n, n) for n in (6, 7, 8)])
 
 
 def _expire(table: TableBuilder) -> None:
