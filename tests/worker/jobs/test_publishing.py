@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.factories import TableBuilder, live_delete_files
+from tests.factories import TableBuilder, live_delete_files, visible_rows
 from tests.staging import BRANCH, Lake, in_order, row
 from tests.staging import lake as lake
 from tests.thorough import V2_FIRST, V3_FIRST
+from worker.publication.plan import PublicationError
 
 pytestmark = pytest.mark.integration
 
@@ -120,6 +121,56 @@ def test_position_deletes_of_the_writer_hit_what_they_name_on_either_branch(
 
 def _deletes(table: TableBuilder) -> list[dict[str, Any]]:
     return live_delete_files(table.spark, table.identifier)
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_what_is_staged_before_and_after_an_upgrade_to_version_3_is_published(
+    lake: Lake, at_once: bool
+) -> None:
+    """With position deletes of the former, and vectors of the latter in their place."""
+    table = lake.create(row(1, 1), row(2, 2), row(3, 3), format_version=2)
+    (on_target,) = table.data_file_paths
+    table.delete_positions({on_target: [2]})
+    (first,) = table.data_files([row(5, 5), row(5, 6)])
+    deletes = table.position_deletes({first.path: [0], on_target: [1]})
+    lake.stage(first, *deletes, *table.equality_deletes([{"id": 5}]))
+    lake.upsert(row(1, 10))
+    if not at_once:
+        lake.publish()
+    table.java.updateProperties().set("format-version", "3").commit()
+    (second,) = table.data_files([row(7, 7), row(7, 8)])
+    lake.stage(second, *table.deletion_vectors({second.path: [0]}), *table.equality_deletes([{"id": 1}]))
+    lake.upsert(row(6, 6))
+
+    assert lake.publish()["stopped_at"] is None
+
+    assert lake.rows() == in_order(row(5, 6), row(6, 6), row(7, 8))
+    lake.upsert(row(5, 50))
+    lake.publish()
+    assert lake.rows() == in_order(row(5, 50), row(6, 6), row(7, 8))
+
+
+def test_a_target_other_than_main_is_published_on_and_main_stays_as_it_is(lake: Lake) -> None:
+    table = lake.create(row(1, 1), row(2, 2))
+    table.java.manageSnapshots().createBranch("dev").commit()
+    head = table.snapshot_id
+
+    def shown() -> Counter[tuple[Any, ...]]:
+        return visible_rows(table.spark, table.identifier, branch="dev")
+
+    for number in (1, 2):
+        lake.upsert(row(1, 10 * number))
+        table.commit(*table.data_files([row(5, number)]), branch="dev")
+        result = lake.publish(branch="dev", parameters={"from": BRANCH, "renew": number == 2})
+        assert (result["staged_snapshots"], result["renewed"]) == (1, number == 2)
+        assert result["files_cleared"] > 0
+        assert shown() == in_order(row(1, 10 * number), row(2, 2), *[row(5, n) for n in range(1, number + 1)])
+    lake.delete(2)
+    lake.publish(branch="dev")
+    assert shown() == in_order(row(1, 20), row(5, 1), row(5, 2))
+    assert (table.snapshot_id, lake.rows()) == (head, in_order(row(1, 1), row(2, 2)))
+    with pytest.raises(PublicationError, match="published on another branch"):
+        lake.publish()
 
 
 def test_a_vector_that_took_the_place_of_another_on_the_branch_is_published(lake: Lake) -> None:

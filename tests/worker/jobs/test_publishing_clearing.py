@@ -1,7 +1,10 @@
 """What is published leaves the staging branch, and neither its writer nor expiry miss any of it."""
 
+from typing import Any
+
 import pytest
 
+from staging.history import History, only_clears
 from tests.deaths import killed_at_its_commit
 from tests.factories import TableBuilder, WrittenFile
 from tests.staging import BRANCH, Lake, Meanwhile, in_order, row
@@ -168,6 +171,29 @@ def test_a_target_that_was_rolled_back_behind_what_left_the_branch(lake: Lake, i
 
     assert lake.publish()["staged_snapshots"] == 3
     assert lake.rows() == in_order(row(1, 10), row(2, 20))
+
+
+def test_two_services_that_clear_at_once_clear_once(lake: Lake) -> None:
+    """Each knows nothing of the other's job."""
+    table = lake.create(row(1, 1))
+    checkpoint(lake, 1, *table.equality_deletes([{"id": 1}]), *table.data_files([row(1, 10)]))
+    others: list[dict[str, Any]] = []
+
+    def publish_too(time: int) -> None:
+        if time == 2:  # the first call is before the commit on the target
+            others.append(lake.publish())
+
+    Meanwhile(lake.jobs, publish_too, times=2)
+
+    result = lake.publish()
+
+    cleared = [one for one in History.of(table.metadata, BRANCH).snapshots if only_clears(one)]
+    assert (len(cleared), result["files_cleared"], others[0]["files_cleared"]) == (1, 0, 3)
+    assert (result["commits"], others[0]["commits"]) == (1, 0)
+    assert max_committed(table) == 1
+    checkpoint(lake, 2, *table.data_files([row(2, 2)]))
+    assert lake.publish()["staged_snapshots"] == 1
+    assert lake.rows() == in_order(row(1, 10), row(2, 2))
 
 
 def test_a_killed_clearing_is_made_up_for_by_the_next_job(lake: Lake) -> None:
