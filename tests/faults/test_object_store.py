@@ -138,6 +138,8 @@ BREAKS = [
     ("convert", "commit", answer(503)),
     ("convert", "report", CUT),
     ("compact", "compact", CUT),
+    ("rewrite_data_files", "rewrite", CUT),
+    ("rewrite_data_files", "commit", answer(503)),
 ]
 
 
@@ -161,6 +163,8 @@ def test_a_network_that_breaks_costs_an_attempt_and_no_row(
         table.append([{"id": ROWS, "v": ROWS}])
         s3_jobs.run("index")
         table.delete_keys([{"id": ROWS}])
+    if kind == "rewrite_data_files":
+        s3_jobs.run("convert")  # which leaves a third of the rows deleted
     s3_jobs.broken = (stage, mode)
     try:
         with pytest.raises(JobError) as failed:

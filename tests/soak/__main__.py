@@ -12,7 +12,7 @@ from itertools import count
 from pathlib import Path
 
 from tests.factories import spark_session
-from tests.soak.seeds import ERASURES, TABLES, WRITES, run_seed, shrink
+from tests.soak.seeds import ERASURES, REWRITINGS, TABLES, WRITES, run_seed, shrink
 from tests.soak.world import World
 from tests.writers.history import WRITERS
 from tests.writers.served import Served
@@ -78,6 +78,7 @@ def _arguments() -> argparse.Namespace:
         (WRITES, "histories that are about writes by key"),
         (WRITERS, "histories of several writers by key, through the service"),
         (ERASURES, "histories that are about erasures"),
+        (REWRITINGS, "histories that are about rewritings of files"),
     ):
         kinds.add_argument(
             kind.argument, dest="kind", action="store_const", const=kind, default=TABLES, help=about

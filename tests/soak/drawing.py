@@ -99,6 +99,12 @@ ERASE_WEIGHTS = {
     "erase": 40,
 }
 """Of histories that are about erasures."""
+REWRITE_WEIGHTS = {
+    **{kind: weight for kind, weight in WEIGHTS.items() if kind != "write_by_key"},
+    "rewrite_data_files": 30,
+    "rewrite_position_delete_files": 12,
+}
+"""Of histories that are about rewritings of files."""
 
 
 def draw(seed: int, weights: Mapping[str, int] = WEIGHTS) -> tuple[Setup, list[Step]]:

@@ -16,6 +16,7 @@ from tests.soak.bounds import SMALL_BOUNDS
 from tests.soak.drawing import Setup, Step
 from tests.soak.steps.erasures import EraseSteps
 from tests.soak.steps.maintenance import MaintenanceSteps
+from tests.soak.steps.rewritings import RewriteSteps
 from tests.soak.steps.schemas import SchemaSteps
 from tests.soak.steps.writers import WriterSteps
 from tests.soak.world import World
@@ -31,7 +32,7 @@ class HistoryError(AssertionError):
         self.cause = cause
 
 
-class History(WriterSteps, SchemaSteps, MaintenanceSteps, EraseSteps):
+class History(WriterSteps, SchemaSteps, MaintenanceSteps, EraseSteps, RewriteSteps):
     """A table, its model, and all that may happen to them."""
 
     def __init__(self, world: World, setup: Setup) -> None:

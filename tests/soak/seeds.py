@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from tests.soak.drawing import ERASE_WEIGHTS, WRITE_WEIGHTS, Step, draw
+from tests.soak.drawing import ERASE_WEIGHTS, REWRITE_WEIGHTS, WRITE_WEIGHTS, Step, draw
 from tests.soak.history import HistoryError, run
 
 
@@ -24,6 +24,7 @@ class Kind:
 
 TABLES = Kind("", draw, run)
 WRITES = Kind("--writes", partial(draw, weights=WRITE_WEIGHTS), run)
+REWRITINGS = Kind("--rewritings", partial(draw, weights=REWRITE_WEIGHTS), run)
 ERASURES = Kind("--erasures", partial(draw, weights=ERASE_WEIGHTS), run)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.soak.drawing import draw
 from tests.soak.history import run
-from tests.soak.seeds import ERASURES, TABLES, WRITES, Kind, run_seed, shrink
+from tests.soak.seeds import ERASURES, REWRITINGS, TABLES, WRITES, Kind, run_seed, shrink
 from tests.soak.world import World
 from tests.thorough import first_always, quarter_thorough
 
@@ -34,6 +34,11 @@ def test_erasures_leave_the_rows_of_the_model_and_no_key_that_is_told_as_gone(
     world: World, seeds: range
 ) -> None:
     run_seeds(world, seeds, ERASURES)
+
+
+@first_always("seeds", batches(100))
+def test_rewritings_of_files_leave_the_rows_of_the_model_in_any_history(world: World, seeds: range) -> None:
+    run_seeds(world, seeds, REWRITINGS)
 
 
 def run_seeds(world: Any, seeds: range, kind: Kind) -> None:

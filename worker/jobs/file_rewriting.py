@@ -89,10 +89,12 @@ class FileRewriting(ABC):
             if not choice.paths or job.assignment.job.dry_run:
                 return self.outcome(table, choice, None)
             try:
-                return self.outcome(table, choice, self._rewrite(table, choice))
+                committed = self._rewrite(table, choice)
             except CommitConflictError as error:
                 job.decide(f"The table changed while this job ran, so it looks again: {error}.")
                 conflict = error
+            else:
+                return self.outcome(table, choice, committed)
         raise CommitConflictError(conflict.detail, self.busy)
 
     def pinned(self) -> PinnedTable:
