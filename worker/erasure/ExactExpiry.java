@@ -17,10 +17,7 @@ import org.apache.iceberg.SnapshotRef;
 import org.apache.iceberg.Table;
 import org.apache.iceberg.TableMetadata;
 import org.apache.iceberg.TableOperations;
-import org.apache.iceberg.encryption.EncryptionManager;
 import org.apache.iceberg.exceptions.ValidationException;
-import org.apache.iceberg.io.FileIO;
-import org.apache.iceberg.io.LocationProvider;
 
 /** One commit, on the very metadata that the table was loaded with, or none. It deletes no file. */
 public class ExactExpiry {
@@ -81,15 +78,14 @@ public class ExactExpiry {
  * branches and tags have. Others may commit meanwhile, as long as each branch goes on from where it was looked at and
  * nothing names one of the snapshots. A dry run commits nothing, and shows what the table would be.
  */
-public class ExactExpiryOperations implements TableOperations {
-    private final TableOperations operations;
+public class ExactExpiryOperations extends DelegatingOperations {
     private final Set ids = new HashSet();
     private final Map heads = new HashMap();
     private final boolean isDryRun;
     private TableMetadata foretold = null;
 
     public ExactExpiryOperations(TableOperations operations, List snapshotIds, Boolean isDryRun) {
-        this.operations = operations;
+        super(operations);
         this.isDryRun = isDryRun.booleanValue();
         for (Iterator each = snapshotIds.iterator(); each.hasNext();) {
             this.ids.add(Long.valueOf((String) each.next()));
@@ -165,33 +161,5 @@ public class ExactExpiryOperations implements TableOperations {
             at = parentOf(metadata, at);
         }
         return at != null;
-    }
-
-    public FileIO io() {
-        return this.operations.io();
-    }
-
-    public EncryptionManager encryption() {
-        return this.operations.encryption();
-    }
-
-    public String metadataFileLocation(String fileName) {
-        return this.operations.metadataFileLocation(fileName);
-    }
-
-    public LocationProvider locationProvider() {
-        return this.operations.locationProvider();
-    }
-
-    public TableOperations temp(TableMetadata uncommitted) {
-        return this.operations.temp(uncommitted);
-    }
-
-    public long newSnapshotId() {
-        return this.operations.newSnapshotId();
-    }
-
-    public boolean requireStrictCleanup() {
-        return this.operations.requireStrictCleanup();
     }
 }

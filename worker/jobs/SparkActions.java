@@ -9,11 +9,8 @@ import org.apache.iceberg.ManifestFile;
 import org.apache.iceberg.Snapshot;
 import org.apache.iceberg.TableMetadata;
 import org.apache.iceberg.TableOperations;
-import org.apache.iceberg.encryption.EncryptionManager;
 import org.apache.iceberg.exceptions.CleanableFailure;
 import org.apache.iceberg.exceptions.CommitStateUnknownException;
-import org.apache.iceberg.io.FileIO;
-import org.apache.iceberg.io.LocationProvider;
 
 /** Whether a manifest is one of those that are to be written anew. */
 public class IsChosen implements Predicate {
@@ -33,11 +30,10 @@ public class IsChosen implements Predicate {
  * commit, and say that it failed, or that nobody may commit: an action deletes what it has written after any
  * CleanableFailure, so files that the table has.
  */
-public class CertainOperations implements TableOperations {
-    private final TableOperations operations;
+public class CertainOperations extends DelegatingOperations {
 
     public CertainOperations(TableOperations operations) {
-        this.operations = operations;
+        super(operations);
     }
 
     public void commit(TableMetadata base, TableMetadata metadata) {
@@ -64,41 +60,5 @@ public class CertainOperations implements TableOperations {
             }
         }
         return false;
-    }
-
-    public TableMetadata current() {
-        return this.operations.current();
-    }
-
-    public TableMetadata refresh() {
-        return this.operations.refresh();
-    }
-
-    public FileIO io() {
-        return this.operations.io();
-    }
-
-    public EncryptionManager encryption() {
-        return this.operations.encryption();
-    }
-
-    public String metadataFileLocation(String fileName) {
-        return this.operations.metadataFileLocation(fileName);
-    }
-
-    public LocationProvider locationProvider() {
-        return this.operations.locationProvider();
-    }
-
-    public TableOperations temp(TableMetadata uncommitted) {
-        return this.operations.temp(uncommitted);
-    }
-
-    public long newSnapshotId() {
-        return this.operations.newSnapshotId();
-    }
-
-    public boolean requireStrictCleanup() {
-        return this.operations.requireStrictCleanup();
     }
 }

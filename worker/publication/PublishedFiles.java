@@ -16,12 +16,9 @@ import org.apache.iceberg.SnapshotRef;
 import org.apache.iceberg.Table;
 import org.apache.iceberg.TableMetadata;
 import org.apache.iceberg.TableOperations;
-import org.apache.iceberg.encryption.EncryptionManager;
 import org.apache.iceberg.exceptions.CommitFailedException;
 import org.apache.iceberg.exceptions.ValidationException;
 import org.apache.iceberg.io.CloseableIterable;
-import org.apache.iceberg.io.FileIO;
-import org.apache.iceberg.io.LocationProvider;
 
 /** The data and delete files that a snapshot shows, up to a sequence number. */
 public class PublishedFiles {
@@ -71,8 +68,7 @@ public class PublishedFiles {
  * The operations of a table on which a branch begins anew after one of its snapshots, as long as it has the head that
  * was looked at. Of several commits, the first ones are held back, and come to the table with the last.
  */
-public class RenewingOperations implements TableOperations {
-    private final TableOperations operations;
+public class RenewingOperations extends DelegatingOperations {
     private final String branch;
     private final long head;
     private final long first;
@@ -82,7 +78,7 @@ public class RenewingOperations implements TableOperations {
     private boolean isCommitted = false;
 
     public RenewingOperations(TableOperations operations, String branch, String head, String first, String heldBack) {
-        this.operations = operations;
+        super(operations);
         this.branch = branch;
         this.head = Long.parseLong(head);
         this.first = Long.parseLong(first);
@@ -122,33 +118,5 @@ public class RenewingOperations implements TableOperations {
         }
         this.operations.commit(this.base, metadata);
         this.isCommitted = true;
-    }
-
-    public FileIO io() {
-        return this.operations.io();
-    }
-
-    public EncryptionManager encryption() {
-        return this.operations.encryption();
-    }
-
-    public String metadataFileLocation(String fileName) {
-        return this.operations.metadataFileLocation(fileName);
-    }
-
-    public LocationProvider locationProvider() {
-        return this.operations.locationProvider();
-    }
-
-    public TableOperations temp(TableMetadata uncommitted) {
-        return this.operations.temp(uncommitted);
-    }
-
-    public long newSnapshotId() {
-        return this.operations.newSnapshotId();
-    }
-
-    public boolean requireStrictCleanup() {
-        return this.operations.requireStrictCleanup();
     }
 }

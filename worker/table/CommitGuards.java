@@ -12,9 +12,7 @@ import org.apache.iceberg.SnapshotChanges;
 import org.apache.iceberg.Table;
 import org.apache.iceberg.TableMetadata;
 import org.apache.iceberg.TableOperations;
-import org.apache.iceberg.encryption.EncryptionManager;
 import org.apache.iceberg.exceptions.ValidationException;
-import org.apache.iceberg.io.FileIO;
 import org.apache.iceberg.io.LocationProvider;
 
 /**
@@ -130,15 +128,14 @@ public class StagedUnmoved implements SnapshotAncestryValidator {
  * their places. Rows that were written for one schema, spec and format version are committed to no other, as far as the
  * table was loaded: a REST catalog makes no such comparison.
  */
-public class GuardedOperations implements TableOperations {
-    private final TableOperations operations;
+public class GuardedOperations extends DelegatingOperations {
     private final LocationProvider locations;
     private final String folder;
     private final String layout;
 
     public GuardedOperations(
             TableOperations operations, LocationProvider locations, String folder, String layout) {
-        this.operations = operations;
+        super(operations);
         this.locations = locations;
         this.folder = folder;
         this.layout = layout;
@@ -148,14 +145,6 @@ public class GuardedOperations implements TableOperations {
         return this.locations;
     }
 
-    public TableMetadata current() {
-        return this.operations.current();
-    }
-
-    public TableMetadata refresh() {
-        return this.operations.refresh();
-    }
-
     public void commit(TableMetadata base, TableMetadata metadata) {
         metadataFileLocation("any-file");
         String now = base.currentSchemaId() + " " + base.defaultSpecId() + " " + base.formatVersion();
@@ -163,14 +152,6 @@ public class GuardedOperations implements TableOperations {
             throw new ValidationException("the table's schema, partition spec or format version changed", new Object[0]);
         }
         this.operations.commit(base, metadata);
-    }
-
-    public FileIO io() {
-        return this.operations.io();
-    }
-
-    public EncryptionManager encryption() {
-        return this.operations.encryption();
     }
 
     public String metadataFileLocation(String fileName) {
@@ -184,13 +165,5 @@ public class GuardedOperations implements TableOperations {
     public TableOperations temp(TableMetadata uncommitted) {
         return new GuardedOperations(
                 this.operations.temp(uncommitted), this.locations, this.folder, this.layout);
-    }
-
-    public long newSnapshotId() {
-        return this.operations.newSnapshotId();
-    }
-
-    public boolean requireStrictCleanup() {
-        return this.operations.requireStrictCleanup();
     }
 }

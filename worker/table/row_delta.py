@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 ANY_FILE = "any-file"
 _GUARDS = Path(__file__).with_name("CommitGuards.java")
-_SHARED = Path(__file__).with_name("Rows.java")
+_SHARED = Path(__file__).with_name("Shared.java")
 NO_SNAPSHOT = -1
 """The head of a branch of an empty table."""
 

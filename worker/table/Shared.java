@@ -9,6 +9,11 @@ import java.util.List;
 import java.util.Map;
 import org.apache.iceberg.Schema;
 import org.apache.iceberg.StructLike;
+import org.apache.iceberg.TableMetadata;
+import org.apache.iceberg.TableOperations;
+import org.apache.iceberg.encryption.EncryptionManager;
+import org.apache.iceberg.io.FileIO;
+import org.apache.iceberg.io.LocationProvider;
 import org.apache.iceberg.types.Type;
 import org.apache.iceberg.types.Types;
 import org.apache.iceberg.util.ByteBuffers;
@@ -80,5 +85,54 @@ public class Rows {
             return UUIDUtil.convert((byte[]) value);
         }
         return value instanceof ByteBuffer ? UUIDUtil.convert(ByteBuffers.toByteArray((ByteBuffer) value)) : value;
+    }
+}
+
+/** The operations of a table, but for what a subclass does otherwise. */
+public abstract class DelegatingOperations implements TableOperations {
+    protected final TableOperations operations;
+
+    protected DelegatingOperations(TableOperations operations) {
+        this.operations = operations;
+    }
+
+    public void commit(TableMetadata base, TableMetadata metadata) {
+        this.operations.commit(base, metadata);
+    }
+
+    public TableMetadata current() {
+        return this.operations.current();
+    }
+
+    public TableMetadata refresh() {
+        return this.operations.refresh();
+    }
+
+    public FileIO io() {
+        return this.operations.io();
+    }
+
+    public EncryptionManager encryption() {
+        return this.operations.encryption();
+    }
+
+    public String metadataFileLocation(String fileName) {
+        return this.operations.metadataFileLocation(fileName);
+    }
+
+    public LocationProvider locationProvider() {
+        return this.operations.locationProvider();
+    }
+
+    public TableOperations temp(TableMetadata uncommitted) {
+        return this.operations.temp(uncommitted);
+    }
+
+    public long newSnapshotId() {
+        return this.operations.newSnapshotId();
+    }
+
+    public boolean requireStrictCleanup() {
+        return this.operations.requireStrictCleanup();
     }
 }
