@@ -29,12 +29,12 @@ from worker.io.storage import Storage
 from worker.process.errors import JobError
 from worker.process.plurals import counted
 from worker.process.slots import Threads
-from worker.spark.jvm import jvm_of
+from worker.spark.jvm import java_object, jvm_of
 from worker.table import row_delta
 from worker.table.catalogs import java_message, raise_lack_of_memory
 from worker.table.commit import check_clock
 from worker.table.commit_errors import CommitConflictError, commit_failure, prepared
-from worker.table.row_delta import ANY_FILE, java_list, java_object
+from worker.table.row_delta import ANY_FILE, java_list
 
 _LOG_AT_MOST = 100  # as many as Iceberg keeps
 _SOURCE = Path(__file__).with_name("ExactExpiry.java")

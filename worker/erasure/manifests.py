@@ -16,11 +16,11 @@ from worker.attempt.job import Job
 from worker.attempt.pinned_table import PinnedTable, pin_table
 from worker.deletes.write import delete_files
 from worker.erasure.snapshot_properties import MANIFESTS, Totals, step_properties
-from worker.spark.jvm import jvm_of
+from worker.spark.jvm import java_object, jvm_of
 from worker.table import row_delta
 from worker.table.commit import LOOKS, CommittedSnapshot, commit_snapshot
 from worker.table.commit_errors import CommitConflictError, prepared
-from worker.table.row_delta import java_list, java_object
+from worker.table.row_delta import java_list
 
 _SOURCE = Path(__file__).with_name("RewrittenManifests.java")
 

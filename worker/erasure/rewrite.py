@@ -35,14 +35,14 @@ from worker.process.plurals import counted
 from worker.process.slots import Threads
 from worker.query.places import Places
 from worker.query.snapshot import TableSnapshot
-from worker.spark.jvm import jvm_of
+from worker.spark.jvm import java_object, jvm_of
 from worker.table import row_delta
 from worker.table.catalogs import java_message, raise_lack_of_memory
 from worker.table.commit import LOOKS, CommittedSnapshot, commit_snapshot
 from worker.table.commit_errors import CommitConflictError, CommitError, CommitStateUnknownError, prepared
 from worker.table.files import DataFile, DeleteFile
 from worker.table.plan import applies
-from worker.table.row_delta import java_list, java_object, layout_of_new_rows, loads_no_class
+from worker.table.row_delta import java_list, layout_of_new_rows, loads_no_class
 from worker.writes.live_rows import KeysInTable
 
 _FILES_AT_ONCE = 4

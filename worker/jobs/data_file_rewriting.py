@@ -31,14 +31,14 @@ from worker.jobs.file_rewriting import BYTES, PATHS_TOLD, SOURCE, Choice, FileRe
 from worker.jobs.orphan_files import remove_orphan_files
 from worker.process.errors import JobError
 from worker.process.plurals import counted
-from worker.spark.jvm import jvm_of
+from worker.spark.jvm import java_object, jvm_of
 from worker.table import row_delta
 from worker.table.catalogs import java_map, java_message
 from worker.table.commit import CommittedSnapshot
 from worker.table.files import DataFiles
 from worker.table.manifests import read_snapshot_files
 from worker.table.plan import affected_files
-from worker.table.row_delta import java_list, java_object
+from worker.table.row_delta import java_list
 from worker.table.small_files import target_file_bytes
 
 

@@ -32,12 +32,12 @@ from worker.jobs import spark_actions
 from worker.jobs.after_commit import AfterCommit
 from worker.jobs.own_commits import OwnCommit
 from worker.process.errors import JobError
-from worker.spark.jvm import jvm_of
+from worker.spark.jvm import java_object, jvm_of
 from worker.table import row_delta
 from worker.table.catalogs import java_map, java_message, raise_lack_of_memory
 from worker.table.commit import ATTEMPT, JOB_ID, CommittedSnapshot, check_clock, commit_snapshot
 from worker.table.commit_errors import CommitConflictError, CommitStateUnknownError, prepared
-from worker.table.row_delta import java_list, java_object, layout_of_new_rows
+from worker.table.row_delta import java_list, layout_of_new_rows
 
 PLANNING_ATTEMPTS = 5
 PATHS_TOLD = 1_000

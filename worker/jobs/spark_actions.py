@@ -14,9 +14,9 @@ from py4j.java_gateway import JavaObject
 
 from worker.attempt.job import Job
 from worker.attempt.pinned_table import PinnedTable
-from worker.spark.jvm import jvm_of
+from worker.spark.jvm import java_object, jvm_of
 from worker.table.manifests import manifests_of_all_snapshots
-from worker.table.row_delta import java_list, java_object
+from worker.table.row_delta import java_list
 
 _SOURCE = Path(__file__).with_name("SparkActions.java")
 

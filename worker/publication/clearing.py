@@ -33,7 +33,7 @@ from staging.history import (
 from worker.attempt.job import Job
 from worker.attempt.pinned_table import PinnedTable
 from worker.process.plurals import counted
-from worker.spark.jvm import jvm_of
+from worker.spark.jvm import java_object, jvm_of
 from worker.table import row_delta
 from worker.table.commit import ATTEMPT, JOB_ID, CommittedSnapshot, commit_snapshot
 from worker.table.commit_errors import prepared
@@ -133,7 +133,7 @@ def clear(
 
     def shown_by(snapshot: Snapshot, number: int | None) -> JavaObject:
         arguments = java_table, str(snapshot.snapshot_id), str(number)
-        return row_delta.java_object(java_table, _SOURCE, "PublishedFiles", *arguments)
+        return java_object(java_table, _SOURCE, "PublishedFiles", *arguments)
 
     with job.stage("clear"):
         with prepared():
@@ -149,7 +149,7 @@ def clear(
                 left.removeBy(removal)
                 return row_delta.described(removal, of_commit, condemned)
             ids = str(head.snapshot_id), str(first.snapshot_id), str(len(others))
-            renewing = row_delta.java_object(
+            renewing = java_object(
                 java_table, _SOURCE, "RenewingOperations", guarded.operations(), source, *ids
             )
             renewed = jvm_of(java_table).org.apache.iceberg.BaseTable(renewing, java_table.name())

@@ -21,7 +21,7 @@ from worker.keys.key_set import KeyColumnError
 from worker.keys.schema_fields import resolve_key_set
 from worker.process.errors import Reason
 from worker.process.slots import Threads
-from worker.spark.jvm import jvm_of
+from worker.spark.jvm import java_object, jvm_of
 from worker.table.commit_errors import prepared
 from worker.table.files import NO_FILES, DataFile, DataFiles, DeleteFile, FileContent, SnapshotFiles
 from worker.table.manifests import (
@@ -32,7 +32,7 @@ from worker.table.manifests import (
     read_manifest_list,
     read_removed,
 )
-from worker.table.row_delta import java_list, java_object
+from worker.table.row_delta import java_list
 
 _READ_THREADS = 8
 _SOURCE = Path(__file__).with_name("StagedFiles.java")

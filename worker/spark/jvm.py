@@ -1,6 +1,7 @@
-"""Names of Java's, as Python says them: `jvm.java.util.ArrayList` asks Java for each part, each time."""
+"""The JVM as Python sees it: names of Java's, each asked for once, and objects of classes of ours."""
 
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from py4j.java_gateway import (
@@ -12,14 +13,16 @@ from py4j.java_gateway import (
 )
 from py4j.protocol import DEFAULT_JVM_ID
 
+_SHARED = Path(__file__).with_name("Shared.java")
 
-def jvm_of(java_object: JavaObject) -> JVMView:
+
+def jvm_of(value: JavaObject) -> JVMView:
     """The JVM that an object lives in."""
-    return jvm_behind(java_object._gateway_client)
+    return _view(value._gateway_client)
 
 
 @lru_cache(maxsize=8)
-def jvm_behind(client: GatewayClient) -> JVMView:
+def _view(client: GatewayClient) -> JVMView:
     return keep_names(JVMView(client, "icestream", id=DEFAULT_JVM_ID))
 
 
@@ -48,3 +51,24 @@ def _kept(value: Any) -> Any:
     if isinstance(value, JavaPackage):
         return _Package(value._fqn, value._gateway_client, value._jvm_id)
     return value
+
+
+def java_object(neighbour: JavaObject, source: Path, name: str, *arguments: object) -> JavaObject:
+    """An object of a class of ours, which its source file has, beside another. Raises Java's errors."""
+    values = jvm_of(neighbour).java.util.ArrayList()
+    for argument in arguments:
+        values.add(argument)
+    (constructor,) = _classes(neighbour._gateway_client, source).loadClass(name).getConstructors()
+    return constructor.newInstance(values.toArray())
+
+
+@lru_cache(maxsize=8)
+def _classes(client: GatewayClient, source: Path) -> JavaObject:
+    """The loader of the classes in a file, which know those of `_SHARED`. It is made once for a JVM."""
+    jvm = _view(client)
+    compiler = jvm.org.codehaus.janino.SimpleCompiler()
+    # Iceberg's JARs are known to Spark's own loader only.
+    loader = jvm.org.apache.spark.util.Utils.getContextOrSparkClassLoader()
+    compiler.setParentClassLoader(loader if source == _SHARED else _classes(client, _SHARED))
+    compiler.cook(source.read_text())
+    return compiler.getClassLoader()

@@ -25,7 +25,7 @@ from trust.locations import sqlite_path
 from trust.properties import chooses_code, unknown_database_options
 from trust.rest_answers import SentElsewhereError
 from worker.process.slots import ALONE, Slot
-from worker.spark.jvm import jvm_of
+from worker.spark.jvm import java_object, jvm_of
 from worker.table.record_properties import CatalogError, python_properties
 from worker.table.rest_gateway import RestGateway, open_gateway, words_of
 
@@ -59,10 +59,8 @@ _STORES = {
 }
 _DELEGATION = "header.X-Iceberg-Access-Delegation"
 _CREDENTIALS = ("access-key-id", "secret-access-key", "session-token")
-_NO_FILES, _MISSING_FILE = (
-    "org.apache.iceberg.inmemory.InMemoryFileIO",
-    "No in-memory file found for location: ",
-)
+_NO_FILES = "org.apache.iceberg.inmemory.InMemoryFileIO"
+_MISSING_FILE = Path(__file__).with_name("MissingFile.java")
 # Parts of the names of their errors' classes.
 _PARSERS = (".jackson.", ".avro.", "NumberFormatException", "DateTimeParseException")
 
@@ -215,14 +213,9 @@ def _metadata_location(
     Iceberg is asked with a FileIO that has no files and tells which one it lacks.
     """
     blind = tuple(sorted({**settings, "io-impl": _NO_FILES}.items()))
-    try:
-        _open(jvm, name, blind).loadTable(identifier)
-    except Py4JJavaError as error:
-        missing = java_message(error).partition(_MISSING_FILE)[2]
-        if not missing:
-            raise
-        return missing
-    return None
+    missing = java_object(identifier, _MISSING_FILE, "MissingFile", _open(jvm, name, blind))
+    location: str | None = missing.of(identifier)
+    return location
 
 
 def _check_store(jvm: JVMView, place: str) -> None:

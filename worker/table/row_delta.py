@@ -7,14 +7,13 @@ slices, since a Java string ends at 2^31 characters, to which four million delet
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from py4j.java_gateway import GatewayClient, JavaObject, JVMView
+from py4j.java_gateway import JavaObject, JVMView
 from pyiceberg.table.metadata import TableMetadata
 
-from worker.spark.jvm import jvm_behind, jvm_of
+from worker.spark.jvm import java_object, jvm_of
 from worker.table.catalogs import java_map
 from worker.table.files import DeleteFile, FileContent, NewDeleteFile
 
@@ -22,7 +21,6 @@ T = TypeVar("T")
 
 ANY_FILE = "any-file"
 _GUARDS = Path(__file__).with_name("CommitGuards.java")
-_SHARED = Path(__file__).with_name("Shared.java")
 NO_SNAPSHOT = -1
 """The head of a branch of an empty table."""
 
@@ -248,27 +246,6 @@ def head_unmoved(java_table: JavaObject, snapshot_id: int) -> JavaObject:
 def _guard(java_table: JavaObject, name: str, *arguments: object) -> JavaObject:
     """An object of a class of CommitGuards.java."""
     return java_object(java_table, _GUARDS, name, *arguments)
-
-
-def java_object(java_table: JavaObject, source: Path, name: str, *arguments: object) -> JavaObject:
-    """An object of a class of ours, which its source file has. Raises Java's errors."""
-    values = jvm_of(java_table).java.util.ArrayList()
-    for argument in arguments:
-        values.add(argument)
-    (constructor,) = _classes(java_table._gateway_client, source).loadClass(name).getConstructors()
-    return constructor.newInstance(values.toArray())
-
-
-@lru_cache(maxsize=8)
-def _classes(client: GatewayClient, source: Path) -> JavaObject:
-    """The loader of the classes in a file, which know those of `_SHARED`. It is made once for a JVM."""
-    jvm = jvm_behind(client)
-    compiler = jvm.org.codehaus.janino.SimpleCompiler()
-    # Iceberg's JARs are known to Spark's own loader only.
-    loader = jvm.org.apache.spark.util.Utils.getContextOrSparkClassLoader()
-    compiler.setParentClassLoader(loader if source == _SHARED else _classes(client, _SHARED))
-    compiler.cook(source.read_text())
-    return compiler.getClassLoader()
 
 
 def _java_class(neighbour: JavaObject, name: str) -> JavaObject:

@@ -21,9 +21,9 @@ from worker.deletes.stage import announce
 from worker.deletes.write import delete_files
 from worker.io.sorting import Int64Array
 from worker.process.errors import JobError
-from worker.spark.jvm import jvm_of
+from worker.spark.jvm import java_object, jvm_of
 from worker.table.catalogs import java_message, raise_lack_of_memory
-from worker.table.row_delta import java_list, java_object, layout_of_new_rows, loads_no_class
+from worker.table.row_delta import java_list, layout_of_new_rows, loads_no_class
 from worker.writes.sent_rows import KeptRows
 
 _HELD_BYTES = 256 * 1024**2

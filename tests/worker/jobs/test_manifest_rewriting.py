@@ -18,9 +18,8 @@ from tests.thorough import V3_FIRST, first_always
 from worker.attempt.job import Job
 from worker.jobs import manifest_rewriting, spark_actions
 from worker.process.errors import JobError
-from worker.spark.jvm import jvm_of
+from worker.spark.jvm import java_object, jvm_of
 from worker.table.commit_errors import CommitConflictError
-from worker.table.row_delta import java_object
 
 pytestmark = pytest.mark.integration
 NewTable = Callable[..., TableBuilder]
