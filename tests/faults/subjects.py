@@ -107,7 +107,8 @@ class Subject:
         assert job["status"] == "succeeded", job
         TALLY.add(job["attempts"], LEASE_SECONDS)
         self.check_rows()
-        assert commits_by_job(self.table)[job["id"]] == (commits if kind in ("convert", "upsert") else 0)
+        expected = {"convert": commits, "upsert": commits, "rewrite_data_files": 2}  # it converts first
+        assert commits_by_job(self.table)[job["id"]] == expected.get(kind, 0)
         assert [attempt["status"] for attempt in job["attempts"]].count("succeeded") == 1
         assert job["attempts"][-1]["status"] == "succeeded"
         assert all(attempt["ended_at"] for attempt in job["attempts"])
@@ -116,8 +117,10 @@ class Subject:
         events = self.cluster.get(f"/jobs/{job['id']}/events", limit=500)["items"]
         kinds = Counter(event["kind"] for event in events)
         assert kinds["job.running"] == len(job["attempts"])
-        if kind == "convert":
+        if kind in ("convert", "rewrite_data_files"):
             assert_nothing_is_left(self.table, self._store)
+        if kind == "rewrite_data_files":
+            assert_no_content_is_unnamed(self.table)
         if kind in ("index", "rebuild"):
             (key_set,) = self.cluster.get(f"/tables/{self.table_id}/health")["key_sets"]
             assert key_set["coverage"] == 1.0

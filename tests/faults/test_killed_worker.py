@@ -82,6 +82,7 @@ POINTS: dict[str, list[tuple[str, When]]] = {
     ],
     "rebuild": [("stage.index", "before"), ("dictionary", "after"), ("stage.report", "before")],
     "verify": [("stage.report", "before")],
+    "rewrite_data_files": [("stage.rewrite", "after"), ("stage.report", "before")],
 }
 KILLS = [(kind, point, when) for kind, points in POINTS.items() for point, when in points]
 

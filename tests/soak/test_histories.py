@@ -36,7 +36,8 @@ def test_erasures_leave_the_rows_of_the_model_and_no_key_that_is_told_as_gone(
     run_seeds(world, seeds, ERASURES)
 
 
-@first_always("seeds", batches(100))
+@pytest.mark.thorough
+@pytest.mark.parametrize("seeds", batches(100))
 def test_rewritings_of_files_leave_the_rows_of_the_model_in_any_history(world: World, seeds: range) -> None:
     run_seeds(world, seeds, REWRITINGS)
 
