@@ -86,6 +86,7 @@ class _Rewriting(FileRewriting):
         conversion.convert(table, pending, commits_left=1)  # the rewriting is to come
         self.plans = conversion.plans + 1
         self._refused |= {one.file_path: one for one in conversion.refused}
+        self.job.decide(f"{counted(len(conversion.converted), 'equality delete file')} converted first.")
         table = self.pinned()
         snapshot = table.metadata.snapshot_by_id(conversion.head) if conversion.head is not None else None
         if snapshot is None or snapshot == table.snapshot:

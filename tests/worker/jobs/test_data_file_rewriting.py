@@ -131,6 +131,7 @@ def test_what_is_pending_is_converted_first_and_what_a_writer_commits_meanwhile_
     monkeypatch.setattr(Conversion, "convert", convert)
 
     assert (told["commits"], told["data_files"]["data_files_left_out"]) == (1, 0)
+    assert "1 equality delete file converted first." in jobs.reporter.decisions
     assert "looks again" not in " ".join(jobs.reporter.decisions)
     assert len(equality_delete_files(spark, table.identifier)) == 5, "what came meanwhile is left for later"
     expected = {(n, 99) for n in (1, 2, 3, 13, 50)} | {(n, 0) for n in (0, 4, 11, 12, 14, 20)}
@@ -280,6 +281,24 @@ def test_data_files_with_deletes_that_can_not_be_converted_stay_as_they_are(
     assert (told["data_files"]["data_files_rewritten"], told["data_files"]["data_files_left_out"]) == (5, 5)
     assert len(told["unconvertible"]) == 1
     assert set(old) < set(table.data_file_paths)
+    assert visible_rows(spark, table_name) == shown
+
+
+def test_a_vector_whose_neighbour_went_is_still_there_after_an_expiry(
+    spark: SparkSession, table_name: str, jobs: Jobs
+) -> None:
+    """Spark and Flink write many vectors into a Puffin file; some of these data files are written anew."""
+    table = TableBuilder.create(spark, table_name, format_version=3, partitioned_by=["region"])
+    for number in range(5):
+        table.append([row(number), row(10 + number)])
+    table.append([row(number, region="us") for number in range(20, 30)])
+    paths = table.data_file_paths
+    table.delete_positions({paths[0]: [0], paths[5]: [1]})
+    shown = visible_rows(spark, table_name)
+    assert rewrite(jobs)["data_files"]["delete_files_removed"] == 1
+    expiry = jobs.run("expire_snapshots", parameters={"older_than_seconds": 0, "retain_last": 1})
+    assert expiry.result["expiry"]["data_files_deleted"] == 5
+    assert expiry.result["expiry"]["delete_files_deleted"] == 0
     assert visible_rows(spark, table_name) == shown
 
 
