@@ -56,9 +56,10 @@ class History:
     def __init__(self, lake: Lake, seed: int) -> None:
         self.lake, self.draw = lake, random.Random(seed)
         self.partitioned = self.draw.random() < 0.5
-        self.branches, self.has_expired = 0, False
+        self.branches, self.has_expired, self.has_renewed = 0, False, False
         self.version = self.draw.choice([2, 3])
         self.staged: list[Commit] = []
+        self.commits: set[int] = set()
         rows = self._rows(6)
         self.table = lake.create(
             *map(_row, rows),
@@ -83,6 +84,9 @@ class History:
             self.expire,
             self.roll_back,
             self.replace,
+            self.evolve_schema,
+            self.evolve_spec,
+            *[self.renew, self.unstage] * 2,
         ]
         self.draw.choice(steps)()
         assert self.lake.rows() == Counter(self.target.rows)
@@ -105,6 +109,7 @@ class History:
             deletes += write({files[0].path: [0]})
             rows = rows[1:]
         self.lake.stage(*files, *deletes)
+        self.commits.add(self.table.metadata.refs[BRANCH].snapshot_id)
         scoped = [(name, value, region if self.partitioned else None) for name, value, region in keys]
         self.staged.append(Commit(tuple(scoped), tuple(rows)))
 
@@ -121,16 +126,19 @@ class History:
     def _is_at(self, state: State) -> None:
         self.target = self.past[self.table.snapshot_id] = state
 
-    def publish(self) -> None:
-        """All that waits, or nothing where expiry has taken what tells; then the branch starts anew."""
+    def publish(self, *, renew: bool = False) -> None:
+        """All that waits, or nothing where expiry, or a renewal before a rollback, has taken what tells; then
+        the branch starts anew."""
         waiting, published = len(self._waiting()), self._published()
         try:
-            result = self.lake.publish()
+            result = self.lake.publish(parameters={"from": BRANCH, "renew": renew})
         except PublicationError as error:
-            if not self.has_expired or error.code not in _UNTOLD:
+            is_untold = self.has_expired and error.code in _UNTOLD
+            if not is_untold and not (self.has_renewed and error.code == "staging_branch_replaced"):
                 raise
             self._start_branch()
             return
+        self.has_renewed |= result["renewed"]
         assert (result["staged_snapshots"], result["stopped_at"]) == (waiting, None)
         self._is_at(published)
 
@@ -154,6 +162,36 @@ class History:
         self.branches += 1
         self.staged = []
         self.table.java.manageSnapshots().replaceBranch(BRANCH, self.table.snapshot_id).commit()
+
+    def renew(self) -> None:
+        self.publish(renew=True)
+
+    def unstage(self) -> None:
+        """Rolls the staging branch back behind some of what waits."""
+        metadata, waiting = self.table.metadata, len(self._waiting())
+        known = {one.snapshot_id: one.parent_snapshot_id for one in metadata.snapshots}
+        at: int | None = metadata.refs[BRANCH].snapshot_id
+        for _ in range(self.draw.randrange(waiting) if waiting else 0):
+            at = known.get(at) if at is not None else None
+            if at not in known or at not in self.commits:
+                return
+            self.staged.pop()
+            self.table.java.manageSnapshots().replaceBranch(BRANCH, at).commit()
+
+    def evolve_schema(self) -> None:
+        """The rows stay what they are."""
+        self.table.java.updateSchema().addColumn("note", self.table.java.schema().findType("region")).commit()
+        self.table.java.updateSchema().deleteColumn("note").commit()
+
+    def evolve_spec(self) -> None:
+        """All that is published goes to the new one: deletes of a partition spare rows of others."""
+        self.publish()
+        update = self.table.java.updateSpec()
+        (update.removeField if self.partitioned else update.addField)("region").commit()
+        self.partitioned = not self.partitioned
+        self.table.compact()
+        self.past = {}
+        self._is_at(self.target)
 
     def append(self) -> None:
         rows = self._rows(2)
