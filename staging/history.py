@@ -363,6 +363,14 @@ def is_flinks(snapshot: Snapshot) -> bool:
     return FLINK_JOB in properties(snapshot)
 
 
+def is_idle(snapshot: Snapshot) -> bool:
+    """Whether nothing waits in it: Flink commits now and then when it has nothing to commit."""
+    return is_flinks(snapshot) and all(properties(snapshot).get(name, "0") == "0" for name in _CHANGES)
+
+
+_CHANGES = ("added-data-files", "added-delete-files", "deleted-data-files", "removed-delete-files")
+
+
 def properties(snapshot: Snapshot) -> Mapping[str, str]:
     return snapshot.summary.additional_properties if snapshot.summary is not None else {}
 

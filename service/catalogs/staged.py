@@ -14,11 +14,11 @@ from staging.history import (
     PublicationUnreadableError,
     StagingError,
     is_flinks,
+    is_idle,
     only_clears,
     staged_snapshots,
 )
 
-_CHANGES = ("added-data-files", "added-delete-files", "deleted-data-files", "removed-delete-files")
 _ROWS = ("added-records", "added-equality-deletes", "added-position-deletes")
 
 
@@ -65,13 +65,8 @@ def _measured(metadata: TableMetadata, source: str, target: str) -> Staged:
     return replace(_staged(found), is_unproven=is_unproven)
 
 
-def _is_idle(snapshot: Snapshot) -> bool:
-    """Whether nothing waits in it: Flink commits now and then when it has nothing to commit."""
-    return is_flinks(snapshot) and not any(summarized(snapshot, name) for name in _CHANGES)
-
-
 def _staged(waiting: Sequence[Snapshot]) -> Staged:
-    found = [one for one in waiting if not _is_idle(one)]
+    found = [one for one in waiting if not is_idle(one)]
     if not found:
         return Staged()
     return Staged(

@@ -20,6 +20,7 @@ from staging.history import (
     SNAPSHOT_ID,
     Publication,
     StagingError,
+    is_idle,
     staged_snapshots,
 )
 from trust.locations import LocationNotAllowedError
@@ -167,8 +168,9 @@ class Plan:
             except StagingError as error:
                 raise PublicationError(error) from error
             skip = job.assignment.job.publish.skip
-            if skip is not None and skip not in [one.snapshot_id for one in waiting[:1]]:
-                first = f"snapshot {waiting[0].snapshot_id}" if waiting else "none"
+            changes = (one.snapshot_id for one in waiting if one.snapshot_id == skip or not is_idle(one))
+            first = next(changes, "none")
+            if skip is not None and first != skip:
                 raise NothingToSkipError(
                     f"snapshot {skip} is not the first that waits on branch {self._source}, but {first}"
                 )
