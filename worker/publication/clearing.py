@@ -25,6 +25,7 @@ from staging.history import (
     History,
     Publication,
     is_flinks,
+    is_idle,
     is_renewal,
     only_clears,
     properties,
@@ -88,7 +89,8 @@ def renewed_at(
     history, ids = branch.snapshots, branch.ids
     if publication.snapshot_id not in ids or not branch.is_whole:
         return None
-    if not all(map(only_clears, history[: ids.index(publication.snapshot_id)])):
+    since = history[: ids.index(publication.snapshot_id)]
+    if not all(only_clears(one) or is_idle(one) for one in since):
         return None
     is_kept = table.metadata.format_version >= 3 and any(map(is_flinks, history))
     return history[-1] if is_asked or (is_kept and len(history) > KEPT) else None

@@ -87,6 +87,17 @@ def test_a_branch_with_what_waits_is_not_renewed(lake: Lake, monkeypatch: pytest
     assert lake.rows() == in_order(row(2, 2))
 
 
+def test_a_checkpoint_without_changes_that_comes_first_is_what_a_renewal_repeats(lake: Lake) -> None:
+    table = lake.create(row(1, 1))
+    checkpoint(lake, 1, *table.data_files([row(2, 2)]))
+    Meanwhile(lake.jobs, lambda time: checkpoint(lake, 9) if time == 2 else None, times=2)
+
+    assert _renew(lake)["renewed"] is True
+
+    assert (max_committed(table), len(_history(table))) == (9, 2)
+    assert lake.publish()["staged_snapshots"] == 0
+
+
 def test_a_killed_renewal_is_done_or_not_and_nothing_comes_twice(lake: Lake) -> None:
     table = lake.create(row(1, 1))
     checkpoint(lake, 1, *table.data_files([row(2, 2)]))
