@@ -19,6 +19,7 @@ from py4j.java_gateway import JavaObject
 from py4j.protocol import Py4JError
 from pyspark.errors.exceptions.captured import CapturedException
 
+from trust.locations import LocationNotAllowedError
 from trust.properties import LOCATION_PROPERTIES, without_code
 from worker.attempt.job import Job
 from worker.attempt.outcome import Outcome
@@ -36,7 +37,7 @@ from worker.spark.jvm import java_object, jvm_of
 from worker.table import row_delta
 from worker.table.catalogs import java_map, java_message, raise_lack_of_memory
 from worker.table.commit import ATTEMPT, JOB_ID, CommittedSnapshot, check_clock, commit_snapshot
-from worker.table.commit_errors import CommitConflictError, CommitStateUnknownError, prepared
+from worker.table.commit_errors import CommitConflictError, CommitError, CommitStateUnknownError, prepared
 from worker.table.row_delta import java_list, layout_of_new_rows
 
 PLANNING_ATTEMPTS = 5
@@ -75,6 +76,7 @@ class FileRewriting(ABC):
             job, lambda summary: self.rewritten in summary, "there is nothing left to rewrite"
         )
         self.plans = 0
+        self._may_be_committed = False
 
     def run(self, table: PinnedTable) -> Outcome:
         job = self.job
@@ -192,13 +194,13 @@ class FileRewriting(ABC):
         table.storage.io.check(folder)
         check_clock(table.java_table)  # before the work, which would be for nothing
         announce(job, plan)
+        self._may_be_committed = False
         try:
             rewrite = self._written(table, choice, folder)
             committed = self._own.made_by(table, lambda: self._commit(table, choice, plan, rewrite))
-        except CommitStateUnknownError:
-            raise
         except Exception:
-            _remove(table, folder)
+            if not self._may_be_committed:
+                _remove(table, folder)
             raise
         job.reporter = AfterCommit(job.reporter)
         # What tasks have left that Spark ran once more.
@@ -246,22 +248,31 @@ class FileRewriting(ABC):
             complete(made)
             return row_delta.described(made, summary, condemned)
 
+        def confirm_lease() -> None:
+            self._may_be_committed = False
+            # It can't be committed any more once the first of the files is gone.
+            announce(job, plan.model_copy(update={"removes": choice.paths[0]}))
+            self._may_be_committed = True
+
         with job.stage("commit"):
-            return commit_snapshot(
-                java_table,
-                table.branch,
-                starting,
-                {
-                    JOB_ID: job.assignment.job.id,
-                    ATTEMPT: str(job.assignment.attempt),
-                    self.rewritten: str(len(choice.paths)),
-                    BYTES: str(choice.size_bytes),
-                },
-                operation,
-                # It can't be committed any more once the first of the files is gone.
-                confirm_lease=lambda: announce(job, plan.model_copy(update={"removes": choice.paths[0]})),
-                check_location=table.storage.io.check,
-            )
+            try:
+                return commit_snapshot(
+                    java_table,
+                    table.branch,
+                    starting,
+                    {
+                        JOB_ID: job.assignment.job.id,
+                        ATTEMPT: str(job.assignment.attempt),
+                        self.rewritten: str(len(choice.paths)),
+                        BYTES: str(choice.size_bytes),
+                    },
+                    operation,
+                    confirm_lease=confirm_lease,
+                    check_location=table.storage.io.check,
+                )
+            except (CommitError, LocationNotAllowedError) as error:
+                self._may_be_committed = isinstance(error, CommitStateUnknownError)
+                raise
 
     @contextmanager
     def told_as_failed(self) -> Iterator[None]:

@@ -18,7 +18,7 @@ from tests.thorough import V2_FIRST, V3_FIRST, first_always
 from worker.jobs import file_rewriting
 from worker.jobs.conversion import Conversion
 from worker.jobs.data_file_rewriting import _Rewriting
-from worker.process.errors import JobError
+from worker.process.errors import JobError, OutOfMemoryError
 from worker.table.commit_errors import CommitConflictError
 
 pytestmark = pytest.mark.integration
@@ -377,3 +377,20 @@ def test_a_rewriting_that_always_loses_says_so_and_leaves_nothing(
         rewrite(jobs)
     assert raised.value.remedy.startswith("Rewrite data files when")
     assert written(table) == before
+
+
+def test_files_stay_whose_commit_happened_and_could_not_be_looked_up_for_lack_of_memory(
+    new_table: NewTable, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = new_table()
+    shown = lineage(table)
+
+    def lacks_memory(*_: Any) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patches:
+        patches.setattr("worker.table.commit._find_commit", lacks_memory)
+        with pytest.raises(OutOfMemoryError):
+            rewrite(jobs)
+    assert len(table.data_file_paths) == 2, "it was committed"
+    assert lineage(table) == shown
