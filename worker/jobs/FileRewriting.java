@@ -238,19 +238,29 @@ public class PlannedPositionDeletes extends PlannedFiles {
  * Whether equality deletes that came since a snapshot stay, though the data files that are older than they are replaced.
  * New data files have the sequence number of that snapshot, so these deletes apply to them. Iceberg drops deletes that
  * are older than all data files, and does not count those that it adds (apache/iceberg#10962): one must be left.
+ * And whether nobody has added again what is replaced: Iceberg removes by paths, and would take both.
  */
 public class NewDeletesStay implements SnapshotAncestryValidator {
     private final Table table;
     private final long startingSnapshotId;
     private final Set replaced;
+    private final SnapshotAncestryValidator nothingAddedAgain;
+    private String why;
 
-    public NewDeletesStay(Table table, String startingSnapshotId, List replaced) {
+    public NewDeletesStay(
+            Table table, String startingSnapshotId, List replaced, SnapshotAncestryValidator nothingAddedAgain) {
         this.table = table;
         this.startingSnapshotId = Long.parseLong(startingSnapshotId);
         this.replaced = new HashSet(replaced);
+        this.nothingAddedAgain = nothingAddedAgain;
     }
 
     public boolean validate(Iterable ancestors) {
+        if (!this.nothingAddedAgain.validate(ancestors)) {
+            this.why = this.nothingAddedAgain.errorMessage();
+            return false;
+        }
+        this.why = "equality deletes came meanwhile, which Iceberg would drop with the last data file that is older";
         Snapshot head = null;
         long oldest = Long.MAX_VALUE;
         for (Iterator each = ancestors.iterator(); each.hasNext();) {
@@ -300,6 +310,6 @@ public class NewDeletesStay implements SnapshotAncestryValidator {
     }
 
     public String errorMessage() {
-        return "equality deletes came meanwhile, which Iceberg would drop with the last data file that is older";
+        return this.why;
     }
 }

@@ -157,15 +157,13 @@ class _Rewriting(FileRewriting):
     def completion(self, table: PinnedTable, choice: Choice) -> Callable[[JavaObject], object]:
         java_table, snapshot, chosen = table.java_table, table.snapshot, set(choice.paths)
         assert snapshot is not None
+        of_chosen = [one for one in table.files.position_deletes if one.referenced_data_file in chosen]
         # Iceberg's action removes vectors of its own accord.
-        useless = [
-            one
-            for one in table.files.position_deletes
-            if one.referenced_data_file in chosen and not one.is_deletion_vector
-        ]
+        useless = [one for one in of_chosen if not one.is_deletion_vector]
         old = java_list(jvm_of(java_table), choice.paths)
-        starting = str(snapshot.snapshot_id)
-        validator = java_object(java_table, SOURCE, "NewDeletesStay", java_table, starting, old)
+        starting, removed = snapshot.snapshot_id, [one.path for one in of_chosen]
+        again = row_delta.nothing_added_again(java_table, starting, old, removed)
+        validator = java_object(java_table, SOURCE, "NewDeletesStay", java_table, str(starting), old, again)
         deletes = row_delta.java_delete_files(java_table, useless)
 
         def complete(operation: JavaObject) -> None:

@@ -117,9 +117,9 @@ class FileRewriting(ABC):
     def action(self, java_table: JavaObject, table: PinnedTable) -> JavaObject:
         """Iceberg's, on a table of ours."""
 
-    def completion(self, _: PinnedTable, __: Choice) -> Callable[[JavaObject], object]:
+    @abstractmethod
+    def completion(self, table: PinnedTable, choice: Choice) -> Callable[[JavaObject], object]:
         """What its `RewriteFiles` needs besides the files that the action would remove and add."""
-        return lambda _: None
 
     @abstractmethod
     def is_live(self, table: PinnedTable, choice: Choice) -> bool:

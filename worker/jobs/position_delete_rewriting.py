@@ -7,7 +7,7 @@ data file that was added again after it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from py4j.java_gateway import JavaObject
@@ -25,9 +25,11 @@ from worker.process.errors import JobError
 from worker.process.plurals import counted
 from worker.process.slots import Threads
 from worker.spark.jvm import jvm_of
+from worker.table import row_delta
 from worker.table.catalogs import java_map
 from worker.table.commit import CommittedSnapshot
 from worker.table.files import DeleteFile
+from worker.table.row_delta import java_list
 from worker.table.small_files import target_delete_file_bytes
 
 
@@ -116,6 +118,13 @@ class _Rewriting(FileRewriting):
     def action(self, java_table: JavaObject, table: PinnedTable) -> JavaObject:
         options = java_map(jvm_of(java_table), self._options(table))
         return spark_actions.actions(self.job).rewritePositionDeletes(java_table).options(options)
+
+    def completion(self, table: PinnedTable, choice: Choice) -> Callable[[JavaObject], object]:
+        java_table, starting = table.java_table, table.snapshot_id
+        assert starting is not None
+        none = java_list(jvm_of(java_table), ())
+        validator = row_delta.nothing_added_again(java_table, starting, none, choice.paths)
+        return lambda operation: operation.validateWith(validator)
 
     def is_live(self, table: PinnedTable, choice: Choice) -> bool:
         return {one.path for one in table.files.position_deletes}.issuperset(choice.paths)

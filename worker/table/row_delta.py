@@ -233,9 +233,17 @@ def validator_of(java_table: JavaObject, delta: RowDelta, referenced: JavaObject
         return _guard(java_table, "StagedUnmoved", operations, head, branch, str(snapshot_id))
     if delta.layout:
         return head_unmoved(java_table, delta.starting_snapshot_id)
-    removed = java_list(jvm_of(java_table), [file.path for file in delta.removed])
-    starting = str(delta.starting_snapshot_id)
-    return _guard(java_table, "NothingAddedAgain", java_table, starting, referenced, removed)
+    removed = [file.path for file in delta.removed]
+    return nothing_added_again(java_table, delta.starting_snapshot_id, referenced, removed)
+
+
+def nothing_added_again(
+    java_table: JavaObject, snapshot_id: int, data_files: JavaObject, delete_files: Sequence[str]
+) -> JavaObject:
+    """What says whether nobody has added files once more since a snapshot: by their paths, those of data
+    files in Java's list."""
+    deletes = java_list(jvm_of(java_table), delete_files)
+    return _guard(java_table, "NothingAddedAgain", java_table, str(snapshot_id), data_files, deletes)
 
 
 def head_unmoved(java_table: JavaObject, snapshot_id: int) -> JavaObject:

@@ -394,3 +394,35 @@ def test_files_stay_whose_commit_happened_and_could_not_be_looked_up_for_lack_of
             rewrite(jobs)
     assert len(table.data_file_paths) == 2, "it was committed"
     assert lineage(table) == shown
+
+
+@V2_FIRST
+@first_always("how", ["once more", "after an equality delete"])
+def test_a_data_file_that_is_added_again_meanwhile_comes_first(
+    spark: SparkSession,
+    table_name: str,
+    jobs: Jobs,
+    monkeypatch: pytest.MonkeyPatch,
+    format_version: int,
+    how: str,
+) -> None:
+    """Iceberg removes by paths: it would take both, or put rows where an equality delete hits them."""
+    table = TableBuilder.create(spark, table_name, format_version=format_version)
+    table.append([row(99)])
+    (file,) = table.data_files([row(number) for number in range(10)])
+    table.commit(file)
+    for number in range(20, 23):
+        table.append([row(number)])
+
+    def others() -> None:
+        if how != "once more":
+            table.java.newDelete().deleteFile(table.parsed(file)).commit()
+            table.delete_keys([{"id": 5}])
+        table.commit(file)
+
+    meanwhile(monkeypatch, others)
+    rewrite(jobs)
+    assert f"{file.path} was added again" in " ".join(jobs.reporter.decisions)
+    copies = 2 if how == "once more" else 1
+    expected = dict.fromkeys(range(10), copies) | dict.fromkeys((99, 20, 21, 22), 1)
+    assert Counter(one[0] for one in visible_rows(spark, table_name).elements()) == expected

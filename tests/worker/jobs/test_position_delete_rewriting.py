@@ -104,6 +104,31 @@ def test_whoever_replaces_the_same_deletes_meanwhile_comes_first_and_a_writer_is
     assert len(files_in_folders(table)) == 1
 
 
+def test_deletes_that_are_added_again_meanwhile_come_first(
+    table: TableBuilder, jobs: Jobs, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Iceberg removes by paths: it would take those, too, which delete rows of a data file that is newer."""
+    (file,) = table.data_files([row(number) for number in range(50, 60)])
+    table.commit(file)
+    (delete,) = table.position_deletes({file.path: [3]})
+    table.commit(delete)
+    real = _Rewriting._written
+
+    def written(rewriting: Any, *arguments: Any) -> Any:
+        made = real(rewriting, *arguments)
+        monkeypatch.setattr(_Rewriting, "_written", real)
+        table.java.newDelete().deleteFile(table.parsed(file)).commit()
+        table.commit(file)
+        table.commit(delete)
+        return made
+
+    shown = visible_rows(spark, table.identifier)
+    monkeypatch.setattr(_Rewriting, "_written", written)
+    rewrite(jobs)
+    assert f"{delete.path} was added again" in " ".join(jobs.reporter.decisions)
+    assert visible_rows(spark, table.identifier) == shown
+
+
 @first_always("when", ["before", "after"])
 def test_a_killed_rewriting_of_deletes_is_followed_by_one_that_removes_what_it_left(
     table: TableBuilder, jobs: Jobs, spark: SparkSession, when: str
