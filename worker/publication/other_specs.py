@@ -55,7 +55,7 @@ def later_files(
     scoped.sort(key=lambda one: one.data_sequence_number)
     own = {one.partition.spec_id for one in scoped}
     others = {kind.partition.spec_id for kind in table.files.data_files.kinds}
-    if not scoped or own == others:
+    if not scoped or len(own | others) == 1:
         return
     numbers = [one.data_sequence_number - offset for one in scoped]
     committed = _committed(table, source, numbers[0])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from pyspark.sql import SparkSession
@@ -403,7 +403,7 @@ def test_a_data_file_that_is_added_again_meanwhile_comes_first(
     table_name: str,
     jobs: Jobs,
     monkeypatch: pytest.MonkeyPatch,
-    format_version: int,
+    format_version: Literal[2, 3],
     how: str,
 ) -> None:
     """Iceberg removes by paths: it would take both, or put rows where an equality delete hits them."""

@@ -110,6 +110,20 @@ def test_a_staged_delete_of_a_partition_hits_rows_that_came_under_another_spec_s
     assert lake.rows() == in_order(*left)
 
 
+def test_staged_deletes_of_two_specs_hit_rows_that_came_under_either_since(lake: Lake) -> None:
+    """The writer started anew under the new spec, and the table has files of both, too."""
+    table = lake.create(row(1, 1), row(2, 2), partitioned_by=["region"])
+    key = ("id", "region")
+    lake.upsert(row(1, 10), key=key)
+    table.java.updateSpec().addField("id").commit()
+    table.compact()
+    table.commit(*table.data_files([row(3, 3)], spec_id=0))
+    lake.upsert(row(2, 20), key=key)
+
+    assert lake.publish()["stopped_at"] is None
+    assert lake.rows() == in_order(row(1, 10), row(2, 20), row(3, 3))
+
+
 def _deletes_under_the_old_spec(lake: Lake, ids: Sequence[int]) -> list[WrittenFile]:
     rows = [row(one, 0) for one in ids]
     return lake.table.equality_deletes(rows, equality_columns=["id", "region"], spec_id=0)
