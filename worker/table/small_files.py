@@ -34,8 +34,9 @@ class RewritableFiles(NamedTuple):
 
 def number_of_bytes(text: str) -> int | None:
     """A number above 0 that Java takes for a long; None for anything else."""
-    is_one = text.isascii() and text.isdigit() and 0 < int(text[:20]) < 1 << 63
-    return int(text) if is_one else None
+    if len(text) > 19 or not text.isascii() or not text.isdigit():  # Python takes no number of 5,000 digits
+        return None
+    return int(text) if 0 < int(text) < 1 << 63 else None
 
 
 def target_file_bytes(properties: Mapping[str, str]) -> int:

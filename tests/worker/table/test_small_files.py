@@ -75,7 +75,9 @@ def test_small_deletes_count_but_for_the_only_ones_of_their_data_files() -> None
         assert rewritable_deletes(files, 100, 3) == found
 
 
-@pytest.mark.parametrize("size", ["many", "1000", "-1", "0", "9" * 30, "\u0663"])
+@pytest.mark.parametrize(
+    "size", ["many", "1000", "-1", "0", "9" * 30, "\u0663", "0" * 19 + "9" * 20, "9" * 5_000]
+)
 def test_a_size_that_can_not_be_meant_is_refused(size: str) -> None:
     with pytest.raises(FileSizeError, match=r"write\.target-file-size-bytes"):
         target_file_bytes({"write.target-file-size-bytes": size})
