@@ -13,6 +13,7 @@ import java.util.Iterator;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
+import org.apache.iceberg.BaseFileScanTask;
 import org.apache.iceberg.BaseTable;
 import org.apache.iceberg.ContentFile;
 import org.apache.iceberg.DataFile;
@@ -21,7 +22,9 @@ import org.apache.iceberg.FileContent;
 import org.apache.iceberg.FileScanTask;
 import org.apache.iceberg.ManifestFile;
 import org.apache.iceberg.ManifestFiles;
+import org.apache.iceberg.PartitionSpecParser;
 import org.apache.iceberg.RewriteFiles;
+import org.apache.iceberg.SchemaParser;
 import org.apache.iceberg.Snapshot;
 import org.apache.iceberg.SnapshotAncestryValidator;
 import org.apache.iceberg.SnapshotChanges;
@@ -33,6 +36,7 @@ import org.apache.iceberg.actions.RewriteFileGroup;
 import org.apache.iceberg.actions.RewriteGroupBase;
 import org.apache.iceberg.actions.RewritePositionDeletesGroup;
 import org.apache.iceberg.expressions.Expressions;
+import org.apache.iceberg.expressions.ResidualEvaluator;
 import org.apache.iceberg.io.CloseableIterable;
 import org.apache.iceberg.io.CloseableIterator;
 import org.apache.iceberg.io.FilterIterator;
@@ -41,7 +45,8 @@ import org.apache.iceberg.io.LocationProvider;
 /**
  * A table at one of its snapshots, of which Iceberg's action sees just some data files. What the action would commit is
  * collected, for the job to commit it. Spark's tasks get its properties and its location provider, so these are ours:
- * what the table names as classes or places is not among them.
+ * what the table names as classes or places is not among them. Equality deletes that are newer than the data files it
+ * writes stay out of sight, since they apply to these.
  */
 public class RewritableTable extends BaseTable {
     private final Map properties;
@@ -49,17 +54,28 @@ public class RewritableTable extends BaseTable {
     private final Snapshot snapshot;
     private final Set paths;
     private final boolean hasOnlyThese;
+    private final long sequenceNumber;
     private final CollectedRewrite rewrite = new CollectedRewrite();
 
-    /** paths: of data files, which are all that there are, or those that are left out. */
+    /**
+     * paths: of data files, which are all that there are, or those that are left out. sequenceNumber: of data files that
+     * are written.
+     */
     public RewritableTable(
-            BaseTable table, Map properties, LocationProvider locations, String snapshotId, List paths, Boolean only) {
+            BaseTable table,
+            Map properties,
+            LocationProvider locations,
+            String snapshotId,
+            List paths,
+            Boolean only,
+            String sequenceNumber) {
         super(table.operations(), table.name(), table.reporter());
         this.properties = properties;
         this.locations = locations;
         this.snapshot = table.snapshot(Long.parseLong(snapshotId));
         this.paths = new HashSet(paths);
         this.hasOnlyThese = only.booleanValue();
+        this.sequenceNumber = Long.parseLong(sequenceNumber);
     }
 
     public Map properties() {
@@ -112,9 +128,22 @@ public class RewritableTable extends BaseTable {
     private CloseableIterable seen(final CloseableIterable tasks) {
         return new CloseableIterable() {
             public CloseableIterator iterator() {
-                return new FilterIterator(tasks.iterator()) {
+                final CloseableIterator seen = new FilterIterator(tasks.iterator()) {
                     protected boolean shouldKeep(Object task) {
                         return isSeen(((FileScanTask) task).file().location());
+                    }
+                };
+                return new CloseableIterator() {
+                    public boolean hasNext() {
+                        return seen.hasNext();
+                    }
+
+                    public Object next() {
+                        return withoutNewerDeletes((FileScanTask) seen.next());
+                    }
+
+                    public void close() throws IOException {
+                        seen.close();
                     }
                 };
             }
@@ -123,6 +152,26 @@ public class RewritableTable extends BaseTable {
                 tasks.close();
             }
         };
+    }
+
+    private FileScanTask withoutNewerDeletes(FileScanTask task) {
+        List deletes = new ArrayList();
+        for (Iterator each = task.deletes().iterator(); each.hasNext();) {
+            DeleteFile file = (DeleteFile) each.next();
+            if (file.content() != FileContent.EQUALITY_DELETES
+                    || file.dataSequenceNumber().longValue() <= this.sequenceNumber) {
+                deletes.add(file);
+            }
+        }
+        if (deletes.size() == task.deletes().size()) {
+            return task;
+        }
+        return new BaseFileScanTask(
+                (DataFile) task.file(),
+                (DeleteFile[]) deletes.toArray(new DeleteFile[0]),
+                SchemaParser.toJson(task.schema()),
+                PartitionSpecParser.toJson(task.spec()),
+                ResidualEvaluator.unpartitioned(task.residual()));
     }
 
     private boolean isSeen(String path) {
@@ -235,22 +284,29 @@ public class PlannedPositionDeletes extends PlannedFiles {
 }
 
 /**
- * Whether equality deletes that came since a snapshot stay, though the data files that are older than they are replaced.
- * New data files have the sequence number of that snapshot, so these deletes apply to them. Iceberg drops deletes that
+ * Whether equality deletes stay that are newer than new data files and apply to them, though the data files that are
+ * older than they are replaced: those that came since a snapshot, and the oldest that it has. Iceberg drops deletes that
  * are older than all data files, and does not count those that it adds (apache/iceberg#10962): one must be left.
  * And whether nobody has added again what is replaced: Iceberg removes by paths, and would take both.
  */
 public class NewDeletesStay implements SnapshotAncestryValidator {
     private final Table table;
     private final long startingSnapshotId;
+    private final long oldest;
     private final Set replaced;
     private final SnapshotAncestryValidator nothingAddedAgain;
     private String why;
 
+    /** oldest: the sequence number of a delete, or the highest long. */
     public NewDeletesStay(
-            Table table, String startingSnapshotId, List replaced, SnapshotAncestryValidator nothingAddedAgain) {
+            Table table,
+            String startingSnapshotId,
+            String oldest,
+            List replaced,
+            SnapshotAncestryValidator nothingAddedAgain) {
         this.table = table;
         this.startingSnapshotId = Long.parseLong(startingSnapshotId);
+        this.oldest = Long.parseLong(oldest);
         this.replaced = new HashSet(replaced);
         this.nothingAddedAgain = nothingAddedAgain;
     }
@@ -262,7 +318,7 @@ public class NewDeletesStay implements SnapshotAncestryValidator {
         }
         this.why = "equality deletes came meanwhile, which Iceberg would drop with the last data file that is older";
         Snapshot head = null;
-        long oldest = Long.MAX_VALUE;
+        long oldest = this.oldest;
         for (Iterator each = ancestors.iterator(); each.hasNext();) {
             Snapshot snapshot = (Snapshot) each.next();
             head = head == null ? snapshot : head;

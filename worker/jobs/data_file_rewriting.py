@@ -35,7 +35,7 @@ from worker.spark.jvm import java_object, jvm_of
 from worker.table import row_delta
 from worker.table.catalogs import java_map, java_message
 from worker.table.commit import CommittedSnapshot
-from worker.table.files import DataFiles
+from worker.table.files import DataFiles, DeleteFile
 from worker.table.manifests import read_snapshot_files
 from worker.table.plan import affected_files
 from worker.table.row_delta import java_list
@@ -69,10 +69,12 @@ class _Rewriting(FileRewriting):
         super().__init__(job, warehouse)
         self._parameters = job.assignment.job.rewrite_data_files
         self._refused: dict[str, Unconvertible] = {}
+        self._sequence_number = 0
 
     def ready(self, table: PinnedTable) -> PinnedTable:
-        """The table at the snapshot that has no equality deletes but those that can't be converted. What
-        others commit after it is not waited for."""
+        """The table at the snapshot where all equality deletes are converted that it has now, but for those
+        that can't be. What others commit meanwhile is not waited for."""
+        self._sequence_number = super().sequence_number(table)
         pending = table.files.equality_deletes
         if not pending:
             return table
@@ -95,9 +97,14 @@ class _Rewriting(FileRewriting):
             files = read_snapshot_files(table.metadata, snapshot, table.storage.io, self.job.manifests)
         return replace(table, snapshot=snapshot, files=files)
 
+    def sequence_number(self, _: PinnedTable) -> int:
+        """That of the snapshot whose deletes were converted: what came later may be pending."""
+        return self._sequence_number
+
     def choose(self, table: PinnedTable) -> Choice:
-        left_out = self._left_out(table)
-        java_table = self.java_table(table, left_out, only=False)
+        left_out, data_files = self._left_out(table), table.files.data_files
+        newer = data_files.where(data_files.data_sequence_numbers > self._sequence_number)
+        java_table = self.java_table(table, {*left_out, *(file.path for file in newer)}, only=False)
         paths, size_bytes, expected = list[str](), 0, 0
         for group in self.planned(table, java_table, "PlannedDataFiles", self._options(table)):
             if paths and size_bytes + group["size_bytes"] > self._parameters.max_bytes:
@@ -107,10 +114,15 @@ class _Rewriting(FileRewriting):
             expected += group["expected"]
         return Choice(paths, size_bytes, expected, len(left_out))
 
+    def _pending(self, table: PinnedTable, *, is_newer: bool) -> list[DeleteFile]:
+        """Equality deletes that apply to the new data files, or those that could not be converted."""
+        pending = table.files.equality_deletes
+        return [one for one in pending if (one.data_sequence_number > self._sequence_number) == is_newer]
+
     def _left_out(self, table: PinnedTable) -> list[str]:
         """Data files to which an equality delete applies that stays, and those that are live twice."""
         files = table.files
-        stays = () if self.job.assignment.job.dry_run else files.equality_deletes
+        stays = () if self.job.assignment.job.dry_run else self._pending(table, is_newer=False)
         found = [file.path for file in affected_files(files, stays)]
         repeated = files.data_files.select(may_repeat(files.data_files.path_pieces()))
         twice = [path for path, number in Counter(file.path for file in repeated).items() if number > 1]
@@ -163,11 +175,15 @@ class _Rewriting(FileRewriting):
         old = java_list(jvm_of(java_table), choice.paths)
         starting, removed = snapshot.snapshot_id, [one.path for one in of_chosen]
         again = row_delta.nothing_added_again(java_table, starting, old, removed)
-        validator = java_object(java_table, SOURCE, "NewDeletesStay", java_table, str(starting), old, again)
+        newer = [one.data_sequence_number for one in self._pending(table, is_newer=True)]
+        oldest = str(min(newer, default=(1 << 63) - 1))
+        validator = java_object(
+            java_table, SOURCE, "NewDeletesStay", java_table, str(starting), oldest, old, again
+        )
         deletes = row_delta.java_delete_files(java_table, useless)
 
         def complete(operation: JavaObject) -> None:
-            operation.validateWith(validator).dataSequenceNumber(snapshot.sequence_number or 0)
+            operation.validateWith(validator).dataSequenceNumber(self._sequence_number)
             for file in deletes:
                 operation.deleteFile(file)
 

@@ -109,6 +109,10 @@ class FileRewriting(ABC):
         """The table as it can be looked at."""
         return table
 
+    def sequence_number(self, table: PinnedTable) -> int:
+        """Of new data files: equality deletes with a higher one apply to them, as to the old ones."""
+        return (table.snapshot.sequence_number if table.snapshot is not None else None) or 0
+
     @abstractmethod
     def choose(self, table: PinnedTable) -> Choice:
         """What is to be written anew of a snapshot."""
@@ -182,6 +186,7 @@ class FileRewriting(ABC):
                 str(table.snapshot_id),
                 java_list(jvm, sorted(paths)),
                 only,
+                str(self.sequence_number(table)),
             )
 
     # rewrite

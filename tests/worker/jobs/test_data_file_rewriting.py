@@ -17,6 +17,7 @@ from tests.readers import duckdb_rows, pyiceberg_rows
 from tests.thorough import V2_FIRST, V3_FIRST, first_always
 from worker.jobs import file_rewriting
 from worker.jobs.conversion import Conversion
+from worker.jobs.conversion_plan import Plan
 from worker.jobs.data_file_rewriting import _Rewriting
 from worker.process.errors import JobError, OutOfMemoryError
 from worker.table.commit_errors import CommitConflictError
@@ -135,6 +136,47 @@ def test_what_is_pending_is_converted_first_and_what_a_writer_commits_meanwhile_
     assert "looks again" not in " ".join(jobs.reporter.decisions)
     assert len(equality_delete_files(spark, table.identifier)) == 5, "what came meanwhile is left for later"
     expected = {(n, 99) for n in (1, 2, 3, 13, 50)} | {(n, 0) for n in (0, 4, 11, 12, 14, 20)}
+    shown = visible_rows(spark, table.identifier)
+    assert Counter((one[0], one[2]) for one in shown.elements()) == Counter(expected)
+    jobs.run("convert")
+    assert visible_rows(spark, table.identifier) == pyiceberg_rows(table) == shown
+
+
+@V2_FIRST
+@first_always("how", ["upserts", "deletes"])
+def test_what_a_writer_commits_while_deletes_are_converted_stays_right_and_keeps_no_file_out(
+    new_table: NewTable,
+    jobs: Jobs,
+    spark: SparkSession,
+    monkeypatch: pytest.MonkeyPatch,
+    format_version: int,
+    how: str,
+) -> None:
+    """The snapshot that is read has pending deletes, which apply to the new data files."""
+    table = new_table(format_version=format_version, partitioned_by=[])
+    table.delete_keys([{"id": 1}])
+    real = Plan.commit
+
+    def commit(plan: Plan, part: Any) -> Any:
+        monkeypatch.setattr(Plan, "commit", real)
+        for number in (2, 13):
+            if how == "upserts":
+                table.upsert([row(number, 99)], key=["id"])
+            else:
+                table.delete_keys([{"id": number}])
+        return real(plan, part)
+
+    monkeypatch.setattr(Plan, "commit", commit)
+    told = rewrite(jobs)["data_files"]
+    assert (told["data_files_rewritten"], told["data_files_left_out"]) == (6, 0)
+    expected = {(n, 0) for n in (0, 3, 4, 11, 12, 14, 20)}
+    if how == "upserts":
+        assert len(equality_delete_files(spark, table.identifier)) == 2
+        (rows,) = spark.sql(f"SELECT sum(record_count) FROM {table.identifier}.data_files").collect()
+        assert rows[0] == 9 + 2, "none is applied by Iceberg's reader"
+        expected |= {(2, 99), (13, 99)}
+    else:  # Iceberg would forget them with all data files that are older
+        assert "so it looks again" in " ".join(jobs.reporter.decisions)
     shown = visible_rows(spark, table.identifier)
     assert Counter((one[0], one[2]) for one in shown.elements()) == Counter(expected)
     jobs.run("convert")
