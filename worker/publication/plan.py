@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from staging.history import (
     BRANCH,
@@ -67,7 +66,8 @@ SUMMARY = {
 class Part:
     """What a plan came to: the staged snapshots that it publishes, and the deletes that it wrote for them.
 
-    superseded: rows of the staged data files that later staged deletes delete.
+    superseded: rows of the staged data files that later staged deletes delete. proven_id: the head of the
+    staging branch, where nothing waits, and not the branches' snapshots alone say so.
     """
 
     staged: Staged
@@ -75,16 +75,18 @@ class Part:
     superseded: int = 0
     explanations: list[dict[str, Any]] = field(default_factory=list)
     deviations: list[Deviation] = field(default_factory=list)
+    proven_id: int | None = None
 
     def publication(self, target: PinnedTable) -> Publication | None:
-        """target: has all that, as soon as the part is committed. None if nothing is published."""
-        if not self.staged.snapshots:
+        """target: has all that, as soon as the part is committed. None if nothing is published or proven."""
+        last_id = self.staged.snapshots[-1].snapshot_id if self.staged.snapshots else self.proven_id
+        if last_id is None:
             return None
-        last, head = self.staged.snapshots[-1], target.snapshot
+        head = target.snapshot
         if head is None:
-            return Publication(last.snapshot_id, NO_SNAPSHOT, 0)
+            return Publication(last_id, NO_SNAPSHOT, 0)
         assert head.sequence_number is not None
-        return Publication(last.snapshot_id, head.snapshot_id, head.sequence_number)
+        return Publication(last_id, head.snapshot_id, head.sequence_number)
 
     @property
     def is_empty(self) -> bool:
@@ -162,9 +164,15 @@ class Plan:
             raise UnsupportedTableError("tables of format version 1 have no row-level deletes")
         with job.stage("plan"):
             after = job.assignment.job.publish.after
+            is_asked = after is not None
+
+            def since(publication: Publication, is_last: bool) -> Publication | Literal[False] | None:
+                nonlocal is_asked
+                is_asked = True
+                return last_publication(self.table, self._source, publication, is_last)
+
             try:
-                last = partial(last_publication, self.table, self._source)
-                waiting = staged_snapshots(metadata, self._source, self.table.branch, after, last)
+                waiting = staged_snapshots(metadata, self._source, self.table.branch, after, since)
             except StagingError as error:
                 raise PublicationError(error) from error
             skip = job.assignment.job.publish.skip
@@ -187,7 +195,8 @@ class Plan:
             except _UnpublishableError as error:
                 self._looks.forget()
                 staged = staged.before(error.sequence_number, error.why)
-        return Part(staged)
+        head_id = metadata.refs[self._source].snapshot_id
+        return Part(staged, proven_id=head_id if is_asked and not waiting else None)
 
     def commit(self, part: Part) -> CommittedSnapshot | None:
         """None if there is nothing to commit, or in a dry run."""

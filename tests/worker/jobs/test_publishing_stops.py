@@ -379,6 +379,39 @@ def test_a_target_whose_publication_expired_goes_on_if_anything_tells_that_it_ha
     assert lake.rows() == in_order(row(1, 11), row(5, 5))
 
 
+@pytest.mark.parametrize("is_proven", [True, False])
+def test_what_a_job_or_a_person_found_once_is_known_when_nothing_tells_it_any_more(
+    lake: Lake, is_proven: bool
+) -> None:
+    """With nothing staged; the staging branch names the head of the target that has all that it had."""
+    table = lake.create(row(1, 1))
+    lake.upsert(row(1, 10))
+    lake.publish()
+    table.append([row(5, 5)])
+    table.compact()
+    _expire(table)
+
+    def forget() -> None:
+        for one in table.metadata.metadata_log:
+            Path(one.metadata_file.removeprefix("file:")).unlink(missing_ok=True)
+
+    parameters: dict[str, Any] = {"from": BRANCH}
+    if not is_proven:
+        forget()
+        _remedied(lake, "publication_expired")
+        parameters["after"] = table.metadata.refs[BRANCH].snapshot_id
+    assert lake.publish(parameters=parameters)["staged_snapshots"] == 0
+    forget()
+    snapshots = len(table.metadata.snapshots)
+    table.append([row(6, 6)])
+
+    assert lake.publish()["staged_snapshots"] == 0
+    assert len(table.metadata.snapshots) == snapshots + 1, "nothing is written that is known"
+    lake.upsert(row(1, 11))
+    assert lake.publish()["staged_snapshots"] == 1
+    assert lake.rows() == in_order(row(1, 11), row(5, 5), row(6, 6))
+
+
 @pytest.mark.parametrize("is_told", [True, False])
 def test_what_was_published_since_the_branch_was_cleared_last_is_not_published_again(
     lake: Lake, is_told: bool
