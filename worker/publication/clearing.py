@@ -51,7 +51,9 @@ _SOURCE = Path(__file__).with_name("PublishedFiles.java")
 _OF_WRITERS = ("flink.", "kafka.connect.", "spark.sql.streaming.")
 """Beginnings of properties that tell streaming writers what they have committed, when they start anew."""
 _WHOSE = (FLINK_JOB, "flink.operator-id", "spark.sql.streaming.queryId")
-"""Those of them that name the writer."""
+"""Those of them whose values name the writer."""
+_KAFKA = "kafka.connect.offsets."
+"""Begins those whose own names do, which go on with the topic and group."""
 
 
 def postponed(table: PinnedTable, source: str, publication: Publication) -> str | None:
@@ -190,5 +192,7 @@ def _writers(history: Sequence[Snapshot]) -> list[dict[str, str]]:
     for snapshot in history:
         told = properties(snapshot)
         if said := {name: told[name] for name in told if name.startswith(_OF_WRITERS)}:
-            found.setdefault(frozenset((name, said[name]) for name in _WHOSE if name in said), said)
+            whose = {(name, said[name]) for name in _WHOSE if name in said}
+            whose |= {(name, "") for name in said if name.startswith(_KAFKA)}
+            found.setdefault(frozenset(whose), said)
     return list(found.values())[:WRITERS] or [{}]

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from staging.history import History
+from staging.history import History, properties
 from tests.deaths import killed_at_commit_of
 from tests.factories import TableBuilder
 from tests.staging import BRANCH, Lake, Meanwhile, in_order, row
@@ -65,6 +65,25 @@ def test_a_renewed_branch_has_its_first_snapshot_and_what_its_writers_said_last(
         assert lake.rows() == in_order(row(4, 4), row(5, 10 * number))
     assert (_renew(lake)["renewed"], max_committed(table), len(_history(table))) == (True, 5, 3)
     assert (_renew(lake)["renewed"], lake.publish()["staged_snapshots"]) == (False, 0)
+
+
+def test_a_renewed_branch_has_the_offsets_of_each_connector_of_kafka(lake: Lake) -> None:
+    """Kafka Connect has no other name than the property's own."""
+    table = lake.create(row(1, 1))
+    for group in ("a", "b", "a"):
+        append = table.java.newAppend().toBranch(BRANCH)
+        append.appendFile(table.parsed(*table.data_files([row(2, 2)])))
+        append.set(f"kafka.connect.offsets.orders.{group}", f'{{"0":{len(_history(table))}}}')
+        append.set("kafka.connect.commit-id", group).commit()
+
+    assert _renew(lake)["renewed"] is True
+
+    said = [dict(properties(one)) for one in History.of(table.metadata, BRANCH).snapshots]
+    offsets = {name: one[name] for one in said for name in one if name.startswith("kafka.connect.offsets.")}
+    assert offsets == {
+        "kafka.connect.offsets.orders.a": '{"0":3}',
+        "kafka.connect.offsets.orders.b": '{"0":2}',
+    }
 
 
 def test_a_branch_with_what_waits_is_not_renewed(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
