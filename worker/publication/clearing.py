@@ -6,6 +6,7 @@ happens on the head that was looked at alone: what it repeats of the branch's wr
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 
@@ -36,8 +37,8 @@ from worker.attempt.pinned_table import PinnedTable
 from worker.process.plurals import counted
 from worker.spark.jvm import java_object, jvm_of
 from worker.table import row_delta
-from worker.table.commit import ATTEMPT, JOB_ID, CommittedSnapshot, commit_snapshot
-from worker.table.commit_errors import prepared
+from worker.table.commit import ATTEMPT, JOB_ID, CommittedSnapshot, commit_snapshot, find_head
+from worker.table.commit_errors import CommitError, prepared
 
 GATHERED = 16
 """After so many published snapshots, each publication tries once to take them off, whatever waits. Of few,
@@ -140,10 +141,19 @@ def clear(
         return java_object(java_table, _SOURCE, "PublishedFiles", *arguments)
 
     with job.stage("clear"):
-        with prepared():
-            files = shown_by(head, up_to)
-            summary[FILES_CLEARED] = str(files.count())
-            left = files if first is None else shown_by(first, first.sequence_number)
+        if first is None:
+            try:
+                with prepared():
+                    left = shown_by(head, up_to)
+                    count = left.count()
+            except CommitError as error:
+                if find_head(java_table, source) != head.snapshot_id:
+                    raise
+                raise CommitError(f"{error}; if each job says so, publish once with `renew`") from None
+        else:  # without the head's manifests, which a skipped snapshot may have lost
+            with prepared():
+                left, count = shown_by(first, first.sequence_number), _total_files(head)
+        summary[FILES_CLEARED] = str(count)
 
         def operation(of_commit: Mapping[str, str], condemned: JavaObject, place: str) -> JavaObject:
             guarded = row_delta.guarded(java_table, place, "")
@@ -176,6 +186,12 @@ def clear(
             confirm_lease=job.reporter.confirm_lease,
             check_location=table.storage.io.check,
         )
+
+
+def _total_files(snapshot: Snapshot) -> int:
+    """Those that it shows, as far as its summary says."""
+    told = (properties(snapshot).get(f"total-{files}-files", "") for files in ("data", "delete"))
+    return sum(int(count) for count in told if re.fullmatch("[0-9]{1,18}", count))
 
 
 def _skipped(metadata: TableMetadata, source: str, target: str) -> dict[str, str]:

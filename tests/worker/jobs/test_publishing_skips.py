@@ -74,6 +74,14 @@ def test_what_follows_a_skipped_snapshot_is_published(lake: Lake, what: str) -> 
     lake.upsert(row(8, 8))
     assert lake.publish()["staged_snapshots"] == 1
     assert lake.rows() == in_order(*expected, row(8, 8))
+    if what == "missing manifest":
+        assert result["files_cleared"] == 0
+        assert any("publish once with `renew`" in one for one in lake.jobs.reporter.decisions)
+        renewed = lake.publish(parameters={"from": BRANCH, "renew": True})
+        assert (renewed["renewed"], renewed["files_cleared"]) == (True, 8)
+        lake.upsert(row(6, 60))
+        assert lake.publish()["files_cleared"] == 2
+        assert lake.rows() == in_order(*[one for one in expected if one["id"] != 6], row(6, 60), row(8, 8))
 
 
 def test_a_skipped_snapshot_alone_is_told_by_the_target_and_never_asked_about_again(lake: Lake) -> None:
