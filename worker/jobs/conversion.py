@@ -34,7 +34,6 @@ def convert_table(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Ou
     In one commit, or in several of at most `max_delete_files_per_commit` equality delete files, or of fewer
     after attempts that ran out of memory. Deletes that come while the job runs are left to the next one.
     """
-    limit = job.assignment.policy.convert.max_delete_files_per_commit
     conversion = Conversion(job, warehouse)
     if conversion.was_committed(table):
         table = pin_table(job)
@@ -45,27 +44,14 @@ def convert_table(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Ou
         job.decide("The table holds no equality deletes: there is nothing to convert.")
     else:
         _tell_of_location_provider(job, table)
-    allowed = limit or len(pending)
-    bound = min(allowed, ceil(len(pending) * job.commit_fraction))
-    batches = in_commits(pending, bound)
-    if len(batches) > 1:
-        why = "the policy allows" if bound == allowed else "since earlier attempts lacked memory, at most"
-        job.decide(
-            f"{len(pending):,} equality delete files take {len(batches):,} commits: {why} {bound:,} in each."
-        )
+    batches = conversion.batches(pending)
     if job.assignment.job.dry_run:
         # Nothing is committed that the next batch would build upon.
         conversion.convert(table, pending, commits_left=0)
         converted = conversion.converted
         commits = sum(any(file.path in converted for file in batch) for batch in batches)
         return conversion.outcome(table, commits=commits)
-    for number, batch in enumerate(batches):
-        if number:
-            job.decide(f"Commit {number + 1:,} of {len(batches):,}.")
-            with job.stage("plan"):
-                table = pin_table(job)
-        table = conversion.convert(table, batch, commits_left=len(batches) - number - 1)
-    return conversion.outcome(table)
+    return conversion.outcome(conversion.convert_all(table, batches))
 
 
 def _tell_of_location_provider(job: Job, table: PinnedTable) -> None:
@@ -105,6 +91,32 @@ class Conversion:
     def refused(self) -> list[Unconvertible]:
         """What stays, each once."""
         return list({one.file_path: one for part in self._parts for one in part.refused}.values())
+
+    def batches(self, pending: Sequence[DeleteFile]) -> list[Sequence[DeleteFile]]:
+        """Live equality deletes, as many together as one commit may take; it is told if one is not enough."""
+        job = self._job
+        allowed = job.assignment.policy.convert.max_delete_files_per_commit or len(pending)
+        bound = min(allowed, ceil(len(pending) * job.commit_fraction))
+        batches = in_commits(pending, bound)
+        if len(batches) > 1:
+            why = "the policy allows" if bound == allowed else "since earlier attempts lacked memory, at most"
+            job.decide(
+                f"{len(pending):,} equality delete files take {len(batches):,} commits:"
+                f" {why} {bound:,} in each."
+            )
+        return batches
+
+    def convert_all(
+        self, table: PinnedTable, batches: Sequence[Sequence[DeleteFile]], commits_left: int = 0
+    ) -> PinnedTable:
+        """Converts one batch after the other, as `convert` does each."""
+        for number, batch in enumerate(batches):
+            if number:
+                self._job.decide(f"Commit {number + 1:,} of {len(batches):,}.")
+                with self._job.stage("plan"):
+                    table = pin_table(self._job)
+            table = self.convert(table, batch, commits_left + len(batches) - number - 1)
+        return table
 
     def convert(self, table: PinnedTable, batch: Sequence[DeleteFile], commits_left: int) -> PinnedTable:
         """Converts a batch of live equality deletes in one commit; returns the table as it was planned last.

@@ -85,7 +85,7 @@ class _Rewriting(FileRewriting):
             )
             return table
         conversion = Conversion(self.job, self.warehouse, self.plans)
-        conversion.convert(table, pending, commits_left=1)  # the rewriting is to come
+        conversion.convert_all(table, conversion.batches(pending), commits_left=1)  # the rewriting is to come
         self.plans = conversion.plans + 1
         self._refused |= {one.file_path: one for one in conversion.refused}
         self.job.decide(f"{counted(len(conversion.converted), 'equality delete file')} converted first.")

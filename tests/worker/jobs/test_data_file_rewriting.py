@@ -142,6 +142,20 @@ def test_what_is_pending_is_converted_first_and_what_a_writer_commits_meanwhile_
     assert visible_rows(spark, table.identifier) == pyiceberg_rows(table) == shown
 
 
+def test_what_is_pending_is_converted_in_as_many_commits_as_a_conversion_takes(
+    new_table: NewTable, jobs: Jobs, spark: SparkSession
+) -> None:
+    table = new_table(partitioned_by=[])
+    for number in (1, 2):
+        table.delete_keys([{"id": number}])
+    before = len(table.metadata.snapshots)
+    told = rewrite(jobs, policy={"convert": {"max_delete_files_per_commit": 1}})
+    assert "2 equality delete files take 2 commits" in " ".join(jobs.reporter.decisions)
+    assert len(table.metadata.snapshots) - before == 2 + told["commits"] == 3
+    assert not equality_delete_files(spark, table.identifier)
+    assert not {1, 2, 10} & {one[0] for one in visible_rows(spark, table.identifier)}
+
+
 @V2_FIRST
 @first_always("how", ["upserts", "deletes"])
 def test_what_a_writer_commits_while_deletes_are_converted_stays_right_and_keeps_no_file_out(
