@@ -24,7 +24,7 @@ from service.jobs.contract import (
     HeartbeatRequest,
 )
 from service.jobs.events import record_job_event
-from service.jobs.index_reports import apply_publication, apply_report
+from service.jobs.index_reports import apply_publication, apply_report, rewritable
 from service.jobs.ownership import check_owner
 from service.jobs.queue import attempts_of, change_status, end_job, lock_job, rfc3339, rows_of
 from service.jobs.status import backoff_seconds, status_after
@@ -154,6 +154,7 @@ def finish(
         _check_erasure(session, job, report.result.erasure)
     if report.health is not None:
         job.seen_snapshot_id = report.health.iceberg_snapshot_id
+        job.seen_rewritable = rewritable(job.kind, report.health)
         is_done = outcome is AttemptStatus.SUCCEEDED and not job.dry_run
         apply_report(
             session,

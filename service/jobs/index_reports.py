@@ -6,9 +6,20 @@ from sqlmodel import Session
 
 from service.jobs.contract import IndexReport
 from service.records.health import TableHealth, health_of
-from service.records.jobs import Job
+from service.records.jobs import Job, JobKind
 from service.records.reports import JobResult
 from service.records.tables import EnrolledTable
+
+
+def rewritable(kind: str, counted: IndexReport | TableHealth) -> list[int] | None:
+    """The files that jobs of a kind would write anew, as a report counts them; None for other kinds."""
+    match JobKind(kind):
+        case JobKind.REWRITE_DATA_FILES:
+            return [counted.small_data_files, counted.deleted_data_files]
+        case JobKind.REWRITE_POSITION_DELETE_FILES:
+            return [counted.small_delete_files]
+        case _:
+            return None
 
 
 def seen_equality_field_ids(session: Session, table_id: str) -> list[list[int]]:

@@ -208,6 +208,8 @@ class Job(SQLModel, table=True):
     """Of the effective policy when it was queued: failures under another policy hold nothing up."""
     seen_snapshot_id: int | None = Field(default=None, sa_type=BigInteger)
     """Head of the branch as the job left it: what it found holds as long as that stays."""
+    seen_rewritable: list[int] | None = Field(default=None, sa_type=Json)
+    """The files that jobs of its kind would write anew, as it counted them at its end."""
     progress: dict[str, Any] | None = Field(default=None, sa_type=Json)
     result: dict[str, Any] | None = Field(default=None, sa_column=Column(ReportedObject(JobResult)))
     error: dict[str, Any] | None = Field(default=None, sa_type=Json)

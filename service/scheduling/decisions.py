@@ -416,11 +416,15 @@ def _decide_rewriting(
         return refusal
     if nothing is not None:
         return Decision(kind, Action.WAIT, "nothing-small", nothing)
+    due, last = _fired(policy_of_kind.cron, state, policy, kind, now), state.last.get(kind)
+    figures = ", ".join(one.words for one in triggers)
+    if kind is not JobKind.REWRITE_MANIFESTS and last is not None and last.idle and due is None:
+        told = f"The last job could rewrite none of them ({figures}): the next one waits for another number."
+        return Decision(kind, Action.WAIT, "none-rewritable", told)
     backoff = _backoff(kind, state, policy, now)
     if backoff is not None:
         return backoff
-    due = _fired(policy_of_kind.cron, state, policy, kind, now)
-    found = _reached_or_due(kind, triggers, ", ".join(one.words for one in triggers), due)
+    found = _reached_or_due(kind, triggers, figures, due)
     return _not_too_soon(found, state, policy_of_kind.min_interval_seconds, now)
 
 

@@ -8,6 +8,7 @@ from sqlmodel import Session, col, select
 from service.catalogs.measure import Past, Volume
 from service.jobs import queue
 from service.jobs.budgets import spent_budget
+from service.jobs.index_reports import rewritable
 from service.jobs.service import pause_reason
 from service.policies.models import EffectivePolicy
 from service.records.catalogs import Catalog
@@ -95,7 +96,7 @@ def _last_job(session: Session, health: TableHealth, kind: JobKind, policy_diges
         return None
     since_success = list(takewhile(lambda job: job.status == JobStatus.FAILED.value, ended))
     failed = [job for job in since_success if job.trigger != REQUEST and job.policy_digest == policy_digest]
-    idle = takewhile(lambda job: _is_idle(job, health), ended)
+    idle = takewhile(lambda job: _is_idle(job, health, policy_digest), ended)
     return LastJob(
         ended[0].ended_at,
         failed=len(failed),
@@ -106,7 +107,7 @@ def _last_job(session: Session, health: TableHealth, kind: JobKind, policy_diges
     )
 
 
-def _is_idle(job: Job, health: TableHealth) -> bool:
+def _is_idle(job: Job, health: TableHealth, policy_digest: str) -> bool:
     """Whether a job found nothing to do in the table as it still is."""
     result = job.result or {}
     if job.status != JobStatus.SUCCEEDED.value:
@@ -115,7 +116,14 @@ def _is_idle(job: Job, health: TableHealth) -> bool:
         # Whatever happens on the table's own branch, a staged snapshot stays what it is.
         stopped = result.get("stopped_at") or {}
         return result.get("staged_snapshots") == 0 and stopped.get("snapshot_id") == health.first_staged_id
-    if job.seen_snapshot_id != health.iceberg_snapshot_id:
+    counted = rewritable(job.kind, health)
+    if counted is not None:
+        # Some of these can't be written anew, and not every count knows which: as long as it is the same, and
+        # nobody asks for others, there is nothing else to find, whatever is committed.
+        is_same = job.seen_rewritable == counted and job.policy_digest == policy_digest
+        if not is_same or job.trigger == REQUEST:
+            return False
+    elif job.seen_snapshot_id != health.iceberg_snapshot_id:
         return False
     key_sets = result.get("key_sets") or []
     match JobKind(job.kind):

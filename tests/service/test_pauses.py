@@ -119,3 +119,54 @@ def test_jobs_that_find_nothing_are_spaced_out_until_the_table_changes(
     ]
     iceberg.append("db.t", [9])
     assert decision(service, table)["action"] == "trigger"
+
+
+def test_a_rewriting_that_could_take_none_waits_until_there_are_more_whatever_is_committed(
+    service: Running, iceberg: IcebergCatalog
+) -> None:
+    """Files that can't be written anew are counted, too: nobody looks for them again and again."""
+    service.register(iceberg)
+    rewrite = {"rewrite_data_files": {"enabled": True, "small_data_files": 5, "min_interval_seconds": 0}}
+    settings = rewrite | {"convert": {"enabled": False}, "index": {"enabled": False}}
+    assert service.admin.post("/policies", json={"name": "rewrite", "settings": settings}).status_code == 201
+    table, worker = str(service.enroll(policy="rewrite")["id"]), service.start_worker()
+
+    def decided() -> str:
+        service.poll(table)
+        found = service.admin.get(f"/tables/{table}/health").json()["decisions"]["rewrite_data_files"]
+        return str(found["code"])
+
+    def ends(small: int, rewritten: int = 0) -> None:
+        report = {
+            "iceberg_snapshot_id": iceberg.head("db.t"),
+            "key_sets": [],
+            "pending_equality_delete_files": 0,
+            "pending_equality_deletes": 0,
+            "small_data_files": small,
+        }
+        run(service, worker, result={"data_files": {"data_files_rewritten": rewritten}}, health=report)
+
+    def request(kind: str) -> None:
+        asked = service.admin.post(f"/tables/{table}/jobs", json={"kind": kind})
+        assert asked.status_code in (200, 201, 202)
+
+    request("rewrite_data_files")
+    ends(9)
+    assert decided() == "small-data-files", "what somebody asked for may have been something else"
+    ends(9)
+    assert decided() == "none-rewritable"
+    iceberg.append("db.t", [9])
+    let_pass(service, 100_000)
+    assert decided() == "none-rewritable"
+    request("index")
+    ends(10)
+    assert decided() == "small-data-files"
+    ends(10)
+    assert decided() == "none-rewritable"
+    changed = service.admin.patch(
+        "/policies/rewrite",
+        json={"settings": settings | {"rewrite_data_files": {"enabled": True, "min_interval_seconds": 0}}},
+        headers={"If-Match": "*"},
+    )
+    assert changed.status_code == 200
+    assert decided() != "none-rewritable"

@@ -401,6 +401,7 @@ def _create_tables() -> None:
         sa.Column("traceparent", sa.String(), nullable=True),
         sa.Column("policy_digest", sa.String(), nullable=False),
         sa.Column("seen_snapshot_id", sa.BigInteger(), nullable=True),
+        sa.Column("seen_rewritable", JSON, nullable=True),
         sa.Column("progress", JSON, nullable=True),
         sa.Column("result", JSON, nullable=True),
         sa.Column("error", JSON, nullable=True),
