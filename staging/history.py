@@ -33,6 +33,8 @@ one of the target has all that."""
 RENEWED = "icestream.renewed-from-snapshot-id"
 """Of such a snapshot with which the branch begins anew, at its first one: the head that it had before."""
 FLINK_JOB = "flink.job-id"
+KEPT = 1_000
+"""The branch of a Flink job has no more snapshots than so many, in format version 3, which keeps all."""
 NO_SNAPSHOT = -1
 """Of a target without a snapshot, as Iceberg names it: it has all of deletes alone, whatever comes later."""
 

@@ -13,6 +13,7 @@ from service.policies.models import EffectivePolicy
 from service.policies.schedules import Window, is_open, last_fire, next_opening
 from service.quantities import counted, sized
 from service.records.jobs import JobKind
+from staging.history import KEPT
 
 SCHEDULED = (
     JobKind.INDEX,
@@ -74,6 +75,8 @@ class StagedState:
     """Why nothing of the branch can be published."""
     unproven_id: int | None = None
     """The head of which only a job can tell whether it has what was published."""
+    kept: int = 0
+    """Snapshots of the branch of which none may expire before it begins anew."""
 
 
 @dataclass(frozen=True)
@@ -326,11 +329,16 @@ def _decide_publish(state: TableState, policy: EffectivePolicy, now: datetime) -
         return Decision(kind, Action.SKIP, "unpublishable", staged.trouble)
     last = state.last.get(kind)
     is_proven = staged.unproven_id is None or (last is not None and last.seen_id == staged.unproven_id)
-    if not staged.snapshots and is_proven:
+    if not staged.snapshots and is_proven and staged.kept <= KEPT:
         return Decision(kind, Action.WAIT, "nothing-staged", "Nothing is staged that is not published.")
     backoff = _backoff(kind, state, policy, now)
     if backoff is not None:
         return backoff
+    if not staged.snapshots and is_proven:
+        told = (
+            f"The staging branch has {staged.kept:,} snapshots (limit: {KEPT:,}): a job lets it begin anew."
+        )
+        return Decision(kind, Action.TRIGGER, "kept-snapshots", told)
     if not staged.snapshots:
         told = "Expiry has taken what says that the branch still has what was published: a job looks."
         return Decision(kind, Action.TRIGGER, "unproven", told)
@@ -526,6 +534,8 @@ def _backoff(kind: JobKind, state: TableState, policy: EffectivePolicy, now: dat
     jobs = f"the last {kind.value} job" if count == 1 else f"the last {count} {kind.value} jobs"
     if last.failed:
         why = f"{jobs} failed: {last.cause.rstrip('.')}. A success or another policy ends the pause"
+    elif kind is JobKind.PUBLISH and state.staged is not None and not state.staged.snapshots:
+        why = f"{jobs} found nothing to publish. Whatever is staged ends the pause"
     elif kind is JobKind.PUBLISH:
         why = f"{jobs} could not publish the first staged snapshot. Another one in its place ends the pause"
     else:

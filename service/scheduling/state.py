@@ -76,7 +76,12 @@ def _staged(health: TableHealth) -> StagedState:
     trouble = None if stopped.get("snapshot_id") is not None else stopped.get("reason")
     unproven = health.iceberg_snapshot_id if health.staging_is_unproven else None
     return StagedState(
-        health.staged_snapshots, health.staged_rows, health.oldest_staged_at, trouble, unproven
+        health.staged_snapshots,
+        health.staged_rows,
+        health.oldest_staged_at,
+        trouble,
+        unproven,
+        health.kept_snapshots,
     )
 
 
@@ -115,7 +120,11 @@ def _is_idle(job: Job, health: TableHealth, policy_digest: str) -> bool:
     if job.kind == JobKind.PUBLISH.value:
         # Whatever happens on the table's own branch, a staged snapshot stays what it is.
         stopped = result.get("stopped_at") or {}
-        return result.get("staged_snapshots") == 0 and stopped.get("snapshot_id") == health.first_staged_id
+        if result.get("renewed") or stopped.get("snapshot_id") != health.first_staged_id:
+            return False
+        # It may have taken checkpoints without changes, which the table's health does not count as staged.
+        is_empty = health.first_staged_id is None and result.get("commits") == 0
+        return is_empty or result.get("staged_snapshots") == 0
     counted = rewritable(job.kind, health)
     if counted is not None:
         # Some of these can't be written anew, and not every count knows which: as long as it is the same, and

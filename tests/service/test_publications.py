@@ -124,6 +124,28 @@ def test_a_stream_without_changes_has_nothing_that_waits(local: Running, iceberg
     assert len(queued(local)) == 1
 
 
+def test_a_branch_of_empty_checkpoints_begins_anew_by_a_job_of_the_policy(
+    local: Running, iceberg: IcebergCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No publication would come to do it. One that could not is followed by the next after a pause."""
+    monkeypatch.setattr("service.scheduling.decisions.KEPT", 2)
+    table = local.enroll(publish=FROM_INGEST)
+    lake = iceberg.catalog.load_table("db.t")
+    lake.append(lake.scan().to_arrow()[:0], {"flink.job-id": "j"}, branch="ingest")
+    iceberg.upgrade_to_v3("db.t")
+
+    found = health(local, table)
+
+    assert (staged_of(found), found["kept_snapshots"]) == ((0, 0), 3)
+    assert found["decisions"]["publish"]["code"] == "kept-snapshots"
+    assignment = local.claim(local.start_worker())
+    assert assignment is not None
+    result = {"staging_branch": "ingest", "staged_snapshots": 1, "commits": 0, "renewed": False}
+    report = index_report() | {"iceberg_snapshot_id": iceberg.head("db.t")}
+    local.finish(assignment, result=result, health=report)
+    assert health(local, table)["decisions"]["publish"]["action"] == "backoff"
+
+
 def test_a_table_without_a_staging_branch_is_told_nothing_of_any(
     local: Running, iceberg: IcebergCatalog
 ) -> None:

@@ -538,6 +538,17 @@ def test_only_a_table_with_a_staging_branch_has_a_decision_about_it() -> None:
     assert decision(unproven, JobKind.PUBLISH).action is Action.TRIGGER
 
 
+def test_a_branch_with_too_many_snapshots_begins_anew_where_nothing_else_starts_a_publication() -> None:
+    """An idle stream of Flink stages checkpoints without changes, of which nothing waits."""
+    few, many = (replace(IDLE, staged=StagedState(kept=kept)) for kept in (1000, 1001))
+    assert decision(few, JobKind.PUBLISH).code == "nothing-staged"
+    assert decision(many, JobKind.PUBLISH).action is Action.TRIGGER
+    assert "1,001 snapshots (limit: 1,000)" in decision(many, JobKind.PUBLISH).sentence
+    in_vain = replace(many, last={JobKind.PUBLISH: LastJob(NOW, idle=1)})
+    assert decision(in_vain, JobKind.PUBLISH).action is Action.BACKOFF
+    assert "found nothing to publish" in decision(in_vain, JobKind.PUBLISH).sentence
+
+
 @pytest.mark.parametrize(
     ("state", "code"),
     [

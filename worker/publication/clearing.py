@@ -17,6 +17,7 @@ from pyiceberg.table.snapshots import Snapshot
 from staging.history import (
     CLEARED,
     FLINK_JOB,
+    KEPT,
     RENEWED,
     SKIPPED_AT_MOST,
     SKIPPED_SEQUENCE_NUMBERS,
@@ -43,8 +44,6 @@ from worker.table.commit_errors import CommitError, prepared
 GATHERED = 16
 """After so many published snapshots, each publication tries once to take them off, whatever waits. Of few,
 that takes less time than a writer that commits each second leaves between two commits."""
-KEPT = 1_000
-"""The branch of a Flink job has no more snapshots than so many, in format version 3, which keeps all."""
 WRITERS = 20
 """What so many writers said last is repeated where a branch begins anew; an older one is gone for good."""
 FILES_CLEARED = "icestream.files-cleared"
