@@ -94,6 +94,8 @@ def renewed_at(
     since = history[: ids.index(publication.snapshot_id)]
     if not all(only_clears(one) or is_idle(one) for one in since):
         return None
+    if all(map(is_renewal, history[:-1])):
+        return None
     is_kept = table.metadata.format_version >= 3 and any(map(is_flinks, history))
     return history[-1] if is_asked or (is_kept and len(history) > KEPT) else None
 

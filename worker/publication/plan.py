@@ -67,7 +67,7 @@ class Part:
     """What a plan came to: the staged snapshots that it publishes, and the deletes that it wrote for them.
 
     superseded: rows of the staged data files that later staged deletes delete. proven_id: the head of the
-    staging branch, where nothing waits, and not the branches' snapshots alone say so.
+    staging branch, where nothing waits, and not the branches' snapshots alone say so, or it is to be renewed.
     """
 
     staged: Staged
@@ -163,8 +163,8 @@ class Plan:
         if metadata.format_version < 2:
             raise UnsupportedTableError("tables of format version 1 have no row-level deletes")
         with job.stage("plan"):
-            after = job.assignment.job.publish.after
-            is_asked = after is not None
+            asked = job.assignment.job.publish
+            after, is_asked = asked.after, asked.renew or asked.after is not None
 
             def since(publication: Publication, is_last: bool) -> Publication | Literal[False] | None:
                 nonlocal is_asked

@@ -67,6 +67,22 @@ def test_a_renewed_branch_has_its_first_snapshot_and_what_its_writers_said_last(
     assert (_renew(lake)["renewed"], lake.publish()["staged_snapshots"]) == (False, 0)
 
 
+def test_a_branch_of_empty_checkpoints_is_renewed(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also on request, where no snapshot of the target tells of a publication."""
+    monkeypatch.setattr("worker.publication.clearing.KEPT", 2)
+    table = lake.create(row(1, 1))
+    for number in (1, 2):
+        checkpoint(lake, number)
+    assert lake.publish()["renewed"] is True
+    monkeypatch.setattr("worker.publication.clearing.KEPT", 3)
+    checkpoint(lake, 3)
+    assert lake.publish()["renewed"] is False
+
+    assert _renew(lake)["renewed"] is True
+
+    assert (len(_history(table)), max_committed(table)) == (2, 3)
+
+
 def test_a_renewed_branch_has_the_offsets_of_each_connector_of_kafka(lake: Lake) -> None:
     """Kafka Connect has no other name than the property's own."""
     table = lake.create(row(1, 1))
