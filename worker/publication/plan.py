@@ -134,12 +134,16 @@ class NothingToSkipError(JobError):
 
 
 class _UnpublishableError(Exception):
-    """The staged snapshot of a sequence number can't be published."""
+    """The staged snapshot of a sequence number can't be published.
 
-    def __init__(self, sequence_number: int, why: Reason) -> None:
+    may_be_later: it, or one after it; none before it.
+    """
+
+    def __init__(self, sequence_number: int, why: Reason, *, may_be_later: bool = False) -> None:
         super().__init__(why.reason)
         self.sequence_number = sequence_number
         self.why = why
+        self.may_be_later = may_be_later
 
 
 class Plan:
@@ -194,7 +198,10 @@ class Plan:
                 raise
             except _UnpublishableError as error:
                 self._looks.forget()
-                staged = staged.before(error.sequence_number, error.why)
+                if error.may_be_later and (up_to := staged.up_to(error.sequence_number)) is not None:
+                    staged = up_to
+                else:
+                    staged = staged.before(error.sequence_number, error.why)
         head_id = metadata.refs[self._source].snapshot_id
         return Part(staged, proven_id=head_id if is_asked and not waiting else None)
 
@@ -310,7 +317,10 @@ class Plan:
     def _refuse_blocked(
         self, merged: _Merged, blocked: Sequence[Blocked], later: Sequence[LaterFiles], *, missing: bool
     ) -> None:
-        """A data file for which no new deletes can be written stops the first snapshot that deletes there."""
+        """A data file for which no new deletes can be written stops the first snapshot that deletes there.
+
+        Which of those whose deletes apply to it have a key of its rows is not known.
+        """
         self._check_overtaken(missing=missing)
         global_spec_ids = self.table.files.global_spec_ids
         numbers = {
@@ -328,9 +338,10 @@ class Plan:
             for one in (one for one in blocked if one.data_file in files.data_files):
                 numbers |= {delete.data_sequence_number: one for delete in files.exact}
         first = min(numbers)
-        code, why, remedy = numbers[first].why
-        reason = f"it deletes rows of {numbers[first].data_file.path}, and {why}"
-        raise _UnpublishableError(first - merged.offset, Reason(code, reason, remedy))
+        code, told, remedy = numbers[first].why
+        reason = f"it deletes rows of {numbers[first].data_file.path}, and {told}"
+        why = Reason(code, reason, remedy)
+        raise _UnpublishableError(first - merged.offset, why, may_be_later=True)
 
     def _check_overtaken(self, *, missing: bool) -> None:
         """A file that is gone was most likely replaced and expired since: a newer plan will not need it."""

@@ -141,6 +141,11 @@ class Staged:
         """Without the snapshot of that number, and those after it unless it is the one to be skipped."""
         return self._without(sum(_number(one) < sequence_number for one in self.snapshots), why)
 
+    def up_to(self, sequence_number: int) -> Staged | None:
+        """With the snapshot of that number as the last; None if it is. Nothing stops those after it."""
+        count = sum(_number(one) <= sequence_number for one in self.snapshots)
+        return replace(self, stop=None)._first(count) if count < len(self.snapshots) else None
+
     def _without(self, at: int, why: Reason) -> Staged:
         snapshot = self.snapshots[at]
         stop = Stop(snapshot.snapshot_id, why)

@@ -8,7 +8,7 @@ import pytest
 from pyiceberg.table.snapshots import Operation
 
 from staging.history import History
-from tests.factories import TableBuilder, garble, visible_rows
+from tests.factories import TableBuilder, garble, live_delete_files, visible_rows
 from tests.staging import BRANCH, Lake, Meanwhile, in_order, row
 from tests.staging import lake as lake
 from tests.thorough import first_always
@@ -103,6 +103,30 @@ def test_nothing_is_published_from_a_snapshot_on_that_cannot_be(lake: Lake, what
     assert _reason(again) == (code, 0)
     assert (again["commits"], again["published_snapshot_id"]) == (0, None)
     assert any("Nothing is published from staged snapshot" in one for one in lake.jobs.reporter.decisions)
+
+
+def test_a_data_file_that_takes_no_deletes_stops_the_snapshot_that_deletes_its_rows(lake: Lake) -> None:
+    """And not one before it, whose deletes would hit the file if it had their keys."""
+    table = lake.create(row(1, 1), row(2, 2), row(3, 3))
+    lake.delete(77)
+    lake.delete(2)
+    at_fault = table.metadata.refs[BRANCH].snapshot_id
+    lake.upsert(row(4, 4))
+    table.delete_positions({table.data_file_paths[0]: [0]})
+    (vector,) = live_delete_files(table.spark, table.identifier)
+    path = Path(vector["file_path"].removeprefix("file:"))
+    whole = path.read_bytes()
+    garble(path)
+
+    first = lake.publish()
+
+    assert (first["staged_snapshots"], first["stopped_at"]) == (1, None)
+    for _ in range(2):
+        stopped = lake.publish()
+        assert (stopped["stopped_at"]["snapshot_id"], stopped["staged_snapshots"]) == (at_fault, 0)
+    path.write_bytes(whole)
+    assert lake.publish()["staged_snapshots"] == 2
+    assert lake.rows() == in_order(row(3, 3), row(4, 4))
 
 
 @first_always("how", ["picked", "appended"])
