@@ -35,6 +35,8 @@ def test_the_documentation_has_every_policy_setting() -> None:
     expected = {
         name: {True: "on", False: "off"}[value]
         if isinstance(value, bool)
+        else value
+        if isinstance(value, str)
         else f"{value:,}".removesuffix(".0")
         for name, value in BUILT_IN[STANDARD][1].values().items()
         if value not in ("", [], "UTC")
