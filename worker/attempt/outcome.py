@@ -121,7 +121,12 @@ def _rewritable(job: Job, table: PinnedTable, files: SnapshotFiles) -> Rewritabl
     except FileSizeError:
         return RewritableFiles()
     return rewritable_files(
-        files, metadata.default_spec_id, target, policy.min_input_files, policy.delete_ratio_threshold
+        files,
+        metadata.default_spec_id,
+        target,
+        policy.min_input_files,
+        policy.delete_ratio_threshold,
+        policy.max_bytes,
     )
 
 

@@ -205,6 +205,7 @@ class AssignedRewritePolicy(Body):
     target_file_size_bytes: int = 0
     min_input_files: int = 5
     delete_ratio_threshold: float = 0.3
+    max_bytes: int = 100 * 2**30
 
 
 class AssignedResources(Body):

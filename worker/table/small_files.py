@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from worker.io.sorting import Int64Array
 from worker.process.errors import JobError
 from worker.table.files import PartitionKey, SnapshotFiles
 
@@ -58,9 +59,15 @@ def _size_in(properties: Mapping[str, str], name: str, default: int) -> int:
 
 
 def rewritable_files(
-    files: SnapshotFiles, spec_id: int, target_bytes: int, min_input_files: int, delete_ratio_threshold: float
+    files: SnapshotFiles,
+    spec_id: int,
+    target_bytes: int,
+    min_input_files: int,
+    delete_ratio_threshold: float,
+    max_bytes: int,
 ) -> RewritableFiles:
-    """As Iceberg's planner chooses them. spec_id: the present one; files of others count as one partition."""
+    """As Iceberg's planner chooses them. spec_id: the present one; files of others count as one partition.
+    max_bytes: of files that one job takes."""
     data_files = files.data_files
     numbers: dict[PartitionKey | None, int] = {}
     of_kind = [
@@ -70,7 +77,11 @@ def rewritable_files(
     is_small = 4 * data_files.file_sizes_bytes < 3 * target_bytes
     partitions = np.array(of_kind, np.int64)[data_files.kind_of[is_small]]
     in_partition = np.bincount(partitions) if len(partitions) else np.empty(0, np.int64)
-    small = int(in_partition[in_partition >= max(min_input_files, 2)].sum())
+    is_enough = in_partition >= max(min_input_files, 2)
+    # Of fewer, the planner takes those that are enough for a whole file.
+    together = max(min_input_files, 2) if max_bytes <= target_bytes else 2
+    is_enough &= _sums_of_smallest(data_files.file_sizes_bytes[is_small], partitions, together) <= max_bytes
+    small = int(in_partition[is_enough].sum())
     deleted: dict[str, int] = defaultdict(int)
     for one in files.position_deletes:
         if one.referenced_data_file is not None:
@@ -78,6 +89,16 @@ def rewritable_files(
     touched = data_files.with_paths(deleted.keys())
     many = sum(deleted[file.path] >= delete_ratio_threshold * file.record_count for file in touched)
     return RewritableFiles(small, many)
+
+
+def _sums_of_smallest(sizes: Int64Array, partitions: Int64Array, number: int) -> Int64Array:
+    """Of each partition up to the highest."""
+    order = np.lexsort((sizes, partitions))
+    ordered = partitions[order]
+    is_smallest = np.arange(len(order)) - np.searchsorted(ordered, ordered) < number
+    sums = np.zeros(ordered[-1] + 1 if len(ordered) else 0, np.int64)
+    np.add.at(sums, ordered[is_smallest], sizes[order][is_smallest])
+    return sums
 
 
 def rewritable_deletes(files: SnapshotFiles, target_bytes: int, min_input_files: int) -> int:

@@ -21,6 +21,7 @@ def deleted(path: str | None, rows: int) -> DeleteFile:
     return DeleteFile(FileContent.POSITION_DELETES, "d", "puffin", EU, rows, 1, 2, referenced_data_file=path)
 
 
+ALL = 10**9
 FILES = [
     *(data_file(f"eu-{n}", EU, 74) for n in range(3)),
     data_file("large", EU, 75),
@@ -42,7 +43,28 @@ FILES = [
 def test_small_files_count_where_a_partition_has_enough_of_them(min_input_files: int, small: int) -> None:
     """Those of a former spec are one partition, as for Iceberg's planner."""
     files = SnapshotFiles(DataFiles.of(FILES), (), frozenset())
-    assert rewritable_files(files, 1, 100, min_input_files, 0.3) == (small, 0)
+    assert rewritable_files(files, 1, 100, min_input_files, 0.3, ALL) == (small, 0)
+
+
+@pytest.mark.parametrize(
+    ("target", "min_input_files", "max_bytes", "small"),
+    [
+        (1_000, 3, 221, 0),
+        (1_000, 3, 222, 4),
+        (100, 3, 147, 0),
+        (100, 3, 148, 3),
+        (100, 2, 1, 0),
+        (100, 2, 2, 4),
+        (100, 2, 148, 7),
+    ],
+)
+def test_small_files_count_where_one_job_may_take_enough_of_them_together(
+    target: int, min_input_files: int, max_bytes: int, small: int
+) -> None:
+    """Of a partition with three or four files of 74 bytes, and two with two of 1. Fewer are enough if they
+    have more than a whole file has."""
+    files = SnapshotFiles(DataFiles.of(FILES), (), frozenset())
+    assert rewritable_files(files, 1, target, min_input_files, 0.3, max_bytes).small == small
 
 
 def test_files_with_many_deleted_rows_count_as_far_as_deletes_name_one_file() -> None:
@@ -54,8 +76,8 @@ def test_files_with_many_deleted_rows_count_as_far_as_deletes_name_one_file() ->
         deleted("x", 9),
     )
     files = SnapshotFiles(DataFiles.of(FILES), deletes, frozenset())
-    assert rewritable_files(files, 1, 100, 4, 0.3) == (0, 1)
-    assert rewritable_files(SnapshotFiles(DataFiles.of(()), (), frozenset()), 1, 100, 2, 0.3) == (0, 0)
+    assert rewritable_files(files, 1, 100, 4, 0.3, ALL) == (0, 1)
+    assert rewritable_files(SnapshotFiles(DataFiles.of(()), (), frozenset()), 1, 100, 2, 0.3, ALL) == (0, 0)
 
 
 def test_small_deletes_count_but_for_the_only_ones_of_their_data_files() -> None:
