@@ -42,10 +42,10 @@ class Staged:
 
 def measure_staged(metadata: TableMetadata, source: str, target: str) -> Staged:
     """What branch `source` has that was not published on `target`."""
-    is_cut = _is_cut(metadata, source, target)
     staging = History.of(metadata, source).snapshots
-    needs_all = metadata.format_version >= 3 and not is_cut and any(map(is_flinks, staging))
-    kept = len(staging) if needs_all else 0
+    by_flink = metadata.format_version >= 3 and (not staging or any(map(is_flinks, staging)))
+    is_cut = by_flink and _is_cut(staging or History.of(metadata, target).snapshots)
+    kept = len(staging) if by_flink and not is_cut else 0
     return replace(_measured(metadata, source, target), is_cut=is_cut, kept=kept)
 
 
@@ -77,13 +77,9 @@ def _staged(waiting: Sequence[Snapshot]) -> Staged:
     )
 
 
-def _is_cut(metadata: TableMetadata, source: str, target: str) -> bool:
-    staging = History.of(metadata, source)
-    by_flink = not staging.snapshots or any(map(is_flinks, staging.snapshots))
-    made_from = (staging.snapshots or History.of(metadata, target).snapshots)[-1:]
+def _is_cut(history: Sequence[Snapshot]) -> bool:
     # As Iceberg looks at it: what PyIceberg's expiry leaves has no parent, and is taken for the beginning.
-    is_cut = any(one.parent_snapshot_id is not None for one in made_from)
-    return metadata.format_version >= 3 and by_flink and is_cut
+    return any(one.parent_snapshot_id is not None for one in history[-1:])
 
 
 def _known_to_wait(metadata: TableMetadata, source: str, target: str) -> list[Snapshot]:
