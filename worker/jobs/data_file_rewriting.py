@@ -10,9 +10,8 @@ was deleted since by position and no delete that is needed would be dropped.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
@@ -20,21 +19,19 @@ from py4j.java_gateway import JavaObject
 from py4j.protocol import Py4JError
 
 from worker.attempt.job import Job
-from worker.attempt.outcome import Outcome, Unconvertible, outcome
+from worker.attempt.outcome import Outcome
 from worker.attempt.pinned_table import PinnedTable
 from worker.index.sorted_runs import IndexWarehouse
 from worker.io.paths import may_repeat
 from worker.jobs import spark_actions
 from worker.jobs.after_commit import index_new_files
 from worker.jobs.conversion import Conversion
-from worker.jobs.file_rewriting import BYTES, PATHS_TOLD, SOURCE, Choice, FileRewriting
-from worker.jobs.orphan_files import remove_orphan_files
+from worker.jobs.file_rewriting import SOURCE, Choice, FileRewriting
 from worker.process.errors import JobError
 from worker.process.plurals import counted
 from worker.spark.jvm import java_object, jvm_of
 from worker.table import row_delta
 from worker.table.catalogs import java_map, java_message
-from worker.table.commit import CommittedSnapshot
 from worker.table.files import DataFiles, DeleteFile
 from worker.table.manifests import read_snapshot_files
 from worker.table.plan import affected_files
@@ -63,12 +60,15 @@ def rewrite_data_files(job: Job, table: PinnedTable, warehouse: IndexWarehouse) 
 class _Rewriting(FileRewriting):
     kind = "data-files"
     failure = DataFileRewritingError
+    files = "data_files"
+    called = "data file"
+    nothing = "No data files are small and many enough, or have enough deleted rows, to be rewritten."
+    why_left_out = "equality deletes apply to them that can't be converted, or the table names them twice"
     busy = "Rewrite data files when compaction and MERGE on this table are idle, or fewer bytes at a time."
 
     def __init__(self, job: Job, warehouse: IndexWarehouse) -> None:
         super().__init__(job, warehouse)
         self._parameters = job.assignment.job.rewrite_data_files
-        self._refused: dict[str, Unconvertible] = {}
         self._sequence_number = 0
 
     def ready(self, table: PinnedTable) -> PinnedTable:
@@ -87,7 +87,7 @@ class _Rewriting(FileRewriting):
         conversion = Conversion(self.job, self.warehouse, self.plans)
         conversion.convert_all(table, conversion.batches(pending), commits_left=1)  # the rewriting is to come
         self.plans = conversion.plans + 1
-        self._refused |= {one.file_path: one for one in conversion.refused}
+        self.refused |= {one.file_path: one for one in conversion.refused}
         self.job.decide(f"{counted(len(conversion.converted), 'equality delete file')} converted first.")
         table = self.pinned()
         snapshot = table.metadata.snapshot_by_id(conversion.head) if conversion.head is not None else None
@@ -194,53 +194,21 @@ class _Rewriting(FileRewriting):
 
     # report
 
-    def outcome(self, table: PinnedTable, choice: Choice, committed: CommittedSnapshot | None) -> Outcome:
-        job, dry_run = self.job, self.job.assignment.job.dry_run
-        before = table.snapshot_id
-        figures: dict[str, Any] = {
-            "data_files_rewritten": len(choice.paths),
-            "data_files_added": choice.expected,
-            "bytes_rewritten": choice.size_bytes,
-            "bytes_added": 0,
-            "delete_files_removed": 0,
+    def figures(self, choice: Choice, told: Mapping[str, str] | None) -> dict[str, int]:
+        if told is None:
+            rewritten, added, removed = len(choice.paths), choice.expected, 0
+        else:
+            rewritten, added = int(told[self.rewritten]), int(told.get("added-data-files", 0))
+            removed = int(told.get("removed-delete-files", 0))
+        return {
+            "data_files_rewritten": rewritten,
+            "data_files_added": added,
+            "delete_files_removed": removed,
             "data_files_left_out": choice.left_out,
-            "files": list(choice.paths[:PATHS_TOLD]) if dry_run else [],
         }
-        if committed is not None:
-            before, told = committed.parent_snapshot_id, committed.summary
-            figures |= {
-                "data_files_rewritten": int(told[self.rewritten]),
-                "data_files_added": int(told.get("added-data-files", 0)),
-                "bytes_rewritten": int(told[BYTES]),
-                "bytes_added": int(told.get("added-files-size", 0)),
-                "delete_files_removed": int(told.get("removed-delete-files", 0)),
-            }
-            job.usage.bytes += figures["bytes_rewritten"] + figures["bytes_added"]
-            table = index_new_files(job, table, self.warehouse, self._of_this_job)
-        would = "would be written" if dry_run else "were written"
-        job.decide(
-            f"{counted(figures['data_files_rewritten'], 'data file')} {would} anew as"
-            f" {figures['data_files_added']:,}."
-            if figures["data_files_rewritten"]
-            else "No data files are small and many enough, or have enough deleted rows, to be rewritten."
-        )
-        if choice.left_out:
-            job.decide(
-                f"{counted(choice.left_out, 'data file')} stay as they are: equality deletes apply to them"
-                " that can't be converted, or the table names them twice."
-            )
-        result: dict[str, Any] = {
-            "dry_run": dry_run,
-            "iceberg_snapshot_id_before": before,
-            "iceberg_snapshot_id_after": committed.snapshot_id if committed else None,
-            "commits": 1 if committed else 0,
-            "data_files": figures,
-        }
-        cleared = [] if dry_run else remove_orphan_files(job)
-        live = {file.path for file in table.files.equality_deletes}
-        refused = [one for path, one in self._refused.items() if path in live]
-        head = table.snapshot_id
-        return outcome(job, table, self.warehouse, result, table.files, refused, head, cleared)
+
+    def after_commit(self, table: PinnedTable) -> PinnedTable:
+        return index_new_files(self.job, table, self.warehouse, self._of_this_job)
 
     def _of_this_job(self, files: DataFiles) -> DataFiles:
         name = f"/icestream-{self.job.assignment.job.id}-"

@@ -22,7 +22,7 @@ from pyspark.errors.exceptions.captured import CapturedException
 from trust.locations import LocationNotAllowedError
 from trust.properties import LOCATION_PROPERTIES, without_code
 from worker.attempt.job import Job
-from worker.attempt.outcome import Outcome
+from worker.attempt.outcome import Outcome, Unconvertible, outcome
 from worker.attempt.pinned_table import PinnedTable, pin_table
 from worker.contract.control_plane import AnnouncedPlan
 from worker.deletes.locations import data_file_folder, unannounced_plan
@@ -31,8 +31,10 @@ from worker.deletes.write import delete_files
 from worker.index.sorted_runs import IndexWarehouse
 from worker.jobs import spark_actions
 from worker.jobs.after_commit import AfterCommit
+from worker.jobs.orphan_files import remove_orphan_files
 from worker.jobs.own_commits import OwnCommit
 from worker.process.errors import JobError
+from worker.process.plurals import counted
 from worker.spark.jvm import java_object, jvm_of
 from worker.table import row_delta
 from worker.table.catalogs import java_map, java_message, raise_lack_of_memory
@@ -60,12 +62,17 @@ class Choice:
 class FileRewriting(ABC):
     """One job that writes files anew, in one commit, unless an earlier attempt has.
 
-    kind: what the files are called in the properties of the snapshot. busy: what to do about those who always
-    come first.
+    kind: what the files are called in the properties of the snapshot; files: in the result; called: one of
+    them, in words. nothing: that there are none. why_left_out: of those that stay, unless it is told else.
+    busy: what to do about those who always come first.
     """
 
     kind: ClassVar[str]
     failure: ClassVar[type[JobError]]
+    files: ClassVar[str]
+    called: ClassVar[str]
+    nothing: ClassVar[str]
+    why_left_out: ClassVar[str] = ""
     busy: ClassVar[str]
 
     def __init__(self, job: Job, warehouse: IndexWarehouse) -> None:
@@ -76,6 +83,7 @@ class FileRewriting(ABC):
             job, lambda summary: self.rewritten in summary, "there is nothing left to rewrite"
         )
         self.plans = 0
+        self.refused: dict[str, Unconvertible] = {}
         self._may_be_committed = False
 
     def run(self, table: PinnedTable) -> Outcome:
@@ -102,6 +110,10 @@ class FileRewriting(ABC):
     def pinned(self) -> PinnedTable:
         with self.job.stage("plan"):
             return pin_table(self.job)
+
+    def after_commit(self, _: PinnedTable) -> PinnedTable:
+        """The table as it is then, from what it was."""
+        return self.pinned()
 
     # of each kind
 
@@ -130,8 +142,8 @@ class FileRewriting(ABC):
         """Whether all files are still there that were chosen."""
 
     @abstractmethod
-    def outcome(self, table: PinnedTable, choice: Choice, committed: CommittedSnapshot | None) -> Outcome:
-        """committed: what this attempt has committed, or an earlier one."""
+    def figures(self, choice: Choice, told: Mapping[str, str] | None) -> dict[str, int]:
+        """What was written anew as what, as the commit's summary has it, or what would be."""
 
     # choose
 
@@ -278,6 +290,42 @@ class FileRewriting(ABC):
             except (CommitError, LocationNotAllowedError) as error:
                 self._may_be_committed = isinstance(error, CommitStateUnknownError)
                 raise
+
+    # report
+
+    def outcome(self, table: PinnedTable, choice: Choice, committed: CommittedSnapshot | None) -> Outcome:
+        """committed: what this attempt has committed, or an earlier one."""
+        job, dry_run = self.job, self.job.assignment.job.dry_run
+        before, size_bytes, added_bytes = table.snapshot_id, choice.size_bytes, 0
+        if committed is not None:
+            before, told = committed.parent_snapshot_id, committed.summary
+            size_bytes, added_bytes = int(told[BYTES]), int(told.get("added-files-size", 0))
+            job.usage.bytes += size_bytes + added_bytes
+            table = self.after_commit(table)
+        figures = self.figures(choice, committed.summary if committed is not None else None)
+        rewritten, added = figures[f"{self.files}_rewritten"], figures[f"{self.files}_added"]
+        would = "would be written" if dry_run else "were written"
+        job.decide(
+            f"{counted(rewritten, self.called)} {would} anew as {added:,}." if rewritten else self.nothing
+        )
+        if choice.left_out and self.why_left_out:
+            job.decide(f"{counted(choice.left_out, self.called)} stay as they are: {self.why_left_out}.")
+        result: dict[str, Any] = {
+            "dry_run": dry_run,
+            "iceberg_snapshot_id_before": before,
+            "iceberg_snapshot_id_after": committed.snapshot_id if committed else None,
+            "commits": 1 if committed else 0,
+            self.files: {
+                **figures,
+                "bytes_rewritten": size_bytes,
+                "bytes_added": added_bytes,
+                "files": list(choice.paths[:PATHS_TOLD]) if dry_run else [],
+            },
+        }
+        cleared = [] if dry_run else remove_orphan_files(job)
+        live = {file.path for file in table.files.equality_deletes}
+        refused, head = [one for path, one in self.refused.items() if path in live], table.snapshot_id
+        return outcome(job, table, self.warehouse, result, table.files, refused, head, cleared)
 
     @contextmanager
     def told_as_failed(self) -> Iterator[None]:

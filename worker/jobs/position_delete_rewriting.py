@@ -7,27 +7,23 @@ data file that was added again after it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 from py4j.java_gateway import JavaObject
 
 from worker.attempt.job import Job
-from worker.attempt.outcome import Outcome, outcome
+from worker.attempt.outcome import Outcome
 from worker.attempt.pinned_table import PinnedTable
 from worker.deletes.existing import FILES_AT_ONCE, UnreadableDeleteFileError, named_data_files
 from worker.deletes.merge import DeleteGranularity
 from worker.index.sorted_runs import IndexWarehouse
 from worker.jobs import spark_actions
-from worker.jobs.file_rewriting import BYTES, PATHS_TOLD, Choice, FileRewriting
-from worker.jobs.orphan_files import remove_orphan_files
+from worker.jobs.file_rewriting import Choice, FileRewriting
 from worker.process.errors import JobError
-from worker.process.plurals import counted
 from worker.process.slots import Threads
 from worker.spark.jvm import jvm_of
 from worker.table import row_delta
 from worker.table.catalogs import java_map
-from worker.table.commit import CommittedSnapshot
 from worker.table.files import DeleteFile
 from worker.table.row_delta import java_list
 from worker.table.small_files import target_delete_file_bytes
@@ -48,6 +44,9 @@ def rewrite_position_delete_files(job: Job, table: PinnedTable, warehouse: Index
 class _Rewriting(FileRewriting):
     kind = "position-delete-files"
     failure = PositionDeleteRewritingError
+    files = "delete_files"
+    called = "position delete file"
+    nothing = "No position delete files are small and many enough to become fewer."
     busy = "Rewrite position deletes when compaction and MERGE on this table are idle."
 
     def __init__(self, job: Job, warehouse: IndexWarehouse) -> None:
@@ -131,40 +130,10 @@ class _Rewriting(FileRewriting):
 
     # report
 
-    def outcome(self, table: PinnedTable, choice: Choice, committed: CommittedSnapshot | None) -> Outcome:
-        job, dry_run = self.job, self.job.assignment.job.dry_run
-        before = table.snapshot_id
-        figures: dict[str, Any] = {
-            "delete_files_rewritten": len(choice.paths),
-            "delete_files_added": choice.expected,
-            "bytes_rewritten": choice.size_bytes,
-            "bytes_added": 0,
-            "files": list(choice.paths[:PATHS_TOLD]) if dry_run else [],
-        }
-        if committed is not None:
-            before, told = committed.parent_snapshot_id, committed.summary
-            figures |= {
-                "delete_files_rewritten": int(told.get("removed-position-delete-files", 0)),
-                "delete_files_added": int(told.get("added-position-delete-files", 0)),
-                "bytes_rewritten": int(told[BYTES]),
-                "bytes_added": int(told.get("added-files-size", 0)),
-            }
-            job.usage.bytes += figures["bytes_rewritten"] + figures["bytes_added"]
-            table = self.pinned()
-        would = "would be written" if dry_run else "were written"
-        job.decide(
-            f"{counted(figures['delete_files_rewritten'], 'position delete file')} {would} anew as"
-            f" {figures['delete_files_added']:,}."
-            if figures["delete_files_rewritten"]
-            else "No position delete files are small and many enough to become fewer."
-        )
-        result: dict[str, Any] = {
-            "dry_run": dry_run,
-            "iceberg_snapshot_id_before": before,
-            "iceberg_snapshot_id_after": committed.snapshot_id if committed else None,
-            "commits": 1 if committed else 0,
-            "delete_files": figures,
-        }
-        cleared = [] if dry_run else remove_orphan_files(job)
-        head = table.snapshot_id
-        return outcome(job, table, self.warehouse, result, table.files, [], head, cleared)
+    def figures(self, choice: Choice, told: Mapping[str, str] | None) -> dict[str, int]:
+        if told is None:
+            rewritten, added = len(choice.paths), choice.expected
+        else:
+            rewritten = int(told.get("removed-position-delete-files", 0))
+            added = int(told.get("added-position-delete-files", 0))
+        return {"delete_files_rewritten": rewritten, "delete_files_added": added}
