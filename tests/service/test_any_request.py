@@ -118,6 +118,7 @@ class Known:
         self._make_table_id(number)
         body = {"kind": "convert", "priority": 100}
         self._ids["job_id"] = self._post(f"/tables/{self._ids['table_id']}/jobs", body)["id"]
+        self._ids.pop("attempt", None)
 
     def _make_erasure_id(self, number: str) -> None:
         body = {"keys": [{"id": 1}], "tables": [self.id("table_id")]}
