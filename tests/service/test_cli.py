@@ -1,6 +1,7 @@
 """The command line as a person meets it: what it says, what it leaves behind, and what it ends with."""
 
 import json
+import logging
 import os
 import re
 import signal
@@ -35,6 +36,12 @@ def refusal(*arguments: str) -> str:
     (sentence,) = result.output.splitlines()
     assert sentence.endswith(".")
     return sentence
+
+
+@pytest.fixture(autouse=True)
+def logs_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command sets up the logs of its process, which here is that of all tests."""
+    monkeypatch.setattr(logging, "basicConfig", lambda **_: None)
 
 
 @pytest.fixture

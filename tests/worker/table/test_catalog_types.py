@@ -105,7 +105,7 @@ def record(request: pytest.FixtureRequest) -> CatalogRecord:
 
 
 @pytest.fixture(scope="module")
-def tables(spark: SparkSession, record: CatalogRecord) -> dict[str, str]:
+def tables(spark: SparkSession, record: CatalogRecord) -> Iterator[dict[str, str]]:
     """A table of V2 and one of V3 with equality deletes, and one without: name -> location."""
     spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {record.name}.db")
     spark.sql(f"CREATE TABLE {record.name}.db.clean (id bigint) USING iceberg")
@@ -113,7 +113,9 @@ def tables(spark: SparkSession, record: CatalogRecord) -> dict[str, str]:
         table_with_deletes(spark, f"{record.name}.db.v{version}", version, ROWS, writer="iceberg")
         for version in (2, 3)
     ]
-    return {table.identifier.rpartition(".")[2]: table.metadata.location for table in made}
+    yield {table.identifier.rpartition(".")[2]: table.metadata.location for table in made}
+    for name in ("clean", "v2", "v3"):  # tests of another catalog may come in between, and make these anew
+        spark.sql(f"DROP TABLE {record.name}.db.{name}")
 
 
 @pytest.fixture
