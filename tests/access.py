@@ -59,6 +59,7 @@ DECISIONS: dict[str, set[str]] = {
         "GET /patterns/{pattern_id}",
         "GET /policies",
         "GET /policies/{policy_id}",
+        "GET /search",
         "GET /tables",
         "GET /tables/new",
         "GET /tables/{table_id}",

@@ -19,6 +19,7 @@ from service.ui import (
     lookups,
     overview,
     policies,
+    search,
     sign_in,
     tables,
     webhooks,
@@ -55,6 +56,7 @@ def get_static(digest: str, name: str) -> Response:  # noqa: ARG001
 for page in (
     sign_in,
     overview,
+    search,
     enrolment,
     lookups,
     writes,

@@ -88,6 +88,7 @@ def render(
 
     text = _templates.get_template(template).render(
         path=request.url.path,
+        theme=theme if (theme := request.cookies.get("theme")) in ("light", "dark") else "",
         here=here,
         has_cursor="cursor" in request.query_params,
         is_filtered=bool(request.query_params.keys() - {"sort", "limit", "cursor"}),

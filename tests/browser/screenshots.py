@@ -153,6 +153,7 @@ def furnish(service: RunningService) -> Pages:
             "erasure-new": "/erasures/new",
             "jobs-none": "/jobs?status=cancelled",
             "workers": "/workers",
+            "search": "/search?search=o",
             "policies": "/policies",
             "policy": "/policies/standard",
             "policy-form": f"/policies/{policy}/edit",

@@ -435,3 +435,38 @@ def test_ids_can_be_copied(visit: Callable[..., Page], service: RunningService) 
     page.get_by_role("button", name="Copy the catalog's id").click()
     page.evaluate("window.said")
     assert page.evaluate("navigator.clipboard.readText()") == service.get("/catalogs/local")["id"]
+
+
+def test_a_page_is_found_by_keyboard_from_any_other(signed_in: Page, service: RunningService) -> None:
+    service.create_iceberg_table("shop.returns", delete_files=0, deletes_each=0)
+    table = service.enroll("shop.returns")
+    signed_in.goto(f"{service.url}/jobs")
+    signed_in.keyboard.press("Control+k")
+    words = signed_in.get_by_label("Name or id")
+    expect(words).to_be_focused()
+    signed_in.keyboard.type("returns")
+    expect(signed_in.get_by_role("dialog").get_by_role("link", name="shop.returns")).to_be_visible()
+    signed_in.keyboard.press("ArrowDown")
+    signed_in.keyboard.press("Enter")
+    expect(signed_in).to_have_url(f"{service.url}/tables/{table}")
+
+    signed_in.get_by_role("link", name="Search").click()
+    signed_in.keyboard.press("Escape")
+    expect(words).to_be_hidden()
+
+
+def test_the_theme_that_is_chosen_is_that_of_the_next_page(
+    visit: Callable[..., Page], service: RunningService
+) -> None:
+    page = visit(color_scheme="light")
+    page.goto(service.url)
+    dark, light = "rgb(14, 19, 23)", "rgb(246, 248, 250)"
+    expect(page.locator("body")).to_have_css("background-color", light)
+    page.get_by_role("button", name="Theme: system").click()
+    page.get_by_role("button", name="Theme: light").click()
+    expect(page.locator("body")).to_have_css("background-color", dark)
+    page.goto(f"{service.url}/tables")
+    expect(page.locator("body")).to_have_css("background-color", dark)
+    page.get_by_role("button", name="Theme: dark").click()
+    page.goto(f"{service.url}/jobs")
+    expect(page.locator("body")).to_have_css("background-color", light)

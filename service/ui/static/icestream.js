@@ -183,6 +183,70 @@ function follow(main) {
   if (!document.hidden) open();
 }
 
+// The search page, over any page: what is typed is asked for as that page asks for it.
+function offerSearch(dialog, link) {
+  const words = document.getElementById("find-words");
+  const results = document.getElementById("find-results");
+  let waiting = 0;
+
+  async function search() {
+    const asked = words.value;
+    const answer = await fetch(`/search?${new URLSearchParams({ search: asked })}`).catch(() => null);
+    if (!answer?.ok || answer.redirected) return location.assign(`/search?${new URLSearchParams({ search: asked })}`);
+    const found = new DOMParser().parseFromString(await answer.text(), "text/html").getElementById("found");
+    // An answer that was overtaken is none to what is typed now.
+    if (asked === words.value) results.replaceChildren(...document.importNode(found, true).childNodes);
+  }
+
+  function open() {
+    if (!dialog.open) dialog.showModal();
+    words.select();
+  }
+
+  words.addEventListener("input", () => {
+    clearTimeout(waiting);
+    waiting = setTimeout(search, 150);
+  });
+  dialog.addEventListener("keydown", (event) => {
+    const stops = [words, ...results.querySelectorAll("a")];
+    const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+    if (step) {
+      event.preventDefault();
+      stops.at((stops.indexOf(document.activeElement) + step) % stops.length).focus();
+    } else if (event.key === "Enter" && document.activeElement === words) {
+      location.assign(`/search?${new URLSearchParams({ search: words.value })}`);
+    }
+  });
+  dialog.addEventListener("click", (event) => event.target === dialog && dialog.close());
+  document.addEventListener("keydown", (event) => {
+    if (event.key.toLowerCase() !== "k" || !(event.ctrlKey || event.metaKey) || event.altKey || event.shiftKey) return;
+    event.preventDefault();
+    open();
+  });
+  link.addEventListener("click", (event) => {
+    event.preventDefault();
+    open();
+  });
+  const key = document.createElement("kbd");
+  key.textContent = navigator.platform.startsWith("Mac") ? "\u2318K" : "Ctrl K";
+  link.append(" ", key);
+}
+
+const THEMES = ["system", "light", "dark"];
+
+// Kept in a cookie, so that the next page comes with it and does not flash.
+function offerThemes(button) {
+  button.hidden = false;
+  button.addEventListener("click", () => {
+    const shown = document.documentElement.dataset.theme ?? "system";
+    const theme = THEMES[(THEMES.indexOf(shown) + 1) % THEMES.length];
+    if (theme === "system") delete document.documentElement.dataset.theme;
+    else document.documentElement.dataset.theme = theme;
+    document.cookie = `theme=${theme}; path=/; max-age=${theme === "system" ? 0 : 31536000}; samesite=lax`;
+    button.textContent = `Theme: ${theme}`;
+  });
+}
+
 // As they were served: what follows changes them.
 remember(document);
 // What is typed as a time is the viewer's, and sent with its zone; what the page comes with is in UTC.
@@ -237,6 +301,9 @@ addEventListener("pageshow", () => {
     delete button.dataset.sent;
   }
 });
+offerThemes(document.getElementById("theme"));
+const dialog = document.getElementById("find");
+if (dialog) offerSearch(dialog, document.getElementById("find-link"));
 const main = document.querySelector("main");
 if (main.dataset.events) follow(main);
 tick();

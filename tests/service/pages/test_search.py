@@ -1,0 +1,68 @@
+"""The page that finds things by a part of their names, or by their ids."""
+
+import base64
+
+import pytest
+
+from service.records.keys import Role
+from service.ui.search import _FIRST
+from tests.service.conftest import Running
+from tests.service.iceberg_tables import IcebergCatalog
+from tests.service.pages.person import Person
+
+
+def test_things_are_found_by_a_part_of_their_names(
+    service: Running, admin: Person, iceberg: IcebergCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WEBHOOK_PAGE", "whsec_" + base64.b64encode(bytes(32)).decode())
+    iceberg.create("finance.ledger")
+    table = service.enroll("finance.ledger")["id"]
+    policy = service.admin.post("/policies", json={"name": "for-ledgers", "settings": {}}).json()["id"]
+    webhook = {"name": "ledgers", "url": "http://127.0.0.1:9/hook", "kinds": ["job"]}
+    webhook_id = service.admin.post("/webhooks", json=webhook | {"secret": "env:WEBHOOK_PAGE"}).json()["id"]
+    page = admin.open("/search?search=LEDGER")
+    assert page.links["finance.ledger"].endswith(f"/tables/{table}")
+    assert page.links["for-ledgers"].endswith(f"/policies/{policy}")
+    assert page.links["ledgers"].endswith(f"/webhooks/{webhook_id}")
+    assert "local" in admin.open("/search?search=loc").links
+    with Person(service, Role.VIEWER) as viewer:  # who may not see webhooks
+        links = viewer.open("/search?search=ledger").links
+        assert "finance.ledger" in links
+        assert "ledgers" not in links
+    assert "Nothing has “nowhere<b>” in its name" in admin.open("/search?search=nowhere<b>").text
+    assert "Nothing has" not in admin.open("/search?search=+").text
+    # Other tests are about pages without any.
+    assert service.admin.delete(f"/webhooks/{webhook_id}").is_success
+
+
+def test_what_has_an_id_is_found_by_it_as_long_as_it_is_there(
+    service: Running, admin: Person, iceberg: IcebergCatalog
+) -> None:
+    iceberg.create("finance.gone")
+    table = service.enroll("finance.gone")["id"]
+    job = service.admin.post(f"/tables/{table}/jobs", json={"kind": "convert"}).json()["id"]
+    assert admin.open(f"/search?search={job}").links[f"Job {job}"].endswith(f"/jobs/{job}")
+    assert f"Table {table}" in admin.open(f"/search?search={table}").links
+    service.admin.post(f"/jobs/{job}/cancel")
+    assert service.admin.delete(f"/tables/{table}").is_success
+    assert "Nothing has" in admin.open(f"/search?search={table}").text
+
+
+def test_of_many_the_first_are_named_and_the_list_has_the_rest(service: Running, admin: Person) -> None:
+    for number in range(_FIRST + 1):
+        service.admin.post("/policies", json={"name": f"many-{number}", "settings": {}})
+    links = admin.open("/search?search=many-").links
+    assert f"many-{_FIRST - 1}" in links
+    assert f"many-{_FIRST}" not in links
+    rest = links["All policies with “many-” in their names"]
+    assert f"many-{_FIRST}" in admin.open(rest.removeprefix(service.url)).text
+    for number in range(_FIRST + 1):
+        service.admin.delete(f"/policies/many-{number}")
+
+
+def test_a_theme_that_was_chosen_comes_with_the_page_and_no_other_word_does(admin: Person) -> None:
+    assert "data-theme" not in admin.open("/").html
+    admin.http.cookies.set("theme", "dark")
+    assert '<html lang="en" data-theme="dark">' in admin.open("/").html
+    admin.http.cookies.set("theme", '"><script>')
+    assert "data-theme" not in admin.open("/").html
