@@ -4,7 +4,6 @@ Two are built in: `standard`, which sets every value and is attached to the syst
 under which nothing runs by itself. They cannot be changed, so that every value always has a source.
 """
 
-import json
 import math
 from collections import ChainMap
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -46,6 +45,7 @@ from service.policies.models import (
     VerifyPolicy,
     contradictions,
 )
+from service.policies.places import SYSTEM_TARGET, namespace_target, table_target, targets_of
 from service.policies.schedules import MAX_WINDOWS
 from service.records.catalogs import Catalog
 from service.records.keys import Role
@@ -56,7 +56,6 @@ from service.settings import Settings
 
 STANDARD = "standard"
 MANUAL = "manual"
-SYSTEM_TARGET = "system"
 SORTING = Sorting(
     {"name": Policy.name, "created_at": Policy.created_at, "updated_at": Policy.updated_at},
     key=Policy.id,
@@ -406,30 +405,15 @@ def list_attachments(
     )
 
 
-def table_target(table_id: str) -> str:
-    return f"table:{table_id}"
-
-
-def namespace_target(catalog_id: str, parts: Sequence[str]) -> str:
-    """Names the parts, in which there may be dots."""
-    return f"namespace:{catalog_id}:{json.dumps(parts)}"
-
-
 def chain(session: Session, table: EnrolledTable) -> Sequence[tuple[PolicyAttachment, Policy]]:
     """The attachments that reach a table, nearest first; the last one is the system's."""
-    targets = [table_target(table.id), *_targets_of(table.catalog_id, table.identifier[:-1])]
+    targets = [table_target(table.id), *targets_of(table.catalog_id, table.identifier[:-1])]
     rows = session.exec(
         select(PolicyAttachment, Policy)
         .join(Policy, col(Policy.id) == col(PolicyAttachment.policy_id))
         .where(col(PolicyAttachment.target).in_(targets))
     ).all()
     return sorted(rows, key=lambda row: targets.index(row[0].target))
-
-
-def _targets_of(catalog_id: str, namespace: Sequence[str]) -> list[str]:
-    """What holds for a namespace of a catalog, nearest first."""
-    namespaces = [namespace_target(catalog_id, namespace[:n]) for n in range(len(namespace), 0, -1)]
-    return [*namespaces, f"catalog:{catalog_id}", SYSTEM_TARGET]
 
 
 def effective_policy(session: Session, table: EnrolledTable) -> EffectivePolicy:
@@ -629,9 +613,9 @@ def _inherited_mistake(
 def _chain_of(attachment: PolicyAttachment, table: EnrolledTable | None) -> list[str]:
     """The places whose policies hold where this one is attached, itself first."""
     if table is not None:
-        return [attachment.target, *_targets_of(table.catalog_id, table.identifier[:-1])]
+        return [attachment.target, *targets_of(table.catalog_id, table.identifier[:-1])]
     if attachment.catalog_id is not None:
-        return _targets_of(attachment.catalog_id, attachment.namespace or [])
+        return targets_of(attachment.catalog_id, attachment.namespace or [])
     return [SYSTEM_TARGET]
 
 
