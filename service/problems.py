@@ -415,9 +415,9 @@ PROBLEMS: dict[str, ProblemType] = {
     "no-staging-branch": ProblemType(
         (422,),
         "No staging branch is named",
-        "A publication takes what a staging branch has to the table's branch, and the enrolment names none, "
-        "or that branch itself.",
-        "Name the branch that the writer commits to with the enrolment (`publish`).",
+        "A publication takes what a staging branch has to the table's branch, and neither enrolment nor "
+        "policy names one, or that branch itself is named.",
+        "Name the branch that the writer commits to with the enrolment (`publish`), or in the policy.",
         _ERRORS,
     ),
     "no-role": ProblemType(
@@ -597,8 +597,8 @@ PROBLEMS: dict[str, ProblemType] = {
     "staged-rows-left": ProblemType(
         (409,),
         "What is staged is not published yet",
-        "Without the staging branch in the enrolment, nobody looks at what it has any more: readers would "
-        "never see these rows, and their snapshots would stay.",
+        "Without the staging branch in enrolment or policy, nobody looks at what it has any more: readers "
+        "would never see these rows, and their snapshots would stay.",
         "Request a job of kind publish and wait for it; or change it all the same (`leave_staged`), and drop "
         "the branch once nobody needs its rows.",
         {

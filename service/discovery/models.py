@@ -31,7 +31,7 @@ class StandingPatternRequest(Message):
     policy: str | None = None
     """Each table gets the policy of this name or id; null inherits."""
     publish: Staging | None = None
-    """This staging branch of each table is published on its branch; null for none."""
+    """This staging branch of each table is published on its branch; null for what its policy says."""
 
 
 class StandingPatternPatch(Message):
@@ -67,7 +67,7 @@ class StandingPatternView(Message):
     policy: str | None
     """It attaches the policy of this name; null means inherited."""
     publish: Staging | None
-    """It has published this staging branch on the branch; null for none."""
+    """It has published this staging branch on the branch; null for what the policy says."""
     paused: bool
     """While true, it enrols nothing."""
     version: int

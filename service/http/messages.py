@@ -48,8 +48,9 @@ def described_as(other: type[Message]) -> ConfigDict:
     """The configuration of a message whose fields mean what those of the same names in `other` do."""
 
     def describe(schema: dict[str, Any]) -> None:
+        described = {field.alias or name: field.description for name, field in other.model_fields.items()}
         for name, field in schema["properties"].items():
-            field["description"] = other.model_fields[name].description
+            field["description"] = described[name]
 
     return ConfigDict(json_schema_extra=describe)
 

@@ -33,7 +33,17 @@ from service.jobs.contract import (
 from service.jobs.events import record_job_event
 from service.jobs.index_reports import seen_equality_field_ids
 from service.jobs.ownership import is_own_attempt, own_worker
-from service.jobs.queue import attempts_of, cancel, change_status, enqueue, lock_job, rfc3339, rows_of
+from service.jobs.queue import (
+    STAGING_BRANCH_CHANGED,
+    attempts_of,
+    cancel,
+    change_status,
+    enqueue,
+    is_of_another_branch,
+    lock_job,
+    rfc3339,
+    rows_of,
+)
 from service.policies.service import bounded, effective_policy
 from service.records.catalogs import Catalog
 from service.records.jobs import POLICY, REQUEST, Attempt, AttemptStatus, Job, JobKind, JobStatus, LastClaim
@@ -150,6 +160,11 @@ def claim(
         job, table, catalog, last_claim = found
         if job.kind == JobKind.DROP_INDEX.value and _is_index_used(session, job, table):
             cancel(session, job, "the table was enrolled again", now)
+            continue
+        if job.kind == JobKind.PUBLISH.value and is_of_another_branch(
+            job, effective_policy(session, table).publish.source
+        ):
+            cancel(session, job, STAGING_BRANCH_CHANGED, now)
             continue
         if not _has_room(session, catalog) or _hold(session, job, table, now):
             continue
@@ -396,6 +411,7 @@ def _start_attempt(
         worker_id=worker.id,
     )
     session.flush()
+    policy = effective_policy(session, table)
     waited_since = max([job.available_at, *(each.ended_at for each in previous if each.ended_at)])
     record_span("wait", job.traceparent, waited_since, now, job_id=job.id, attempt=job.attempt)
     return Assignment(
@@ -412,14 +428,14 @@ def _start_attempt(
             identifier=table.identifier,
             table_uuid=job.table_uuid,
             branch=table.branch,
-            staging_branch=table.publish_from,
+            staging_branch=policy.publish.source or None,
             key_sets=table.key_sets,
             seen_equality_field_ids=seen_equality_field_ids(session, table.id),
             overlapping_locations=_overlapping_locations(session, job, table),
         ),
         catalog=AssignedCatalog(name=catalog.name, type=catalog.type, properties=catalog.properties),
         index=AssignedIndex(warehouse=index_warehouse(settings, catalog)),
-        policy=bounded(effective_policy(session, table), settings),
+        policy=bounded(policy, settings),
         allowed_locations=list(settings.location_roots),
         allowed_hosts=list(settings.host_rules),
         allowed_secrets=list(settings.secret_rules),

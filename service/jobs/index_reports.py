@@ -5,6 +5,7 @@ from datetime import datetime
 from sqlmodel import Session
 
 from service.jobs.contract import IndexReport
+from service.policies.service import effective_policy
 from service.records.health import TableHealth, health_of
 from service.records.jobs import Job, JobKind
 from service.records.reports import JobResult
@@ -68,7 +69,10 @@ def apply_report(
 
 def apply_publication(session: Session, job: Job, result: JobResult | None) -> None:
     """Store what stopped a publication of the table's staging branch, for as long as it waits there."""
-    if result is None or result.staging_branch != session.get_one(EnrolledTable, job.table_id).publish_from:
+    if result is None:
+        return
+    policy = effective_policy(session, session.get_one(EnrolledTable, job.table_id))
+    if result.staging_branch != policy.publish.source:
         return
     row = health_of(session, job.table_id)
     row.stopped_at = result.stopped_at.model_dump() if result.stopped_at is not None else None

@@ -25,6 +25,7 @@ from telemetry.traces import begin_trace, current_traceparent
 
 _ACTIVE = (JobStatus.QUEUED.value, JobStatus.RUNNING.value)
 _LONGEST_PERSISTENT_PAUSE_SECONDS = 3600.0
+STAGING_BRANCH_CHANGED = "a policy changed the table's staging branch"
 
 
 def enqueue(
@@ -169,6 +170,21 @@ def cancel_jobs_of_table(
         query = query.where(Job.kind == kind.value)
     for job in session.exec(query.with_for_update()).all():
         cancel(session, job, reason, now)
+
+
+def is_of_another_branch(job: Job, source: str) -> bool:
+    """Whether a job is to publish another staging branch than this one, which its table has by now."""
+    return job.kind == JobKind.PUBLISH.value and job.parameters.get("from", "") != source
+
+
+def cancel_publications_but(session: Session, table_id: str, source: str, now: datetime) -> None:
+    """Cancel the jobs of a table that publish another staging branch than this one; empty for none."""
+    query = select(Job).where(
+        Job.table_id == table_id, col(Job.status).in_(_ACTIVE), Job.kind == JobKind.PUBLISH.value
+    )
+    for job in session.exec(query).all():
+        if is_of_another_branch(job, source):
+            cancel(session, lock_job(session, job.id), STAGING_BRANCH_CHANGED, now)
 
 
 def cancel_index_drops(session: Session, table: EnrolledTable, reason: str, now: datetime) -> None:

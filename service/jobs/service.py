@@ -83,7 +83,7 @@ def request_job(session: Session, principal: Principal, table_id: str, request: 
     policy = effective_policy(session, table)
     parameters = request.parameters
     if kind is JobKind.PUBLISH:
-        parameters = _of_publication(table, parameters)
+        parameters = _of_publication(table, policy.publish.source, parameters)
     elif kind.is_maintenance:
         parameters = of_policy(kind, policy) | {
             name: value for name, value in parameters.items() if value is not None
@@ -251,7 +251,8 @@ def retry_job(session: Session, principal: Principal, job_id: str) -> JobView:
         )
     if drops_index:
         check_index_unused(session, table)
-    if job.kind == JobKind.PUBLISH.value and job.parameters.get("from") != table.publish_from:
+    policy = effective_policy(session, table)
+    if queue.is_of_another_branch(job, policy.publish.source):
         raise ConflictError(
             "job-not-retryable",
             f"Job {job_id} was to publish branch {job.parameters.get('from')}, which the table has no more.",
@@ -263,7 +264,7 @@ def retry_job(session: Session, principal: Principal, job_id: str) -> JobView:
         session,
         table,
         JobKind(job.kind),
-        effective_policy(session, table),
+        policy,
         utc_now(),
         dry_run=job.dry_run,
         parameters=job.parameters,
@@ -443,11 +444,11 @@ def of_policy(kind: JobKind, policy: EffectivePolicy) -> dict[str, Any]:
     return {name: getattr(section, name) for name in MAINTENANCE[kind]}
 
 
-def _of_publication(table: EnrolledTable, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters with the staging branch, which the enrolment alone can name. Raises InvalidError."""
-    if table.publish_from is not None:
-        return {"from": table.publish_from, **given}
-    message = f"Name the staging branch of {table.name} with its enrolment (publish)."
+def _of_publication(table: EnrolledTable, source: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters with the staging branch, which no request names. Raises InvalidError if it is empty."""
+    if source:
+        return {"from": source, **given}
+    message = f"Name the staging branch of {table.name} with its enrolment, or in its policy (publish.from)."
     raise InvalidError(
         "no-staging-branch",
         "Nothing can be published without a staging branch.",

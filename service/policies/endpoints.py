@@ -59,6 +59,10 @@ def _further_mistakes(request: Request, body: Any) -> list[dict[str, Any]]:
 
 
 router = APIRouter(tags=["policies"], route_class=PolicyRoute)
+LeaveStaged = Annotated[
+    bool,
+    Query(description="Staging branches change even if they have what is not published: that stays there."),
+]
 
 
 @router.post("/policies", status_code=201)
@@ -106,9 +110,12 @@ def update_policy(
     body: PolicyPatch,
     if_match: IfMatch,
     response: Response,
+    leave_staged: LeaveStaged = False,
 ) -> PolicyView:
     """Change a policy (settings as a whole); needs If-Match, and of the system's policy an admin."""
-    updated = service.update_policy(session, settings, caller, policy_id, body, if_match)
+    updated = service.update_policy(
+        session, settings, caller, policy_id, body, if_match, leave_staged=leave_staged
+    )
     set_etag(response, updated.version)
     return updated
 
@@ -128,12 +135,13 @@ def attach_policy(
     body: AttachmentRequest,
     response: Response,
     if_match: OptionalIfMatch = None,
+    leave_staged: LeaveStaged = False,
 ) -> AttachmentView | None:
     """Attach a policy to the system, a catalog, a namespace or a table; a null policy detaches.
 
     With If-Match only in place of the attachment with that `version`.
     """
-    attached = service.attach_policy(session, caller, body, if_match)
+    attached = service.attach_policy(session, caller, body, if_match, leave_staged=leave_staged)
     if attached is not None:
         set_etag(response, attached.version)
     return attached

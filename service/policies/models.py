@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, ConfigDict, ModelWrapValidatorHandler, ValidationError, model_validator
 from pydantic import Field as ModelField
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
+from pyiceberg.table.refs import MAIN_BRANCH
 
 from service.http.messages import Message, Name, described_as, example
 from service.policies.schedules import Window, check_cron, check_time_zone
@@ -33,6 +34,18 @@ TargetFileSize = Annotated[Amount, AfterValidator(_check_target)]
 
 Cron = Annotated[str, AfterValidator(check_cron)]
 """Five fields, in the policy's time zone; empty for none."""
+
+
+def _check_staging_branch(source: str) -> str:
+    if source == MAIN_BRANCH:
+        raise ValueError(
+            "readers read main, and a staging branch is emptied: name the one that the writer commits to"
+        )
+    return source
+
+
+StagingBranch = Annotated[str, AfterValidator(_check_staging_branch)]
+"""The writer commits to it, and nobody reads it; empty for none."""
 
 
 class IndexPolicy(Message):
@@ -76,11 +89,14 @@ class ConvertPolicy(Message):
 
 
 class PublishPolicy(Message):
-    """This says when what is staged is published, of a table with a staging branch: whichever of the triggers
-    comes first."""
+    """This names a staging branch, and says when what is staged is published: whichever of the triggers comes
+    first."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", populate_by_name=True, serialize_by_alias=True)
 
+    source: StagingBranch | None = ModelField(default=None, alias="from")
+    """This staging branch is published on the branch of each table that does not say so itself; empty for
+    none."""
     enabled: bool | None = None
     """This says whether such jobs start by themselves."""
     rows: Count | None = None
@@ -302,7 +318,7 @@ class PolicySettings(Message):
     convert: ConvertPolicy = ModelField(default_factory=ConvertPolicy)
     """This says when equality deletes are converted."""
     publish: PublishPolicy = ModelField(default_factory=PublishPolicy)
-    """This says when what is staged is published."""
+    """This names a staging branch, and says when what is staged is published."""
     expire_snapshots: ExpireSnapshotsPolicy = ModelField(default_factory=ExpireSnapshotsPolicy)
     """This says when old snapshots are let go."""
     rewrite_data_files: RewriteDataFilesPolicy = ModelField(default_factory=RewriteDataFilesPolicy)
@@ -439,8 +455,9 @@ class EffectiveConvertPolicy(Message):
 class EffectivePublishPolicy(Message):
     """This is every value that holds for publications."""
 
-    model_config = described_as(PublishPolicy)
+    model_config = described_as(PublishPolicy) | ConfigDict(populate_by_name=True, serialize_by_alias=True)
 
+    source: str = ModelField(alias="from")
     enabled: bool
     rows: int
     age_seconds: float
@@ -585,7 +602,7 @@ class EffectivePolicy(Message):
     convert: EffectiveConvertPolicy
     """This says when equality deletes are converted."""
     publish: EffectivePublishPolicy
-    """This says when what is staged is published."""
+    """This names a staging branch, and says when what is staged is published."""
     expire_snapshots: EffectiveExpireSnapshotsPolicy
     """This says when old snapshots are let go."""
     rewrite_data_files: EffectiveRewriteDataFilesPolicy
@@ -739,14 +756,14 @@ class AttachmentView(Message):
 
 
 class ValueSource(Message):
-    """This is a policy at the place that it is attached to."""
+    """This is a policy at the place that it is attached to, or a table that says a value itself."""
 
     level: Level
     """It holds this widely."""
     place: str
     """The place is told in words, such as `catalog local`."""
-    policy: str
-    """The policy has this name."""
+    policy: str | None
+    """The policy has this name; null if the enrolment of the table says it."""
 
 
 class EffectiveValue(Message):
@@ -755,7 +772,7 @@ class EffectiveValue(Message):
     value: Any
     """The value has the type that the policy gives it."""
     source: ValueSource
-    """The value is from this policy."""
+    """The value comes from there."""
 
 
 class EffectivePolicyView(Message):

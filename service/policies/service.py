@@ -47,6 +47,7 @@ from service.policies.models import (
 )
 from service.policies.places import SYSTEM_TARGET, namespace_target, table_target, targets_of
 from service.policies.schedules import MAX_WINDOWS
+from service.policies.staging import restaging
 from service.records.catalogs import Catalog
 from service.records.keys import Role
 from service.records.patterns import EnrollmentPattern
@@ -83,7 +84,7 @@ BUILT_IN: dict[str, tuple[str, PolicySettings]] = {
                 cron="",
                 max_delete_files_per_commit=0,
             ),
-            publish=PublishPolicy(enabled=True, rows=100_000, age_seconds=10, cron=""),
+            publish=PublishPolicy(source="", enabled=True, rows=100_000, age_seconds=10, cron=""),
             expire_snapshots=ExpireSnapshotsPolicy(
                 enabled=False,
                 older_than_seconds=432_000,
@@ -256,11 +257,26 @@ def update_policy(
     policy_id: str,
     patch: PolicyPatch,
     if_match: str,
+    *,
+    leave_staged: bool = False,
 ) -> PolicyView:
     """Change a policy that nobody changed meanwhile; it holds for every table that it reaches at once.
 
-    That of the whole system is changed by those who may attach another one there.
+    That of the whole system is changed by those who may attach another one there. leave_staged: what is
+    staged and not published stays where it is, on branches that are published no more.
     """
+    with restaging(session, "body.settings.publish.from", leave_staged=leave_staged):
+        return _update_policy(session, settings, principal, policy_id, patch, if_match)
+
+
+def _update_policy(
+    session: Session,
+    settings: Settings,
+    principal: Principal,
+    policy_id: str,
+    patch: PolicyPatch,
+    if_match: str,
+) -> PolicyView:
     row = get_policy(session, policy_id, for_update=True)
     is_of_system = session.get_one(PolicyAttachment, SYSTEM_TARGET).policy_id == row.id
     authorize(session, principal, _needed_at(is_system=is_of_system), "policy.update", row.name)
@@ -311,9 +327,24 @@ def delete_policy(
 
 
 def attach_policy(
-    session: Session, principal: Principal, request: AttachmentRequest, if_match: str | None = None
+    session: Session,
+    principal: Principal,
+    request: AttachmentRequest,
+    if_match: str | None = None,
+    *,
+    leave_staged: bool = False,
 ) -> AttachmentView | None:
-    """Attach a policy to a place, or detach it (None is returned then). The system always keeps one."""
+    """Attach a policy to a place, or detach it (None is returned then). The system always keeps one.
+
+    leave_staged: as for `update_policy`.
+    """
+    with restaging(session, "body.policy", leave_staged=leave_staged):
+        return _attach_policy(session, principal, request, if_match)
+
+
+def _attach_policy(
+    session: Session, principal: Principal, request: AttachmentRequest, if_match: str | None
+) -> AttachmentView | None:
     target, catalog_id, table = _target_of(session, request, for_update=True)
     needed = _needed_at(is_system=request.level is Level.SYSTEM)
     authorize(session, principal, needed, "policy.attach", target, policy=request.policy)
@@ -374,7 +405,10 @@ def _target_of(
 
 
 def set_table_policy(session: Session, table_id: str, policy: str | None) -> None:
-    """Attach a policy to one table, or go back to inheriting. The caller has authorized it."""
+    """Attach a policy to one table, or go back to inheriting.
+
+    The caller has authorized it, and looks at what that makes of the table's staging branch.
+    """
     _attach(session, table_target(table_id), Level.TABLE, policy, None, None, table_id)
 
 
@@ -417,8 +451,16 @@ def chain(session: Session, table: EnrolledTable) -> Sequence[tuple[PolicyAttach
 
 
 def effective_policy(session: Session, table: EnrolledTable) -> EffectivePolicy:
-    """What holds for a table: each value from the nearest policy that sets it."""
-    return _resolve(chain(session, table))[0]
+    """What holds for a table: each value from the nearest policy that sets it, if the table does not."""
+    return _with_own(_resolve(chain(session, table))[0], table)
+
+
+def _with_own(policy: EffectivePolicy, table: EnrolledTable) -> EffectivePolicy:
+    """The same with what the enrolment of a table says itself: its staging branch."""
+    if table.publish_from is None:
+        return policy
+    publish = policy.publish.model_copy(update={"source": table.publish_from})
+    return policy.model_copy(update={"publish": publish})
 
 
 def explain_policy(session: Session, table: EnrolledTable) -> EffectivePolicyView:
@@ -431,16 +473,22 @@ def explain_policy(session: Session, table: EnrolledTable) -> EffectivePolicyVie
             level=Level(attachment.level), place=_place(session, attachment), policy=policy.name
         )
         values[name] = EffectiveValue(value=value, source=source)
+    if table.publish_from is not None:
+        source = ValueSource(level=Level.TABLE, place=f"enrolment of table {table.name}", policy=None)
+        values["publish.from"] = EffectiveValue(value=table.publish_from, source=source)
     return EffectivePolicyView(
         table_id=table.id,
         policy=attached[0][1].name,
-        effective=effective,
+        effective=_with_own(effective, table),
         values=values,
-        explanation=[
-            f"{name} = {item.value}: from policy {item.source.policy!r}, attached to the {item.source.place}."
-            for name, item in values.items()
-        ],
+        explanation=[f"{name} = {item.value}: from {_origin(item.source)}." for name, item in values.items()],
     )
+
+
+def _origin(source: ValueSource) -> str:
+    if source.policy is None:
+        return f"the {source.place}"
+    return f"policy {source.policy!r}, attached to the {source.place}"
 
 
 Sourced = dict[str, tuple[Any, PolicyAttachment, Policy]]

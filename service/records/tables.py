@@ -40,7 +40,7 @@ class EnrolledTable(SQLModel, table=True):
     key_sets: list[list[str]] = Field(default_factory=list, sa_type=Json)
     """Declared keys, as column names; more are found by the worker."""
     publish_from: str | None = None
-    """The staging branch that is published on the branch."""
+    """The staging branch that is published on the branch: empty for none, None for what the policy says."""
     table_uuid: str = Field(index=True)
     """The Iceberg table: enrolments of several branches share it, and its index."""
     format_version: int

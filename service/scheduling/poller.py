@@ -34,7 +34,7 @@ from service.db.database import FOR_UPDATE, Database, utc_now
 from service.errors import IcestreamError, UnreachableError
 from service.index_health.service import begins_to_lag_at, keep_last_look, record_sample, store_status
 from service.jobs.events import latest_event_id, record_table_event
-from service.jobs.queue import has_let_expire, is_system_paused
+from service.jobs.queue import cancel_publications_but, has_let_expire, is_system_paused
 from service.jobs.stream import settled_after
 from service.policies.service import effective_policy
 from service.records.catalogs import Catalog, CatalogType
@@ -444,9 +444,10 @@ class Poller:
                 return Polled(is_reachable=True)
             catalog = session.get_one(Catalog, table.catalog_id)
             known = session.get(TableHealth, table_id) or TableHealth(table_id=table_id)
+            source = effective_policy(session, table).publish.source
         try:
             with self._budget():
-                loaded, found, staged = self._look(table, catalog, known)
+                loaded, found, staged = self._look(table, catalog, known, source)
         except IcestreamError as error:
             with self._database.write() as session:
                 self._store_failure(session, table_id, error)
@@ -454,13 +455,13 @@ class Poller:
             is_unreachable = isinstance(error, UnreachableError) and error.slug != "catalog-limit-exceeded"
             return Polled(is_reachable=not is_unreachable)
         with self._database.write() as session:
-            polled = self._store(session, table_id, loaded, found, staged)
+            polled = self._store(session, table_id, loaded, found, staged, source)
             if basis is not None and polled.metadata_location is not None:
                 health_of(session, table_id).last_poll = basis.note(polled)
             return polled
 
     def _look(
-        self, table: EnrolledTable, catalog: Catalog, known: TableHealth
+        self, table: EnrolledTable, catalog: Catalog, known: TableHealth, source: str
     ) -> tuple[Table, Measurement, Staged]:
         with self._catalogs.open(catalog):
             loaded = self._catalogs.load(catalog, tuple(table.identifier))
@@ -470,8 +471,7 @@ class Poller:
             since = {None, known.report_snapshot_id, known.indexed_snapshot_id, known.verified_snapshot_id}
             with self._catalogs.reading(catalog, tuple(table.identifier)):
                 found = measure(loaded, table.branch, self._cache, since)
-        source = table.publish_from
-        staged = measure_staged(loaded.metadata, source, table.branch) if source is not None else Staged()
+        staged = measure_staged(loaded.metadata, source, table.branch) if source else Staged()
         return loaded, found, staged
 
     def _store_failure(self, session: Session, table_id: str, error: IcestreamError) -> None:
@@ -486,8 +486,15 @@ class Poller:
         store_status(session, session.get_one(EnrolledTable, table_id), health)
 
     def _store(
-        self, session: Session, table_id: str, loaded: Table, found: Measurement, staged: Staged
+        self,
+        session: Session,
+        table_id: str,
+        loaded: Table,
+        found: Measurement,
+        staged: Staged,
+        source: str,
     ) -> Polled:
+        """source: the staging branch that was looked at; empty for none."""
         now = utc_now()
         # Whoever removes the table waits, and cancels what is scheduled here then.
         table = session.get_one(EnrolledTable, table_id, with_for_update=FOR_UPDATE)
@@ -520,8 +527,10 @@ class Poller:
         health.convertible_bytes = sum(delete.size_bytes for delete in convertible)
         oldest = min((delete.committed_at for delete in convertible), default=None)
         health.oldest_convertible_at = _since(oldest, health.oldest_convertible_at, now)
+        policy = effective_policy(session, table)
         # Nobody publishes any more what was looked at, if that was taken back meanwhile.
-        _store_staged(health, staged if table.publish_from is not None else Staged(), now)
+        _store_staged(health, staged if policy.publish.source == source else Staged(), now)
+        cancel_publications_but(session, table_id, policy.publish.source, now)
         health.small_manifests = found.small_manifests
         health.data_files = found.data_files
         everything = found.new_since[None]
@@ -536,11 +545,10 @@ class Poller:
         health.has_keys = bool(table.key_sets or found.has_identifier_fields or pending or health.key_sets)
         session.add(health)
         session.flush()
-        policy = effective_policy(session, table)
         decide_at = schedule(session, table, health, now, policy)
         record_sample(session, table, health, policy, now)
         lags_at = begins_to_lag_at(session, table, health, policy, now)
-        is_published = table.publish_from is not None and policy.publish.enabled
+        is_published = bool(policy.publish.source) and policy.publish.enabled
         return Polled(
             is_reachable=True,
             metadata_location=loaded.metadata_location,

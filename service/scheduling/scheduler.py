@@ -59,7 +59,7 @@ def schedule(
                 decision.kind,
                 policy,
                 now - timedelta(microseconds=len(decided) - number),  # in order: what expires comes last
-                parameters=_parameters(table, decision.kind, policy),
+                parameters=_parameters(decision.kind, policy),
                 trigger=decision.sentence,
                 requested_by=POLICY,
             )
@@ -79,9 +79,9 @@ def schedule(
     return _decides_at(state, policy, now, decided)
 
 
-def _parameters(table: EnrolledTable, kind: JobKind, policy: EffectivePolicy) -> dict[str, Any] | None:
+def _parameters(kind: JobKind, policy: EffectivePolicy) -> dict[str, Any] | None:
     if kind is JobKind.PUBLISH:
-        return {"from": table.publish_from}
+        return {"from": policy.publish.source}
     return of_policy(kind, policy) if kind.is_maintenance else None
 
 

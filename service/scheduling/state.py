@@ -49,7 +49,7 @@ def table_state(
             health.convertible_delete_files, health.convertible_deletes, health.convertible_bytes
         ),
         oldest_convertible_at=health.oldest_convertible_at,
-        staged=_staged(health) if table.publish_from is not None else None,
+        staged=_staged(health) if policy.publish.source else None,
         small_data_files=health.small_data_files,
         deleted_data_files=health.deleted_data_files,
         small_delete_files=health.small_delete_files,

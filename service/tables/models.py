@@ -3,11 +3,11 @@
 from datetime import datetime
 from typing import Annotated
 
-from pydantic import ConfigDict, field_validator
+from pydantic import ConfigDict
 from pydantic import Field as ModelField
-from pyiceberg.table.refs import MAIN_BRANCH
 
 from service.http.messages import Message, example
+from service.policies.models import StagingBranch
 from service.records.health import HealthStatus
 
 Identifier = Annotated[
@@ -21,18 +21,9 @@ class Staging(Message):
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True, serialize_by_alias=True)
 
-    source: str = ModelField(alias="from", min_length=1)
+    source: StagingBranch = ModelField(alias="from")
     """The writer commits to this branch, and nobody reads it, since what is published leaves it. It need not
-    exist yet, and is never `main`."""
-
-    @field_validator("source")
-    @classmethod
-    def _is_not_main(cls, source: str) -> str:
-        if source == MAIN_BRANCH:
-            raise ValueError(
-                "readers read main, and a staging branch is emptied: name the one that the writer commits to"
-            )
-        return source
+    exist yet, and is never `main`. Empty for none, whatever the policy says."""
 
 
 class TableRequest(Message):
@@ -56,7 +47,8 @@ class TableRequest(Message):
     key_sets: list[KeySet] | None = None
     """Keys to index before any equality delete has named them, as column names; others are found."""
     publish: Staging | None = None
-    """A staging branch is published on the branch, which then gets no equality delete; null for none."""
+    """A staging branch is published on the branch, which then gets no equality delete; null for what the
+    policy says."""
 
 
 class PatternRequest(Message):
@@ -81,7 +73,7 @@ class PatternRequest(Message):
     policy: str | None = None
     """The policy of this name or id is attached to each; null inherits."""
     publish: Staging | None = None
-    """This staging branch of each table is published on its branch; null for none."""
+    """This staging branch of each table is published on its branch; null for what its policy says."""
     dry_run: bool = False
     """Show only which tables match."""
 
@@ -101,7 +93,7 @@ class TablePatch(Message):
     key_sets: list[KeySet] | None = None
     """The declared keys are lists of column names; null or an empty list for none."""
     publish: Staging | None = None
-    """A staging branch is published on the table's branch; null publishes nothing any more."""
+    """A staging branch is published on the table's branch; null for what the policy says."""
 
 
 class TableView(Message):
@@ -124,7 +116,9 @@ class TableView(Message):
     key_sets: list[list[str]]
     """The declared keys are lists of column names."""
     publish: Staging | None
-    """This staging branch is published on the branch; null if none is."""
+    """The enrolment says which staging branch is published on the branch; null for what the policy says."""
+    staging_branch: str | None
+    """This staging branch is published, whether the enrolment or the policy says so; null if none is."""
     table_uuid: str
     """Iceberg itself gives the table this id."""
     format_version: int

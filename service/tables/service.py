@@ -27,8 +27,8 @@ from service.jobs import queue
 from service.jobs.events import record_table_event
 from service.jobs.queue import check_index_unused
 from service.policies import service as policies
+from service.policies.staging import check_staging, leave_staging_branch, staging_branches
 from service.problems import PROBLEM_PATH
-from service.quantities import counted
 from service.records.catalogs import Catalog
 from service.records.health import HealthStatus, TableHealth
 from service.records.jobs import Job, JobKind
@@ -153,7 +153,6 @@ def enroll_table(
     existing = _find_enrolled(session, loaded, request.branch)
     if existing is not None:
         raise _already_enrolled(existing)
-    _check_staging(session, row)
     try:
         with session.begin_nested():
             session.add(row)
@@ -163,6 +162,7 @@ def enroll_table(
             raise
         raise _already_enrolled(winner) from error
     policies.set_table_policy(session, row.id, request.policy)
+    check_staging(session, row)
     queue.cancel_index_drops(session, row, "the table was enrolled again", utc_now())
     return view(session, settings, row)
 
@@ -317,7 +317,7 @@ def update_table(
     Raises InvalidError for a new key with others, and ConflictError for a staging branch that is another
     enrolment's, or that has what would be left unless it is told so.
     """
-    if patch.publish is not None:
+    if patch.model_fields_set & {"policy", "publish"}:
         # As whoever enrols: one of two who take the same branch sees the other.
         _catalog(session, get_table(session, table_id).catalog_id, for_update=True)
     row = get_table(session, table_id, for_update=True)
@@ -325,6 +325,7 @@ def update_table(
         session, principal, Role.OPERATOR, "table.update", row.name, fields=sorted(patch.model_fields_set)
     )
     check_version(if_match, row.version)
+    before = staging_branches(session, [row]).get(row.id)
     if "policy" in patch.model_fields_set:
         policies.set_table_policy(session, row.id, patch.policy)
     added = _new_key_sets(row, patch)
@@ -332,79 +333,29 @@ def update_table(
     if "key_sets" in patch.model_fields_set:
         row.key_sets = patch.key_sets or []
     if "publish" in patch.model_fields_set:
-        source = patch.publish.source if patch.publish is not None else None
-        _stage(session, principal, row, source, leave_staged=leave_staged)
+        row.publish_from = patch.publish.source if patch.publish is not None else None
+    _restage(session, principal, row, before, leave_staged=leave_staged)
     changed = _changed(session, settings, row)
     keys = " and ".join(f"({', '.join(key_set)})" for key_set in changed.key_sets) or "none"
     sentence = f"Changed by {principal.name}: policy {changed.policy or 'inherited'}, declared keys {keys}."
-    if "publish" in patch.model_fields_set:
-        sentence += f" Staging branch: {row.publish_from or 'none'}."
+    if changed.staging_branch != before:
+        sentence += f" Staging branch: {changed.staging_branch or 'none'}."
     if added and columns is None:
         sentence += " The catalog could not be reached, so whether the table has these columns is not known."
     record_table_event(session, row.id, "table.changed", sentence, utc_now())
     return changed
 
 
-def _stage(
-    session: Session, principal: Principal, row: EnrolledTable, source: str | None, *, leave_staged: bool
+def _restage(
+    session: Session, principal: Principal, row: EnrolledTable, before: str | None, *, leave_staged: bool
 ) -> None:
-    """Publish another staging branch on the table's, or none; jobs that publish are cancelled."""
-    if source == row.publish_from:
+    """What another staging branch than before, or none, takes; jobs that publish are cancelled."""
+    if staging_branches(session, [row]).get(row.id) == before:
         return
-    before = session.get(TableHealth, row.id)
-    if before is not None and before.oldest_staged_at is not None and not leave_staged:
-        rows = counted(before.staged_rows, "row")
-        waiting = f"{counted(before.staged_snapshots, 'snapshot')} with {rows} and row-level deletes"
-        raise ConflictError(
-            "staged-rows-left",
-            f"Branch {row.publish_from!r} has {waiting if before.staged_snapshots else 'perhaps snapshots'}"
-            " that are not published, as far as the last look at the table knows.",
-            staged_snapshots=before.staged_snapshots,
-            staged_rows=before.staged_rows,
-        )
-    row.publish_from = source
-    _check_staging(session, row)
+    leave_staging_branch(session, [(row, before)], leave_staged=leave_staged)
+    check_staging(session, row)
     reason = f"{principal.name} changed the staging branch"
     queue.cancel_jobs_of_table(session, row.id, reason, utc_now(), JobKind.PUBLISH)
-    health = session.get(TableHealth, row.id)
-    if health is not None:  # the next poll looks at the other branch
-        health.staged_snapshots = health.staged_rows = 0
-        health.oldest_staged_at = health.first_staged_id = health.stopped_at = None
-        health.staging_is_cut, health.staging_is_unproven, health.kept_snapshots = False, False, 0
-        session.add(health)
-
-
-def _check_staging(session: Session, row: EnrolledTable) -> None:
-    """Raises unless the branches of an enrolment are what it takes them for to every other one, too.
-
-    A staging branch that was converted, or published twice, would lose what the other needs.
-    """
-    if row.publish_from == row.branch:
-        raise InvalidError(
-            "no-staging-branch",
-            f"Branch {row.branch!r} can't be published on itself.",
-            "Name the branch that the writer commits to.",
-            errors=[{"field": "body.publish.from", "message": "This is the branch that is enrolled."}],
-        )
-    others = select(EnrolledTable).where(
-        EnrolledTable.table_uuid == row.table_uuid,
-        EnrolledTable.id != row.id,
-        col(EnrolledTable.deleted_at).is_(None),
-    )
-    for other in session.exec(others):
-        own = row.publish_from
-        if own is not None and own in (other.branch, other.publish_from):
-            does = "publishes it, too" if own == other.publish_from else "converts it"
-            detail = f"Branch {own!r} can't be published: {other.id} ({other.name}) {does}."
-        elif row.branch == other.publish_from:
-            detail = f"Branch {row.branch!r} is the staging branch of {other.id} ({other.name})."
-        else:
-            continue
-        raise ConflictError(
-            "staging-branch-in-use",
-            detail,
-            table_id=other.id,
-        )
 
 
 def pause_table(
@@ -472,11 +423,13 @@ def views(session: Session, settings: Settings, rows: Sequence[EnrolledTable]) -
     known = session.exec(select(TableHealth).where(col(TableHealth.table_id).in_(ids)))
     health = {one.table_id: one for one in known}
     never = TableHealth(table_id="")
+    staging = staging_branches(session, rows)
     now = utc_now()
     return [
         TableView(
             **row.model_dump(exclude={"deleted_at", "publish_from"}),
             publish=Staging(source=row.publish_from) if row.publish_from is not None else None,
+            staging_branch=staging.get(row.id),
             catalog=catalogs[row.catalog_id].name,
             policy=attached.get(row.id),
             index_warehouse=index_warehouse(settings, catalogs[row.catalog_id]),

@@ -274,9 +274,9 @@ def pause_pattern(
 
 
 def staging_of(typed: Typed) -> dict[str, str] | None:
-    """The staging branch that a form names, as calls take it."""
+    """The staging branch that a form names, as calls take it; `none` for none, whatever the policy says."""
     source = typed.given("publish")
-    return {"from": source} if source is not None else None
+    return {"from": "" if source == "none" else source} if source is not None else None
 
 
 def _enrol(

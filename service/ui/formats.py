@@ -46,6 +46,7 @@ POLICY_SETTINGS = {
     "convert.age_seconds": "At this age of the oldest",
     "convert.cron": "Also at times (cron)",
     "convert.max_delete_files_per_commit": "Most delete files per commit",
+    "publish.from": "Staging branch",
     "publish.enabled": "Starts by itself",
     "publish.rows": "At this many staged rows",
     "publish.age_seconds": "At this age of the oldest",

@@ -15,7 +15,12 @@ from service.ui.formats import POLICY_SECTIONS, POLICY_SETTINGS, SHARES
 _SECONDS = {"s": 1, "min": 60, "h": 3600, "d": 86_400}
 _BYTES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _AMOUNT = re.compile(r"(-?[0-9][0-9_,]*(?:\.[0-9]+)?(?:e-?[0-9]+)?)\s*([a-zA-Z%]*)")
-_EXAMPLES = {"cron": "0 3 * * *", "time_zone": "Europe/Berlin", "windows": "sat, sun 22:00-06:00"}
+_EXAMPLES = {
+    "from": "ingest",
+    "cron": "0 3 * * *",
+    "time_zone": "Europe/Berlin",
+    "windows": "sat, sun 22:00-06:00",
+}
 _WINDOW = re.compile(r"(?:(.*\S)\s+)?(\S+)\s*-\s*(\S+)")
 
 
@@ -51,7 +56,7 @@ def sections(inherited: Mapping[str, Sequence[Any]]) -> Iterator[tuple[str, list
                         for value in inherited[f"{section}.{name}"]
                     ),
                 )
-                for name, field in fields.items()
+                for name, field in ((field.alias or name, field) for name, field in fields.items())
             ],
         )
 
@@ -87,7 +92,7 @@ def read_setting(name: str, text: str) -> Any:
         return {"on": True, "off": False}.get(text, text)
     if name.endswith(".windows"):
         return [] if text == "always" else [_window(line) for line in text.splitlines() if line.strip()]
-    if name.endswith(".cron"):
+    if name.endswith((".cron", ".from")):
         return "" if text == "none" else text
     found = _AMOUNT.fullmatch(text)
     if found is None:

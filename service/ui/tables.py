@@ -264,7 +264,7 @@ def pause_table(
 def _filled(table: TableView) -> Fields:
     return Fields.of(
         policy=table.policy or "",
-        publish=table.publish.source if table.publish is not None else "",
+        publish=table.publish.source or "none" if table.publish is not None else "",
         key_sets="\n".join(", ".join(keys) for keys in table.key_sets),
         version=str(table.version),
     )

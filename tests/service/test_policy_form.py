@@ -49,6 +49,7 @@ def test_any_share_reads_back(value: float) -> None:
         ("convert.age_seconds", "soon", "soon"),
         ("compact.dead_ratio", "30%", 0.3),
         ("index.cron", "none", ""),
+        ("publish.from", "2026", "2026"),
         ("schedule.windows", "always", []),
         ("schedule.windows", "22:00-06:00", [{"start": "22:00", "end": "06:00"}]),
         ("schedule.windows", "at night", ["at night"]),

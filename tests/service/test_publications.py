@@ -263,6 +263,140 @@ def test_a_pattern_enrols_tables_with_their_staging_branch(local: Running, icebe
     assert found == {"db.t": FROM_INGEST, "db.u": FROM_INGEST}
 
 
+def policy(service: Running, name: str, **publish: Any) -> str:
+    body = {"name": name, "settings": {"publish": publish}}
+    return str(service.admin.post("/policies", json=body).json()["id"])
+
+
+def attach(service: Running, name: str | None, leave_staged: str = "false", **place: Any) -> httpx.Response:
+    """Of the catalog, if no other place is named."""
+    body = {"level": "catalog", "catalog": "local"} | place | {"policy": name}
+    return service.admin.put("/policy-attachments", json=body, params={"leave_staged": leave_staged})
+
+
+@ON_BOTH
+def test_a_policy_names_the_staging_branch_of_tables_that_do_not(
+    local: Running, iceberg: IcebergCatalog
+) -> None:
+    iceberg.create("db.own")
+    iceberg.create("db.none")
+    before = local.enroll()
+    own = local.enroll("db.own", publish={"from": "flink"})
+    none = local.enroll("db.none", publish={"from": ""})
+    assert before["staging_branch"] is None
+    policy(local, "staged", **FROM_INGEST, age_seconds=0)
+    assert attach(local, "staged").status_code == 200
+    listed = local.admin.get("/tables").json()["items"]
+    found = {one["name"]: (one["publish"], one["staging_branch"]) for one in listed}
+    assert found == {
+        "db.t": (None, "ingest"),
+        "db.own": ({"from": "flink"}, "flink"),
+        "db.none": ({"from": ""}, None),
+    }
+
+    stage(iceberg, 1, 2)
+    assert staged_of(health(local, before)) == (1, 2)
+    (job,) = queued(local)
+    assert job["parameters"] == FROM_INGEST
+    assignment = local.claim(local.start_worker())
+    assert assignment is not None
+    assert assignment["table"]["staging_branch"] == "ingest"
+    assert "publish" not in health(local, none)["decisions"]
+
+    told = {}
+    for table in (before, own, none):
+        explained = local.admin.get(f"/tables/{table['id']}/policy").json()
+        source = explained["values"]["publish.from"]["source"]
+        told[table["name"]] = (explained["effective"]["publish"]["from"], source["policy"], source["place"])
+    assert told == {
+        "db.t": ("ingest", "staged", "catalog local"),
+        "db.own": ("flink", None, "enrolment of table db.own"),
+        "db.none": ("", None, "enrolment of table db.none"),
+    }
+    assert (
+        "publish.from = flink: from the enrolment of table db.own."
+        in (local.admin.get(f"/tables/{own['id']}/policy").json()["explanation"])
+    )
+
+
+def test_no_change_of_a_policy_leaves_staged_rows_behind_by_accident(
+    local: Running, iceberg: IcebergCatalog
+) -> None:
+    changed = policy(local, "staged", **FROM_INGEST)
+    policy(local, "elsewhere", **{"from": "other"})
+    attach(local, "staged")
+    table = local.enroll()
+    stage(iceberg, 1)
+    health(local, table)
+    job = local.admin.post(f"/tables/{table['id']}/jobs", json={"kind": "publish"}).json()
+    without = {"settings": {"publish": {"age_seconds": 0}}}
+    path = f"/tables/{table['id']}"
+    refused = [
+        patch(local, f"/policies/{changed}", without),
+        patch(local, f"/policies/{changed}", {"settings": {"publish": {"from": "other"}}}),
+        attach(local, None),
+        attach(local, "elsewhere"),
+        attach(local, "elsewhere", level="table", catalog=None, table_id=table["id"]),
+        patch(local, path, {"policy": "elsewhere"}),
+        patch(local, path, {"publish": {"from": ""}}),
+    ]
+    assert {(one.status_code, one.json()["type"]) for one in refused} == {(409, "/problems/staged-rows-left")}
+    assert {one.json()["staged_snapshots"] for one in refused} == {1}
+    # What changes nothing about it goes on: the table says itself what its policy said.
+    assert patch(local, path, {"publish": FROM_INGEST}).status_code == 200
+    assert patch(local, path, {"publish": None}).json()["staging_branch"] == "ingest"
+    faster = {"settings": {"publish": FROM_INGEST | {"age_seconds": 0}}}
+    assert patch(local, f"/policies/{changed}", faster).status_code == 200
+    assert local.admin.get(f"/jobs/{job['id']}").json()["status"] == "queued"
+
+    assert patch(local, f"/policies/{changed}?leave_staged=true", without).status_code == 200
+
+    left = local.admin.get(f"{path}/health").json()
+    assert (staged_of(left), left["staged_age_seconds"]) == ((0, 0), 0)
+    assert local.claim(local.start_worker()) is None, "nobody publishes that branch any more"
+    assert local.admin.get(f"/jobs/{job['id']}").json()["status"] == "cancelled"
+
+
+def test_a_running_publication_stops_once_a_policy_names_another_branch(
+    local: Running, iceberg: IcebergCatalog
+) -> None:
+    changed = policy(local, "staged", **FROM_INGEST)
+    attach(local, "staged")
+    table = local.enroll()
+    job = local.admin.post(f"/tables/{table['id']}/jobs", json={"kind": "publish"}).json()
+    assert local.claim(local.start_worker()) is not None
+    other = {"settings": {"publish": {"from": "other"}}}
+    assert patch(local, f"/policies/{changed}", other).status_code == 200
+
+    health(local, table)
+
+    assert local.admin.get(f"/jobs/{job['id']}").json()["cancel_requested"]
+
+
+@ON_BOTH
+def test_a_policy_gives_no_table_a_staging_branch_that_can_not_be_one(
+    local: Running, iceberg: IcebergCatalog
+) -> None:
+    readers = local.admin.post("/policies", json={"name": "x", "settings": {"publish": {"from": "main"}}})
+    assert readers.json()["errors"][0]["field"] == "body.settings.publish.from"
+    changed = policy(local, "staged", age_seconds=0)
+    own = local.enroll(branch="ingest")
+    policy(local, "itself", **FROM_INGEST)
+    itself = attach(local, "itself")
+    assert (itself.status_code, itself.json()["type"]) == (422, "/problems/no-staging-branch")
+    assert itself.json()["errors"][0]["field"] == "body.policy"
+    attach(local, "staged")
+    itself = patch(local, f"/policies/{changed}", {"settings": {"publish": FROM_INGEST}})
+    assert itself.json()["errors"][0]["field"] == "body.settings.publish.from"
+
+    patch(local, f"/tables/{own['id']}", {"publish": {"from": ""}})
+    body = {"catalog": "local", "identifier": ["db", "t"]}
+    assert patch(local, f"/policies/{changed}", {"settings": {"publish": FROM_INGEST}}).status_code == 200
+    converted = local.admin.post("/tables", json=body)
+    assert (converted.status_code, converted.json()["type"]) == (409, "/problems/staging-branch-in-use")
+    assert local.admin.get("/tables").json()["items"] == [local.admin.get(f"/tables/{own['id']}").json()]
+
+
 def test_what_stops_publication_is_told_until_it_is_no_longer_the_first(
     local: Running, iceberg: IcebergCatalog
 ) -> None:

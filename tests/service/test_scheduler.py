@@ -40,7 +40,9 @@ POLICY = EffectivePolicy(
         cron="",
         max_delete_files_per_commit=0,
     ),
-    publish=EffectivePublishPolicy(enabled=True, rows=1000, age_seconds=30, cron=""),
+    publish=EffectivePublishPolicy.model_validate(
+        {"from": "ingest", "enabled": True, "rows": 1000, "age_seconds": 30, "cron": ""}
+    ),
     expire_snapshots=EffectiveExpireSnapshotsPolicy(
         enabled=True,
         older_than_seconds=3600,

@@ -55,3 +55,25 @@ def test_tables_and_patterns_are_enrolled_with_their_staging_branch(
     assert "Published from branch ingest" in admin.page.text
     found = service.admin.get("/tables", params={"search": "fresh.a"}).json()["items"]
     assert [one["publish"] for one in found] == [{"from": "ingest"}]
+
+
+def test_a_policy_names_the_staging_branch_and_a_table_can_have_none(
+    service: Running, admin: Person, iceberg: IcebergCatalog
+) -> None:
+    iceberg.create("fleet.t")
+    admin.open("/policies/new")
+    admin.send("/policies/new", name="staged", description="Streams.", settings__publish__from="ingest")
+    assert "Staging branch ingest" in admin.page.text
+    table = service.enroll("fleet.t", policy="staged")
+    path = f"/tables/{table['id']}"
+    shown = admin.open(path).text
+    assert "Published from branch ingest" in shown
+    assert "Staging branch staged, table fleet.t ingest" in shown
+
+    admin.open(f"{path}/edit")
+    admin.send("/edit", publish="none")
+    assert service.admin.get(path).json()["publish"] == {"from": ""}
+    shown = admin.open(path).text
+    assert "Published from" not in shown
+    assert "Staging branch enrolment of table fleet.t none" in shown
+    assert dict(admin.open(f"{path}/edit").form("/edit").fields)["publish"] == "none"

@@ -1,0 +1,152 @@
+"""Which staging branch is published on the branch of each enrolled table, and what may change that.
+
+Invariant: a staging branch of an Iceberg table belongs to one enrolment, and no other one converts it,
+whoever says so; and what is staged is left behind only if somebody says that, too.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from sqlmodel import Session, col, select
+
+from service.db.database import FOR_UPDATE
+from service.errors import ConflictError, InvalidError
+from service.policies.places import table_target, targets_of
+from service.quantities import counted
+from service.records.catalogs import Catalog
+from service.records.health import TableHealth
+from service.records.policies import Policy, PolicyAttachment
+from service.records.tables import EnrolledTable
+
+
+def staging_branches(session: Session, tables: Iterable[EnrolledTable]) -> dict[str, str]:
+    """What is published on the branches of tables, by their ids; those without any are absent."""
+    return _resolved(tables, _of_policies(session))
+
+
+def check_staging(session: Session, table: EnrolledTable, field: str = "body.publish.from") -> None:
+    """Raises unless the branches of an enrolment are what it takes them for to every other one, too.
+
+    A staging branch that was converted, or published twice, would lose what the other needs. field: of the
+    request that made it so.
+    """
+    found = session.exec(
+        select(EnrolledTable).where(
+            EnrolledTable.table_uuid == table.table_uuid,
+            EnrolledTable.id != table.id,
+            col(EnrolledTable.deleted_at).is_(None),
+        )
+    ).all()
+    _check(table, found, staging_branches(session, [table, *found]), field)
+
+
+def leave_staging_branch(
+    session: Session, left: Sequence[tuple[EnrolledTable, str | None]], *, leave_staged: bool
+) -> None:
+    """Forget what was seen on the staging branches that these tables had until now.
+
+    Raises ConflictError if any of that is not published, unless it may be left.
+    """
+    branches = {table.id: (table.name, branch) for table, branch in left}
+    known = session.exec(select(TableHealth).where(col(TableHealth.table_id).in_(branches))).all()
+    waiting = [health for health in known if health.oldest_staged_at is not None]
+    if waiting and not leave_staged:
+        first, others = waiting[0], len(waiting) - 1
+        rows = counted(first.staged_rows, "row")
+        has = f"{counted(first.staged_snapshots, 'snapshot')} with {rows} and row-level deletes"
+        name, branch = branches[first.table_id]
+        raise ConflictError(
+            "staged-rows-left",
+            f"Branch {branch!r} of {name} has {has if first.staged_snapshots else 'perhaps snapshots'}"
+            " that are not published, as far as the last look at the table knows"
+            + (f"; and so have those of {counted(others, 'other table')}." if others else "."),
+            staged_snapshots=sum(health.staged_snapshots for health in waiting),
+            staged_rows=sum(health.staged_rows for health in waiting),
+        )
+    for health in known:  # the next poll looks at the other branch
+        health.staged_snapshots = health.staged_rows = 0
+        health.oldest_staged_at = health.first_staged_id = health.stopped_at = None
+        health.staging_is_cut, health.staging_is_unproven, health.kept_snapshots = False, False, 0
+        session.add(health)
+
+
+@contextmanager
+def restaging(session: Session, field: str, *, leave_staged: bool) -> Iterator[None]:
+    """Lets the body change policies, or where they are attached.
+
+    Raises as `check_staging` and `leave_staging_branch` do of every table that has another staging branch by
+    that. Jobs that publish the former one are cancelled when they are looked at next.
+    """
+    # As whoever enrols: one of two who take the same branch sees the other.
+    session.exec(
+        select(Catalog.id).order_by(col(Catalog.id)).with_for_update(key_share=FOR_UPDATE["key_share"])
+    ).all()
+    former = _of_policies(session)
+    yield
+    session.flush()
+    current = _of_policies(session)
+    if former == current:
+        return
+    tables = session.exec(
+        select(EnrolledTable).where(col(EnrolledTable.deleted_at).is_(None)).order_by(col(EnrolledTable.name))
+    ).all()
+    before, after = _resolved(tables, former), _resolved(tables, current)
+    changed = [table for table in tables if before.get(table.id) != after.get(table.id)]
+    leave_staging_branch(
+        session, [(table, before.get(table.id)) for table in changed], leave_staged=leave_staged
+    )
+    enrolments: dict[str, list[EnrolledTable]] = {}
+    for table in tables:
+        enrolments.setdefault(table.table_uuid, []).append(table)
+    for table in changed:
+        others = [other for other in enrolments[table.table_uuid] if other is not table]
+        _check(table, others, after, field)
+
+
+def _check(
+    table: EnrolledTable, others: Iterable[EnrolledTable], branches: Mapping[str, str], field: str
+) -> None:
+    own = branches.get(table.id)
+    if own == table.branch:
+        raise InvalidError(
+            "no-staging-branch",
+            f"Branch {own!r} of {table.name} can't be published on itself.",
+            'Name the branch that the writer commits to, or none (`publish: {"from": ""}`) for that table.',
+            errors=[{"field": field, "message": f"This is the branch of {table.name} that is enrolled."}],
+        )
+    for other in others:
+        theirs = branches.get(other.id)
+        if own is not None and own in (other.branch, theirs):
+            does = "publishes it, too" if own == theirs else "converts it"
+            detail = f"Branch {own!r} of {table.name} can't be published: {other.id} ({other.name}) {does}."
+        elif table.branch == theirs:
+            detail = f"Branch {table.branch!r} is the staging branch of {other.id} ({other.name})."
+        else:
+            continue
+        raise ConflictError("staging-branch-in-use", detail, table_id=other.id)
+
+
+def _of_policies(session: Session) -> dict[str, str]:
+    """What is published by policies, by the places that they are attached to; empty for none there."""
+    settings = dict(session.exec(select(Policy.id, Policy.settings)).all())
+    named = {
+        policy: branch
+        for policy, said in settings.items()
+        if (branch := said.get("publish", {}).get("from")) is not None
+    }
+    attached = select(PolicyAttachment.target, PolicyAttachment.policy_id).where(
+        col(PolicyAttachment.policy_id).in_(named)
+    )
+    return {target: named[policy] for target, policy in session.exec(attached)}
+
+
+def _resolved(tables: Iterable[EnrolledTable], of_policies: Mapping[str, str]) -> dict[str, str]:
+    """As `staging_branches`."""
+    found = {}
+    for table in tables:
+        targets = [table_target(table.id), *targets_of(table.catalog_id, table.identifier[:-1])]
+        said = (of_policies[target] for target in targets if target in of_policies)
+        branch = table.publish_from if table.publish_from is not None else next(said, "")
+        if branch:
+            found[table.id] = branch
+    return found
