@@ -266,35 +266,24 @@ def update_policy(
     staged and not published stays where it is, on branches that are published no more.
     """
     with restaging(session, "body.settings.publish.from", leave_staged=leave_staged):
-        return _update_policy(session, settings, principal, policy_id, patch, if_match)
-
-
-def _update_policy(
-    session: Session,
-    settings: Settings,
-    principal: Principal,
-    policy_id: str,
-    patch: PolicyPatch,
-    if_match: str,
-) -> PolicyView:
-    row = get_policy(session, policy_id, for_update=True)
-    is_of_system = session.get_one(PolicyAttachment, SYSTEM_TARGET).policy_id == row.id
-    authorize(session, principal, _needed_at(is_system=is_of_system), "policy.update", row.name)
-    _refuse_built_in(row)
-    check_version(if_match, row.version)
-    if patch.name is not None and patch.name != row.name:
-        _check_name_is_free(session, patch.name)
-        row.name = patch.name
-    if patch.description is not None:
-        row.description = patch.description
-    if patch.settings is not None:
-        refuse_mistakes(find_mistakes(session, settings, patch.settings, row))
-        row.settings = patch.settings.model_dump(exclude_none=True)
-    row.version += 1
-    row.updated_at = utc_now()
-    session.add(row)
-    session.flush()
-    return view(row)
+        row = get_policy(session, policy_id, for_update=True)
+        is_of_system = session.get_one(PolicyAttachment, SYSTEM_TARGET).policy_id == row.id
+        authorize(session, principal, _needed_at(is_system=is_of_system), "policy.update", row.name)
+        _refuse_built_in(row)
+        check_version(if_match, row.version)
+        if patch.name is not None and patch.name != row.name:
+            _check_name_is_free(session, patch.name)
+            row.name = patch.name
+        if patch.description is not None:
+            row.description = patch.description
+        if patch.settings is not None:
+            refuse_mistakes(find_mistakes(session, settings, patch.settings, row))
+            row.settings = patch.settings.model_dump(exclude_none=True)
+        row.version += 1
+        row.updated_at = utc_now()
+        session.add(row)
+        session.flush()
+        return view(row)
 
 
 def delete_policy(
@@ -339,33 +328,27 @@ def attach_policy(
     leave_staged: as for `update_policy`.
     """
     with restaging(session, "body.policy", leave_staged=leave_staged):
-        return _attach_policy(session, principal, request, if_match)
-
-
-def _attach_policy(
-    session: Session, principal: Principal, request: AttachmentRequest, if_match: str | None
-) -> AttachmentView | None:
-    target, catalog_id, table = _target_of(session, request, for_update=True)
-    needed = _needed_at(is_system=request.level is Level.SYSTEM)
-    authorize(session, principal, needed, "policy.attach", target, policy=request.policy)
-    if request.policy is None and request.level is Level.SYSTEM:
-        raise InvalidError("system-needs-policy", "Detaching it would leave values without a source.")
-    row = _attach(
-        session,
-        target,
-        request.level,
-        request.policy,
-        catalog_id,
-        request.namespace,
-        request.table_id,
-        if_match,
-    )
-    if table is not None:
-        # It shows its policy: an update that was made from the former one must not overwrite this.
-        table.version += 1
-        table.updated_at = utc_now()
-        session.add(table)
-    return None if row is None else _attachment_view(session, row)
+        target, catalog_id, table = _target_of(session, request, for_update=True)
+        needed = _needed_at(is_system=request.level is Level.SYSTEM)
+        authorize(session, principal, needed, "policy.attach", target, policy=request.policy)
+        if request.policy is None and request.level is Level.SYSTEM:
+            raise InvalidError("system-needs-policy", "Detaching it would leave values without a source.")
+        row = _attach(
+            session,
+            target,
+            request.level,
+            request.policy,
+            catalog_id,
+            request.namespace,
+            request.table_id,
+            if_match,
+        )
+        if table is not None:
+            # It shows its policy: an update that was made from the former one must not overwrite this.
+            table.version += 1
+            table.updated_at = utc_now()
+            session.add(table)
+        return None if row is None else _attachment_view(session, row)
 
 
 def _needed_at(*, is_system: bool) -> Role:
