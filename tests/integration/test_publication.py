@@ -73,7 +73,6 @@ def test_what_is_staged_is_published_by_itself_once_it_is_enrolled(
 @pytest.mark.parametrize("format_version", [2, 3])
 def test_what_flink_stages_is_published_while_it_writes(
     format_version: Literal[2, 3],
-    spark: SparkSession,
     icestream: Icestream,
     registered: Catalog,
     lake: Lake,
@@ -81,13 +80,12 @@ def test_what_flink_stages_is_published_while_it_writes(
     tmp_path: Path,
 ) -> None:
     """Flink makes the branch, and goes on after what is published was taken off it."""
-    settings = {"publish": {"age_seconds": 0}, "index": {"data_files": 4, "age_seconds": 3}}
-    policy = icestream.post("/policies", {"name": f"staged-v{format_version}", "settings": settings})
     stream = UpsertStream(
         records=30_000, keys=6_000, checkpoints=9, mode="changelog", branch=BRANCH, parts=3, seed=30
     )
     table = lake.create(columns=COLUMNS, format_version=format_version)
-    table_id = _enrol(icestream, registered, policy=policy["name"])
+    policy = f"staged-v{format_version}"
+    table_id = _enrol_at_once(icestream, registered, policy, index={"data_files": 4, "age_seconds": 3})
     with stream.start(flink_class_path, registered, "db.t", tmp_path / "flink.log") as running:
         for part in range(stream.parts):
             before = _publications(table)
@@ -95,9 +93,7 @@ def test_what_flink_stages_is_published_while_it_writes(
                 running.go_on()
             wait_until(lambda known=before: _publications(table) > known, "a publication")  # type: ignore[misc]
         running.finish()
-    expected = stream.expected_rows()
-    wait_until(lambda: visible_rows(spark, table.identifier) == expected, "all to be published")
-    assert lake.rows() == expected
+    _wait_for_rows_of(stream, lake)
     assert {job["status"] for job in icestream.jobs(table_id)} <= {"succeeded", "queued", "running"}
 
 
@@ -140,7 +136,6 @@ def test_a_flink_job_that_ended_goes_on_on_a_branch_that_was_published(
 
 @pytest.mark.thorough
 def test_flink_is_killed_again_and_again_while_what_it_stages_is_published(
-    spark: SparkSession,
     icestream: Icestream,
     registered: Catalog,
     lake: Lake,
@@ -148,13 +143,11 @@ def test_flink_is_killed_again_and_again_while_what_it_stages_is_published(
     tmp_path: Path,
 ) -> None:
     """Publications and clearings come between its checkpoints and its starts."""
-    settings = {"publish": {"age_seconds": 0}}
-    policy = icestream.post("/policies", {"name": "staged-and-killed", "settings": settings})
     stream = UpsertStream(
         records=30_000, keys=5_000, checkpoints=30, mode="changelog", branch=BRANCH, seed=32
     )
     table = lake.create(columns=COLUMNS, format_version=3)
-    _enrol(icestream, registered, policy=policy["name"])
+    _enrol_at_once(icestream, registered, "staged-and-killed")
     checkpoints = tmp_path / "checkpoints"
     for start in range(3):
         log = tmp_path / f"{start}.log"
@@ -163,9 +156,7 @@ def test_flink_is_killed_again_and_again_while_what_it_stages_is_published(
                 running.wait_for_commits(4)
             else:
                 running.finish()
-    expected = stream.expected_rows()
-    wait_until(lambda: visible_rows(spark, table.identifier) == expected, "all to be published")
-    assert lake.rows() == expected
+    _wait_for_rows_of(stream, lake)
     assert _publications(table) > 1
 
 
@@ -255,6 +246,21 @@ def _enrol(icestream: Icestream, catalog: Catalog, **how: Any) -> str:
     body = {"catalog": catalog.name, "identifier": ["db", "t"], "publish": {"from": BRANCH}}
     table_id: str = icestream.post("/tables", body | {"policy": "manual"} | how)["id"]
     return table_id
+
+
+def _enrol_at_once(icestream: Icestream, catalog: Catalog, policy: str, **more: Any) -> str:
+    """As `_enrol`, by a new policy that publishes whatever is staged."""
+    settings = {"publish": {"age_seconds": 0}, **more}
+    icestream.post("/policies", {"name": policy, "settings": settings})
+    return _enrol(icestream, catalog, policy=policy)
+
+
+def _wait_for_rows_of(stream: UpsertStream, lake: Lake) -> None:
+    expected = stream.expected_rows()
+    wait_until(
+        lambda: visible_rows(lake.table.spark, lake.table.identifier) == expected, "all to be published"
+    )
+    assert lake.rows() == expected
 
 
 def _publications(table: TableBuilder) -> int:
