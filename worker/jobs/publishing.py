@@ -122,6 +122,8 @@ class _Publication:
         stop = part.staged.stop if part is not None else None
         if part is not None and part.staged.skipped is not None:
             job.decide(_left_out(part.staged, table.branch))
+        if part is not None and (spared := _spared(part.staged, table)) is not None:
+            job.decide(spared)
         if stop is not None:
             job.decide(
                 f"Nothing is published from staged snapshot {stop.snapshot_id} on: {stop.why.reason}."
@@ -243,6 +245,19 @@ def _left_out(staged: Staged, target: str) -> str:
         f"Staged snapshot {skipped.snapshot_id} is skipped, as the request says: {skipped.why.reason}."
         f" Branch {target} gets none of the rows that it adds ({rows} in {files} data files), and keeps those"
         f" that it deletes ({by_key} deletes by key, {by_position} by position)."
+    )
+
+
+def _spared(staged: Staged, target: PinnedTable) -> str | None:
+    """Staged equality deletes that a writer confined to a partition spec which the table has no more."""
+    current = {target.metadata.default_spec_id, *target.files.global_spec_ids}
+    former = [one for one in staged.files.equality_deletes if one.partition.spec_id not in current]
+    specs = {one.partition.spec_id for one in former}
+    if not former or {kind.partition.spec_id for kind in target.files.data_files.kinds} <= specs:
+        return None
+    return (
+        f"{counted(len(former), 'staged equality delete file')} of a former partition spec of the table: rows"
+        " that lay under another one before, these spare, as Iceberg has it. Start the writer anew."
     )
 
 

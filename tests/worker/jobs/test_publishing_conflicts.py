@@ -106,6 +106,7 @@ def test_a_staged_delete_of_a_partition_hits_rows_that_came_under_another_spec_s
 
     assert lake.publish()["stopped_at"] is None
     lake.publish()
+    assert any("of a former partition spec" in told for told in lake.jobs.reporter.decisions)
     left = [row(0, 0), row(1, 11), row(2, 20), row(3, 3), row(7, 7), row(8, 8)]
     assert lake.rows() == in_order(*left)
 
