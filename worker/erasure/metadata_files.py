@@ -55,7 +55,7 @@ _METADATA_NAMES = _NOT_FREE | {
     "next-row-id",
     "encryption-keys",
 }
-_PLACES = (
+PLACE_PROPERTIES = (
     "write.data.path",
     "write.metadata.path",
     "write.object-storage.path",
@@ -196,7 +196,7 @@ def _texts(metadata: Mapping[str, Any]) -> Iterator[str]:
 
 def _places_in(metadata: Mapping[str, Any]) -> frozenset[str]:
     properties = metadata.get("properties") or {}
-    told = (metadata.get("location"), *map(properties.get, _PLACES))
+    told = (metadata.get("location"), *map(properties.get, PLACE_PROPERTIES))
     return frozenset(place for place in told if place and isinstance(place, str))
 
 

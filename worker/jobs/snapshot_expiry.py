@@ -33,6 +33,7 @@ from worker.erasure.metadata_files import metadata_files
 from worker.index.sorted_runs import IndexWarehouse
 from worker.jobs.after_commit import AfterCommit
 from worker.jobs.orphan_files import remove_orphan_files
+from worker.jobs.own_places import check_own_places
 from worker.jobs.spark_actions import actions, check_manifests, table_of
 from worker.process.errors import JobError
 from worker.process.plurals import counted
@@ -58,7 +59,6 @@ _KINDS = {
 }
 """As Iceberg's action calls what it finds; in the order in which it goes, so that what tells of the others
 goes last."""
-_PLACES = ("write.data.path", "write.metadata.path", "write.object-storage.path", "write.folder-storage.path")
 
 
 class SnapshotExpiryError(JobError):
@@ -68,32 +68,10 @@ class SnapshotExpiryError(JobError):
     retryable = True
 
 
-class FilesElsewhereError(JobError):
-    code = "files_elsewhere"
-    title = "The table's files do not lie in a place of its own"
-    remedy = (
-        "Give the table a location that holds all its files and none of another table, or let its snapshots "
-        "expire by somebody else: this job deletes files."
-    )
-
-
 def expire_snapshots(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Outcome:
     """Lets the snapshots expire that are older than the assignment says, and deletes what they alone need."""
-    _check_places(job, table)
+    check_own_places(job, table)
     return _Expiry(job, warehouse).run(table)
-
-
-def _check_places(job: Job, table: PinnedTable) -> None:
-    """Whoever owns a table says where its files lie, and may name what is another's."""
-    metadata = table.metadata
-    for key in _PLACES:
-        place = metadata.properties.get(key, metadata.location)
-        if not is_under(place, metadata.location):
-            raise FilesElsewhereError(f"{key} is {place}, which is not in the location {metadata.location}.")
-    if others := job.assignment.table.overlapping_locations:
-        raise FilesElsewhereError(
-            f"Its location {metadata.location} overlaps that of another enrolled table: {others[0]}."
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from pyiceberg.types import LongType, NestedField, StringType
 from tests.worker.erasure.test_keys import erased
 from worker.erasure.columns import FormerColumns
 from worker.erasure.metadata_files import (
-    _PLACES,
+    PLACE_PROPERTIES,
     look_at_metadata,
     look_at_partition_statistics,
     told_in_metadata,
@@ -41,7 +41,11 @@ def test_a_file_is_named_however_its_place_is_spelled_and_by_no_other_store(tmp_
 
 def test_places_of_metadata_are_texts(tmp_path: Path) -> None:
     """An earlier metadata file may say anything."""
-    told = {"format-version": 2, "location": ["/x"], "properties": {_PLACES[0]: 5, _PLACES[1]: "/y"}}
+    told = {
+        "format-version": 2,
+        "location": ["/x"],
+        "properties": {PLACE_PROPERTIES[0]: 5, PLACE_PROPERTIES[1]: "/y"},
+    }
     file = tmp_path / "metadata.json"
     file.write_text(json.dumps(told))
     assert look_at_metadata(Storage(), erased(("a",)), file.as_uri()).places == {"/y"}
