@@ -127,6 +127,7 @@ FIELDS: dict[str, Any] = {
     "DeliveryView.status": "delivered",
     "DeliveryView.status_code": 204,
     "DeliveryView.webhook_id": _WEBHOOK,
+    "Assignment.orphan_files": [],
     "AssignedCatalog.name": "lake",
     "AssignedCatalog.properties": {"uri": "https://catalog.example", "token": "env:CATALOG_TOKEN"},
     "AssignedCatalog.type": "rest",

@@ -409,7 +409,8 @@ PROBLEMS: dict[str, ProblemType] = {
         "Only conversions, publications, maintenance of the table and verifications can do without changing "
         "anything.",
         "Leave dry_run out, or request a dry run of `convert`, `publish`, `expire_snapshots`, "
-        "`rewrite_data_files`, `rewrite_position_delete_files`, `rewrite_manifests` or `verify`.",
+        "`rewrite_data_files`, `rewrite_position_delete_files`, `rewrite_manifests`, `remove_orphan_files` "
+        "or `verify`.",
         _ERRORS,
     ),
     "no-staging-branch": ProblemType(
@@ -450,6 +451,14 @@ PROBLEMS: dict[str, ProblemType] = {
         "Not ready",
         "The database cannot be used, or is not migrated.",
         "See the service's log; it tries again on its own.",
+    ),
+    "orphans-not-listed": ProblemType(
+        (422,),
+        "A removal of orphan files goes by a dry run",
+        "Only files that a dry run of the table has listed in the last 7 days are deleted, by a request that "
+        "names it.",
+        "Request a dry run, look at what it lists, and name it (`dry_run_job_id`).",
+        _ERRORS,
     ),
     "out-of-scope": ProblemType(
         (403,),

@@ -104,6 +104,7 @@ class Jobs:
         allowed_locations: Sequence[str] | None = None,
         rows: Sequence[Mapping[str, Any]] | None = None,
         parameters: Mapping[str, Any] | None = None,
+        orphan_files: Sequence[str] = (),
         **table: Any,
     ) -> Outcome:
         """out_of_memory: how many earlier attempts said that they lacked memory."""
@@ -117,6 +118,7 @@ class Jobs:
                     "parameters": parameters or {},
                 },
                 "rows": rows,
+                "orphan_files": orphan_files,
                 "attempt": attempt,
                 "previous_attempts": [lacking] * out_of_memory,
                 "ended_attempts": ended_attempts,

@@ -18,6 +18,7 @@ from sqlmodel.sql.expression import Select
 from service.auth.models import Principal
 from service.catalogs.service import index_warehouse
 from service.db.database import UtcDateTime
+from service.jobs import orphan_removals
 from service.jobs.attempts import CLAIM_ANSWER_LOST, RunningAttempt, end_attempt, is_current
 from service.jobs.budgets import spent_budget
 from service.jobs.contract import (
@@ -427,6 +428,7 @@ def _start_attempt(
             id=table.id,
             identifier=table.identifier,
             table_uuid=job.table_uuid,
+            location=table.location,
             branch=table.branch,
             staging_branch=policy.publish.source or None,
             key_sets=table.key_sets,
@@ -441,12 +443,13 @@ def _start_attempt(
         allowed_secrets=list(settings.secret_rules),
         own_files=list(settings.own_files),
         rows=rows_of(session, job),
+        orphan_files=orphan_removals.listed_for(session, job),
     )
 
 
 def _overlapping_locations(session: Session, job: Job, table: EnrolledTable) -> list[str]:
     """Of other tables than this one, which may be enrolled once more for another branch."""
-    if job.kind != JobKind.EXPIRE_SNAPSHOTS.value:
+    if job.kind not in (JobKind.EXPIRE_SNAPSHOTS.value, JobKind.REMOVE_ORPHAN_FILES.value):
         return []
     query = select(EnrolledTable.location).where(
         col(EnrolledTable.deleted_at).is_(None),

@@ -67,6 +67,8 @@ class AssignedTable(Message):
     """The identifier has the namespace's parts, then the table's name."""
     table_uuid: str
     """This is Iceberg's own id of the table: another one means another table."""
+    location: str
+    """The table lay here when the service looked at it last."""
     branch: str
     """The branch that is to be worked on."""
     staging_branch: str | None
@@ -77,7 +79,7 @@ class AssignedTable(Message):
     """Earlier reports had these key sets: no equality delete may be left that still names them."""
     overlapping_locations: list[str]
     """These locations of other enrolled tables lie within the location of this one, or around it. Only a job
-    that lets snapshots expire is told."""
+    that lets snapshots expire or removes orphan files is told."""
 
 
 class AssignedCatalog(Message):
@@ -332,3 +334,6 @@ class Assignment(Message):
     """The files and folders of the service itself are never opened by the worker, whatever names them."""
     rows: list[dict[str, JsonValue]] | None
     """The job writes these by key: rows, or keys of rows to be deleted; null for other kinds of jobs."""
+    orphan_files: list[str]
+    """A dry run has listed these files, of which a removal of orphan files deletes those that are orphans
+    still; empty for other kinds of jobs."""

@@ -30,6 +30,7 @@ RequestableKind = Literal[
     "rewrite_data_files",
     "rewrite_position_delete_files",
     "rewrite_manifests",
+    "remove_orphan_files",
     "compact",
     "rebuild",
     "verify",
@@ -116,12 +117,27 @@ class RewriteManifestsParameters(Message):
     model_config = ConfigDict(extra="forbid")
 
 
+class RemoveOrphanFilesParameters(Message):
+    """Options of a job that deletes orphan files, or of its dry run, which comes first."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    older_than_seconds: (
+        Annotated[float, ModelField(ge=86_400, le=31_536_000_000, allow_inf_nan=False)] | None
+    ) = None
+    """Of a dry run: files that are younger are left alone, since a writer may be about to commit them; a week
+    if left out."""
+    dry_run_job_id: Annotated[str, ModelField(max_length=100)] | None = None
+    """Of a removal: the dry run that has listed what is deleted."""
+
+
 _PARAMETERS: dict[str, type[Message]] = {
     JobKind.PUBLISH.value: PublishParameters,
     JobKind.EXPIRE_SNAPSHOTS.value: ExpireParameters,
     JobKind.REWRITE_DATA_FILES.value: RewriteDataFilesParameters,
     JobKind.REWRITE_POSITION_DELETE_FILES.value: RewritePositionDeleteFilesParameters,
     JobKind.REWRITE_MANIFESTS.value: RewriteManifestsParameters,
+    JobKind.REMOVE_ORPHAN_FILES.value: RemoveOrphanFilesParameters,
 }
 
 
@@ -151,7 +167,8 @@ class JobRequest(Message):
     the staging branch begins anew after its first snapshot, once all that it has is published. An expiry
     takes `older_than_seconds` and `retain_last`. A rewriting of data files takes `strategy`,
     `sort_order`, `target_file_size_bytes`, `min_input_files`, `delete_ratio_threshold` and `max_bytes`,
-    one of position deletes the third and the fourth of these. What is left out, the policy says."""
+    one of position deletes the third and the fourth of these. What is left out, the policy says. A dry run
+    of a removal of orphan files takes `older_than_seconds`, the removal itself `dry_run_job_id`."""
     priority: Annotated[int, ModelField(ge=-100, le=100)] | None = None
     """The job goes before or behind other waiting jobs; the policy's priority holds if left out."""
     run_at: UtcTime | None = None
@@ -272,7 +289,8 @@ class JobView(Message):
     (`skipped_snapshot_id`). Of an expiry:
     `expiry`, with how many snapshots and files went, and what holds the others. Of a rewriting of data files:
     `data_files`, with how many were written anew as how many. Of one of position deletes or manifests:
-    `delete_files` or `manifests`, with the same of these. Of a job of an erasure: `erasure`, with keys by
+    `delete_files` or `manifests`, with the same of these. Of a removal of orphan files: `orphans`, with what
+    was deleted, or of its dry run with what may be (`files`). Of a job of an erasure: `erasure`, with keys by
     their numbers in the request; receipts have their hashes. Of a conversion: counts, `bytes_read` (of index,
     data files and equality deletes) and `bytes_written` (of new delete files), both in bytes, and of its dry
     run also `estimated_seconds`: how long the conversion would take, as the dry run measured it, and for its

@@ -19,7 +19,7 @@ from service.db.database import utc_now
 from service.errors import ConflictError, ForbiddenError, IcestreamError, InvalidError
 from service.http.paging import Page, PageRequest, Sorting, read_page, within
 from service.http.problem_documents import problem_of
-from service.jobs import claims, queue
+from service.jobs import claims, orphan_removals, queue
 from service.jobs.caveats import caveat_of
 from service.jobs.models import (
     AttemptView,
@@ -88,6 +88,10 @@ def request_job(session: Session, principal: Principal, table_id: str, request: 
         parameters = of_policy(kind, policy) | {
             name: value for name, value in parameters.items() if value is not None
         }
+    elif kind is JobKind.REMOVE_ORPHAN_FILES:
+        parameters = orphan_removals.parameters_of(
+            session, table, parameters, utc_now(), dry_run=request.dry_run
+        )
     refuse_paused(session, table)
     job, _ = queue.enqueue(
         session,
@@ -258,6 +262,9 @@ def retry_job(session: Session, principal: Principal, job_id: str) -> JobView:
             f"Job {job_id} was to publish branch {job.parameters.get('from')}, which the table has no more.",
             "Request a new job of its table.",
         )
+    if job.kind == JobKind.REMOVE_ORPHAN_FILES.value and not job.dry_run:
+        named = {"dry_run_job_id": job.parameters.get("dry_run_job_id")}
+        orphan_removals.parameters_of(session, table, named, utc_now(), dry_run=False)
     _check_dry_run(JobKind(job.kind), dry_run=job.dry_run)
     refuse_paused(session, table)
     again, _ = queue.enqueue(

@@ -26,6 +26,8 @@ class JobKind(StrEnum):
     REWRITE_DATA_FILES = "rewrite_data_files"
     REWRITE_POSITION_DELETE_FILES = "rewrite_position_delete_files"
     REWRITE_MANIFESTS = "rewrite_manifests"
+    REMOVE_ORPHAN_FILES = "remove_orphan_files"
+    """Never by itself: it deletes what somebody could see in a dry run."""
     ERASE = "erase"
     """Not requested by itself: each belongs to an erasure."""
     DROP_INDEX = "drop_index"
@@ -69,6 +71,7 @@ class JobKind(StrEnum):
         return self.is_maintenance or self in (
             JobKind.CONVERT,
             JobKind.PUBLISH,
+            JobKind.REMOVE_ORPHAN_FILES,
             JobKind.VERIFY,
             JobKind.UPSERT,
             JobKind.DELETE,

@@ -436,6 +436,30 @@ class ManifestsReport(Message):
     """The manifests that were written anew had this many bytes."""
 
 
+class OrphanFilesReport(Message):
+    """This is what a removal of orphan files did, or what its dry run has found."""
+
+    older_than: AwareDatetime | None = None
+    """Files that were written later were left alone."""
+    files_in_location: Amount = 0
+    """This many files lie in the table's location, of whatever kind."""
+    orphan_files: Amount = 0
+    """This many are orphans; of a removal, of those that its dry run has listed."""
+    orphan_bytes: Amount = 0
+    """The orphans have this many bytes."""
+    files: list[Place] = ModelField(default_factory=list, max_length=1000)
+    """A dry run lists these, the thousand largest: just these may a removal delete that names the dry run."""
+    bytes_listed: Amount = 0
+    """The files that are listed have this many bytes."""
+    files_deleted: Amount = 0
+    """This many files were deleted."""
+    bytes_deleted: Amount = 0
+    """They had this many bytes."""
+    files_kept: Amount = 0
+    """This many of those that the dry run has listed were not deleted: they are needed by now, were written
+    again, or are gone."""
+
+
 class JobResult(Message):
     """This is what a job did, or a dry run would do: each kind tells some of this, and other fields are
     ignored."""
@@ -498,6 +522,8 @@ class JobResult(Message):
     """This is what a rewriting of position delete files did."""
     manifests: ManifestsReport | None = None
     """This is what a rewriting of manifests did."""
+    orphans: OrphanFilesReport | None = None
+    """This is what a removal of orphan files did."""
     erasure: ErasureReport | None = None
     """This is what a job of an erasure has done and seen."""
     commits: Amount = 0

@@ -294,6 +294,8 @@ def figures_of(job: JobView) -> list[Figure]:
         return _rewritten_figures(result["delete_files"], "delete_files")
     if result.get("manifests"):
         return _manifests_figures(result["manifests"])
+    if result.get("orphans"):
+        return _orphans_figures(result["orphans"])
     if "staged_snapshots" in result:
         return _publish_figures(result)
     if "rows_added" in result:
@@ -389,6 +391,18 @@ def _manifests_figures(report: dict[str, Any]) -> list[Figure]:
         ),
         Figure("Size of these", size(report.get("bytes_rewritten"))),
         Figure("Manifests of the head", count(report.get("manifests_left"))),
+    ]
+
+
+def _orphans_figures(report: dict[str, Any]) -> list[Figure]:
+    found = Figure("Orphan files", count(report.get("orphan_files")), size(report.get("orphan_bytes")))
+    if "files" in report:
+        listed = Figure("Listed", count(len(report["files"])), size(report.get("bytes_listed")))
+        return [found, listed, Figure("Files in the location", count(report.get("files_in_location")))]
+    return [
+        found,
+        Figure("Files deleted", count(report.get("files_deleted")), size(report.get("bytes_deleted"))),
+        Figure("Listed files that stay", count(report.get("files_kept"))),
     ]
 
 

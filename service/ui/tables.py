@@ -215,8 +215,10 @@ def request_job(
     run_at: Annotated[TypedTime | None, Form()] = None,
     priority: Annotated[int | None, Form(ge=-100, le=100)] = None,
     skip: Annotated[SnapshotId | None, Form()] = None,
+    dry_run_job_id: Annotated[str | None, Form(max_length=100)] = None,
 ) -> Response:
-    parameters = {"skip": skip} if skip is not None else {}
+    typed = {"skip": skip, "dry_run_job_id": dry_run_job_id}
+    parameters = {name: value for name, value in typed.items() if value is not None}
     asked = JobRequest(kind=kind, dry_run=dry_run, parameters=parameters, run_at=run_at, priority=priority)
     with database.write() as session:
         job = jobs.request_job(session, sender, table_id, asked)

@@ -386,7 +386,9 @@ def test_a_queued_job_with_other_parameters_is_a_conflict(service: Running, tabl
 
 
 @ON_BOTH
-def test_a_job_runs_from_claim_to_result(service: Running, table: dict[str, Any]) -> None:
+def test_a_job_runs_from_claim_to_result(
+    service: Running, iceberg: IcebergCatalog, table: dict[str, Any]
+) -> None:
     job = request_job(service, table)
     worker = service.start_worker()
     assignment = service.claim(worker)
@@ -395,6 +397,7 @@ def test_a_job_runs_from_claim_to_result(service: Running, table: dict[str, Any]
         "id": table["id"],
         "identifier": ["db", "t"],
         "table_uuid": table["table_uuid"],
+        "location": iceberg.catalog.load_table("db.t").location(),
         "branch": "main",
         "staging_branch": None,
         "key_sets": [],

@@ -14,6 +14,8 @@ from pyiceberg.types import LongType, NestedField, StringType
 from typer.testing import CliRunner, Result
 
 from service.command.main import app
+from service.db.database import utc_now
+from service.records.jobs import Job
 from service.settings import Settings
 from service.webhooks.signing import new_secret
 from tests.service.conftest import ADMIN_KEY, Running, listening, running, with_lookup_server
@@ -82,6 +84,10 @@ def lake(service: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> d
     monkeypatch.chdir(tmp_path)
     job = service.admin.post(f"/tables/{table['id']}/jobs", json={"kind": "index"}).json()
     service.admin.post(f"/jobs/{job['id']}/cancel").raise_for_status()
+    asked = {"kind": "remove_orphan_files", "dry_run": True}
+    dry_run = service.admin.post(f"/tables/{table['id']}/jobs", json=asked).json()["id"]
+    with service.database.write() as session:
+        session.get_one(Job, dry_run).sqlmodel_update({"status": "succeeded", "ended_at": utc_now()})
     asked = {"keys": [{"id": 17}], "tables": ["shop.items"]}
     erasure = service.admin.post("/erasures", json=asked).json()["id"]
     # A webhook's name does for its id.
@@ -90,6 +96,7 @@ def lake(service: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> d
         "JOB": job["id"],
         "WEBHOOK_ID": "on-call",
         "ERASURE_ID": erasure,
+        '{"dry_run_job_id": "DRY_RUN"}': json.dumps({"dry_run_job_id": dry_run}),
     }
 
 

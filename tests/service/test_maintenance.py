@@ -1,14 +1,18 @@
 """Jobs that maintain a table: when policies start them, and that others may go on doing it."""
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
+from service.db.database import utc_now
+from service.records.jobs import Job
 from tests.service.conftest import ON_BOTH, Running, alike_on_both
 from tests.service.iceberg_tables import SCHEMA, IcebergCatalog
 
 database_kind = alike_on_both
 
+ORPHANS = "remove_orphan_files"
 AT_ONCE = {"enabled": True, "older_than_seconds": 0, "age_seconds": 0, "min_interval_seconds": 0}
 
 
@@ -166,9 +170,72 @@ def test_an_expiry_is_told_of_tables_whose_locations_overlap(
     iceberg.catalog.create_table("db.inside", SCHEMA, inside)
     service.enroll("db.inside")
     worker = service.start_worker()
-    for kind, told in (("expire_snapshots", [inside]), ("rewrite_manifests", [])):
-        service.admin.post(f"/tables/{table['id']}/jobs", json={"kind": kind})
+    for kind, told in (("expire_snapshots", [inside]), ("rewrite_manifests", []), (ORPHANS, [inside])):
+        service.admin.post(f"/tables/{table['id']}/jobs", json={"kind": kind, "dry_run": kind == ORPHANS})
         assignment = service.claim(worker)
         assert assignment is not None
         assert assignment["table"]["overlapping_locations"] == told
         service.finish(assignment, status="failed")
+
+
+def dry_run(service: Running, table: dict[str, Any], files: list[str], status: str = "succeeded") -> str:
+    """Of a removal of orphan files, which has listed some; its id."""
+    answer = service.admin.post(f"/tables/{table['id']}/jobs", json={"kind": ORPHANS, "dry_run": True})
+    assert answer.status_code == 202
+    assignment = service.claim(service.start_worker())
+    assert assignment is not None
+    assert assignment["job"]["parameters"] == {"older_than_seconds": 604_800}
+    assert assignment["orphan_files"] == []
+    result = {"dry_run": True, "orphans": {"orphan_files": 9, "files": files}}
+    service.finish(assignment, status=status, **({"result": result} if status == "succeeded" else {}))
+    return str(answer.json()["id"])
+
+
+def removal(service: Running, table: dict[str, Any], **parameters: Any) -> Any:
+    body = {"kind": ORPHANS, "parameters": parameters}
+    return service.admin.post(f"/tables/{table['id']}/jobs", json=body)
+
+
+@ON_BOTH
+def test_orphan_files_are_removed_that_a_dry_run_of_the_table_has_listed(
+    service: Running, table: dict[str, Any]
+) -> None:
+    files = ["s3://lake/t/data/a.parquet", "s3://lake/t/data/b.parquet"]
+    seen = dry_run(service, table, files)
+    answer = removal(service, table, dry_run_job_id=seen)
+    assert answer.status_code == 202
+    assert answer.json()["parameters"] == {"dry_run_job_id": seen, "older_than_seconds": 604_800}
+    assignment = service.claim(service.start_worker())
+    assert assignment is not None
+    assert (assignment["job"]["dry_run"], assignment["orphan_files"]) == (False, files)
+    assert assignment["table"]["location"].endswith("/db/t")
+    service.finish(assignment, status="failed", retryable=False)
+
+    again = service.admin.post(f"/jobs/{answer.json()['id']}/retry")
+    assert again.status_code == 202
+    assert "remove_orphan_files" not in service.admin.get(f"/tables/{table['id']}/health").json()["decisions"]
+
+
+def test_a_removal_of_orphan_files_that_no_dry_run_went_before_is_refused(
+    service: Running, iceberg: IcebergCatalog, table: dict[str, Any]
+) -> None:
+    iceberg.create("db.other")
+    of_other_table = dry_run(service, service.enroll("db.other"), [])
+    failed = dry_run(service, table, [], "failed")
+    too_old = dry_run(service, table, [])
+    with service.database.write() as session:
+        session.get_one(Job, too_old).ended_at = utc_now() - timedelta(days=8)
+    for named in ({}, *({"dry_run_job_id": one} for one in ("?", of_other_table, failed, too_old))):
+        refused = removal(service, table, **named)
+        assert (refused.status_code, refused.json()["type"]) == (422, "/problems/orphans-not-listed"), named
+    seen = dry_run(service, table, [])
+    for parameters in ({"dry_run_job_id": seen, "older_than_seconds": 90_000}, {"older_than_seconds": 3_600}):
+        assert removal(service, table, **parameters).status_code == 422
+    body = {"kind": ORPHANS, "dry_run": True, "parameters": {"dry_run_job_id": seen}}
+    assert service.admin.post(f"/tables/{table['id']}/jobs", json=body).status_code == 422
+
+    removed = removal(service, table, dry_run_job_id=seen).json()["id"]
+    assert service.admin.post(f"/jobs/{removed}/cancel").is_success
+    with service.database.write() as session:
+        session.get_one(Job, seen).ended_at = utc_now() - timedelta(days=8)
+    assert service.admin.post(f"/jobs/{removed}/retry").json()["type"] == "/problems/orphans-not-listed"

@@ -399,8 +399,8 @@ def test_a_dropped_index_is_never_requested_by_itself(local: Running) -> None:
     assert (answer.status_code, error["field"]) == (422, "body.kind")
     assert error["message"] == (
         "This is one of 'index', 'convert', 'publish', 'expire_snapshots', 'rewrite_data_files',"
-        " 'rewrite_position_delete_files', 'rewrite_manifests', 'compact', 'rebuild', 'verify' or"
-        " 'report_duplicates'."
+        " 'rewrite_position_delete_files', 'rewrite_manifests', 'remove_orphan_files', 'compact', 'rebuild',"
+        " 'verify' or 'report_duplicates'."
     )
 
 

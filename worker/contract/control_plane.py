@@ -84,6 +84,13 @@ class ExpireParameters(Body):
     """So many snapshots of each branch stay."""
 
 
+class RemoveOrphanFilesParameters(Body):
+    """Options of a job that deletes orphan files."""
+
+    older_than_seconds: float
+    """A file that is younger may be one that is about to be committed."""
+
+
 class SortField(Body):
     """One of the columns by which rows are sorted."""
 
@@ -151,6 +158,11 @@ class AssignedJob(Body):
         return ExpireParameters.model_validate(self.parameters)
 
     @property
+    def remove_orphan_files(self) -> RemoveOrphanFilesParameters:
+        """Of a job that deletes orphan files."""
+        return RemoveOrphanFilesParameters.model_validate(self.parameters)
+
+    @property
     def rewrite_data_files(self) -> RewriteDataFilesParameters:
         """Of a job that writes data files anew."""
         return RewriteDataFilesParameters.model_validate(self.parameters)
@@ -175,6 +187,8 @@ class AssignedTable(Body):
     id: str
     identifier: list[str]
     table_uuid: str = ""
+    location: str = ""
+    """Where the service saw it last; empty if it does not say."""
     branch: str
     staging_branch: str | None = None
     """What is published on the branch."""
@@ -309,6 +323,8 @@ class Assignment(Limits):
     policy: AssignedPolicy = AssignedPolicy()
     rows: list[dict[str, Any]] | None = None
     """What a job writes by key: rows, or keys of rows to be deleted."""
+    orphan_files: list[str] = []
+    """What a dry run has listed, of which a removal of orphan files deletes those that are orphans still."""
 
 
 class _Registered(Body):

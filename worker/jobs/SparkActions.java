@@ -4,6 +4,7 @@ import java.util.HashSet;
 import java.util.Iterator;
 import java.util.List;
 import java.util.Set;
+import java.util.function.Consumer;
 import java.util.function.Predicate;
 import org.apache.iceberg.ManifestFile;
 import org.apache.iceberg.Snapshot;
@@ -22,6 +23,12 @@ public class IsChosen implements Predicate {
 
     public boolean test(Object manifest) {
         return this.paths.contains(((ManifestFile) manifest).path());
+    }
+}
+
+/** What an action deletes with that is only to name what it would delete. */
+public class DeletesNothing implements Consumer {
+    public void accept(Object path) {
     }
 }
 

@@ -157,7 +157,8 @@ def _remove(
     for why in skipped:
         job.decide(
             f"Files that {whose} are not looked for: {why}. If there are any, their names begin with"
-            f" icestream-{left.job_id}-{left.attempt}-, and a removal of orphan files takes them."
+            f" icestream-{left.job_id}-{left.attempt}-, and Iceberg's own procedure remove_orphan_files takes"
+            " them."
         )
     if removed:
         job.decide(f"Removed {counted(removed, 'file')} that {whose}.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trust.locations import is_under
+from trust.locations import is_under, normalize_location
 from worker.attempt.job import Job
 from worker.attempt.pinned_table import PinnedTable
 from worker.erasure.metadata_files import PLACE_PROPERTIES
@@ -18,9 +18,18 @@ class FilesElsewhereError(JobError):
     )
 
 
+class LocationUnknownError(JobError):
+    code = "location_changed"
+    title = "The table has another location since the service looked at it last"
+    remedy = "It is tried again: the service looks first whether another enrolled table lies there."
+    retryable = True
+
+
 def check_own_places(job: Job, table: PinnedTable) -> None:
     """Whoever owns a table says where its files lie, and may name what is another's."""
-    metadata = table.metadata
+    metadata, known = table.metadata, job.assignment.table.location
+    if known and normalize_location(known) != normalize_location(metadata.location):
+        raise LocationUnknownError(f"It is {metadata.location}, and was {known} at the last look.")
     for key in PLACE_PROPERTIES:
         place = metadata.properties.get(key, metadata.location)
         if not is_under(place, metadata.location):

@@ -14,6 +14,7 @@ from worker.jobs.erasure import erase
 from worker.jobs.foreign_errors import meaning_of
 from worker.jobs.indexing import compact_index, drop_index, index_table, rebuild_index
 from worker.jobs.manifest_rewriting import rewrite_manifests
+from worker.jobs.orphan_removal import remove_orphans
 from worker.jobs.position_delete_rewriting import rewrite_position_delete_files
 from worker.jobs.publishing import publish
 from worker.jobs.report_duplicates import report_duplicates
@@ -37,6 +38,7 @@ _KINDS: dict[str, Callable[[Job, PinnedTable, IndexWarehouse], Outcome]] = {
     "expire_snapshots": expire_snapshots,
     "rewrite_manifests": rewrite_manifests,
     "rewrite_data_files": rewrite_data_files,
+    "remove_orphan_files": remove_orphans,
     "rewrite_position_delete_files": rewrite_position_delete_files,
 }
 

@@ -66,3 +66,8 @@ def certain(java_table: JavaObject) -> JavaObject:
 def chosen(java_table: JavaObject, paths: Sequence[str]) -> JavaObject:
     """A predicate of Java's: whether a manifest is one of these."""
     return java_object(java_table, _SOURCE, "IsChosen", java_list(jvm_of(java_table), paths))
+
+
+def nothing_deleted(java_table: JavaObject) -> JavaObject:
+    """For an action that deletes: it then only names what it would."""
+    return java_object(java_table, _SOURCE, "DeletesNothing")

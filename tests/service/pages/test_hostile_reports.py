@@ -130,6 +130,20 @@ RESULTS: dict[str, dict[str, Any]] = {
             "files": ["file:/t/data/a-deletes.parquet"],
         }
     },
+    "remove_orphan_files": _SEEN
+    | {
+        "orphans": {
+            "older_than": "2026-01-01T00:00:00+00:00",
+            "files_in_location": 9,
+            "orphan_files": 2,
+            "orphan_bytes": 9,
+            "files": ["file:/t/data/a.parquet"],
+            "bytes_listed": 9,
+            "files_deleted": 1,
+            "bytes_deleted": 9,
+            "files_kept": 1,
+        }
+    },
     "rewrite_manifests": _SEEN
     | {
         "manifests": {
@@ -257,7 +271,9 @@ def claimed(service: Running, worker: str, table: str, kind: str) -> dict[str, A
     if kind == "erase":
         asked = service.admin.post("/erasures", json={"keys": [{"id": 7}, {"id": 8}], "tables": [table]})
     else:
-        asked = service.admin.post(f"/tables/{table}/jobs", json={"kind": kind})
+        asked = service.admin.post(
+            f"/tables/{table}/jobs", json={"kind": kind, "dry_run": kind == "remove_orphan_files"}
+        )
     assert asked.status_code == 202, asked.text
     assignment = service.claim(worker)
     assert assignment is not None

@@ -484,6 +484,30 @@ def test_a_rewriting_of_manifests_tells_how_many_became_how_many(
     assert "Manifests rewritten 1,200 as 2" in words(admin.open(f"/jobs/{job}"))
 
 
+def test_what_a_dry_run_lists_of_orphan_files_is_deleted_from_its_page(
+    service: Running, admin: Person, table: str, worker: str
+) -> None:
+    told = {"orphan_files": 3_000, "orphan_bytes": 9_000_000, "files": ["s3://t/data/a.parquet"]}
+    job = request_job(service, table, "remove_orphan_files", dry_run=True)
+    service.finish(
+        claim(service, worker, job), result={"dry_run": True, "orphans": told}, health=index_report()
+    )
+    page = admin.open(f"/jobs/{job}")
+    assert "Orphan files 3,000" in words(page)
+    assert "this is what the job would do. Nothing was written." in words(page)
+    assert "s3://t/data/a.parquet" in words(page)
+
+    admin.send(f"/tables/{table}/jobs", {"kind": "remove_orphan_files"})
+
+    assignment = service.claim(worker)
+    assert assignment is not None
+    assert (assignment["job"]["dry_run"], assignment["orphan_files"]) == (False, ["s3://t/data/a.parquet"])
+    done = {"orphan_files": 1, "files_deleted": 1, "bytes_deleted": 3_000_000, "files_kept": 0}
+    service.finish(assignment, result={"orphans": done}, health=index_report())
+    shown = words(admin.open(f"/jobs/{assignment['job']['id']}"))
+    assert "Files deleted 1" in shown
+
+
 def test_a_job_tells_what_a_verification_found_wrong(
     service: Running, admin: Person, table: str, worker: str
 ) -> None:

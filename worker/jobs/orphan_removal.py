@@ -1,0 +1,312 @@
+"""Jobs that delete orphan files, as Iceberg's own action finds them: list -> look -> delete -> report.
+
+Invariants: nothing goes that no dry run has listed before. A file goes only if it lies where the table
+writes, is called as Iceberg's writers call theirs, is as old as the request says, and neither Iceberg's
+action nor the job's own look at all manifests finds it needed. Where another table may lie in the same
+place, nothing goes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pyarrow as pa
+from py4j.protocol import Py4JError
+from pyspark.errors.exceptions.captured import CapturedException
+
+from trust.bounds import LimitExceededError, unpacked
+from trust.locations import is_under, normalize_location, parse_location
+from worker.attempt.job import Job
+from worker.attempt.outcome import Outcome, outcome
+from worker.attempt.pinned_table import PinnedTable, pin_table
+from worker.deletes.existing import FILES_AT_ONCE
+from worker.erasure import expiry
+from worker.erasure.holds import is_never_deleted_from
+from worker.erasure.metadata_files import (
+    GZIP,
+    MALFORMED,
+    PLACE_PROPERTIES,
+    metadata_files,
+    read_whole,
+    statistics_files,
+)
+from worker.index.sorted_runs import IndexWarehouse
+from worker.io.storage import Storage, StoredFile
+from worker.jobs.own_places import FilesElsewhereError, check_own_places
+from worker.jobs.spark_actions import actions, check_manifests, nothing_deleted
+from worker.process.errors import JobError
+from worker.process.plurals import counted
+from worker.process.slots import Threads
+from worker.spark.jvm import jvm_of
+from worker.table.catalogs import java_message, raise_lack_of_memory
+from worker.table.manifests import paths_of_all_snapshots
+
+LISTED_AT_MOST = 1_000
+"""Files that a dry run names, and that the removal which goes by it may delete."""
+METADATA_FILES_AT_MOST = 100_000
+"""In the location and not in the table's log, of which it is looked at whose they are."""
+_IN_COMMIT_SECONDS = 3_600
+"""A metadata file that is younger may be one that is about to be committed."""
+_METADATA = re.compile(r"\.metadata\.json(\.gz)?$")
+_SUFFIXES = (".parquet", ".orc", ".avro", ".puffin", ".stats")
+_OTHER_FORMATS = re.compile(r"/(_delta_log|\.hoodie)/|/schema/schema-0$")
+"""What Delta Lake, Hudi and Paimon have in the location of each of their tables."""
+_UUID = re.compile(rb'"table-uuid"\s*:\s*"([0-9A-Fa-f-]{36})"')
+_HEAD_BYTES = 4096
+
+
+class OrphanRemovalError(JobError):
+    code = "orphan_removal_failed"
+    title = "Orphan files could not be removed"
+    remedy = "The table is as it was. Look at the cause; it is tried again."
+    retryable = True
+
+
+class TableMovedError(JobError):
+    code = "table_moved"
+    title = "The table has another location by now"
+    remedy = "Nothing was deleted. Request a dry run, and look at what it lists."
+
+
+class NothingToCompareError(JobError):
+    code = "nothing_to_compare"
+    title = "It can't be told which files the table needs"
+    remedy = "Nothing was deleted. Remove the files by hand if you know that nothing needs them."
+
+
+class NewerMetadataError(JobError):
+    code = "newer_metadata"
+    title = "Another catalog may go on with this table"
+    remedy = (
+        "If it is registered in another catalog, too, remove no orphan files. Else that file is left from a "
+        "commit that failed: commit once more, or delete the file."
+    )
+
+
+def remove_orphans(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Outcome:
+    """Deletes the files that a dry run has listed and that are still orphans; a dry run lists them."""
+    _check(job, table)
+    age_seconds = job.assignment.job.remove_orphan_files.older_than_seconds
+    older_than = datetime.now(UTC) - timedelta(seconds=age_seconds + max(job.reporter.seconds_ahead, 0))
+    location = table.metadata.location.rstrip("/")
+    with job.stage("list"):
+        files = table.storage.walk(location)
+    with job.stage("plan"):
+        table = pin_table(job)  # since then: what is committed by now is no orphan, and its metadata is known
+    _check(job, table)
+    if table.metadata.location.rstrip("/") != location:
+        raise TableMovedError(f"it was at {location}, and is at {table.metadata.location}")
+    place = Place.of(table, job.assignment.index.warehouse)
+    with job.stage("look"):
+        _check_metadata(table, files, place)
+    old = [one for one in files if one.modified_at < older_than.timestamp() and place.may_have(one.location)]
+    if not job.assignment.job.dry_run:
+        listed = {*job.assignment.orphan_files}
+        old = [one for one in old if one.location in listed]
+    return _Removal(job, table, older_than).of(old, len(files), warehouse)
+
+
+def _check(job: Job, table: PinnedTable) -> None:
+    """Raises JobError where files of others may lie in the table's location, or all may be needed."""
+    metadata = table.metadata
+    if not parse_location(metadata.location).path.strip("/"):
+        raise FilesElsewhereError(f"Its location {metadata.location} is all of a store.")
+    check_own_places(job, table)
+    if is_never_deleted_from(metadata):
+        raise NothingToCompareError("The table's property gc.enabled is not true: others may have its files.")
+    if not metadata.snapshots:
+        raise NothingToCompareError("The table has no snapshot yet.")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where orphan files of a table may lie.
+
+    location: the table's. folders: into which it writes. metadata_files: its own, in one spelling. index:
+    where indexes are.
+    """
+
+    location: str
+    folders: tuple[str, ...]
+    metadata_files: frozenset[str]
+    index: str
+
+    @classmethod
+    def of(cls, table: PinnedTable, index: str) -> Place:
+        properties, location = table.metadata.properties, table.metadata.location.rstrip("/")
+        named = (properties[key] for key in PLACE_PROPERTIES if key in properties)
+        known = frozenset(map(normalize_location, metadata_files(table)))
+        return cls(location, (f"{location}/data", f"{location}/metadata", *named), known, index)
+
+    def may_have(self, path: str) -> bool:
+        """Whether a file may be the table's by its place and its name, and is none of Icestream's.
+
+        Names that begin with a dot or `_` are hidden: Spark and Hive keep there what is no table's.
+        """
+        if not path.endswith(_SUFFIXES) or is_under(path, self.index):
+            return False
+        if not any(is_under(path, folder) for folder in self.folders):
+            return False
+        place, root = parse_location(path), parse_location(self.location)
+        inside = place.path.removeprefix(root.path.rstrip("/")).split("/")
+        if any(name.startswith((".", "_", "icestream-")) for name in inside):
+            return False
+        # A link may lead to files of others.
+        return not place.is_local or os.path.realpath(place.path) == os.path.realpath(root.path) + "/".join(
+            inside
+        )
+
+    def of_other_table(self, path: str) -> bool:
+        """Whether a file tells that another table lies in this one's location."""
+        place = normalize_location(path)
+        if is_under(place, self.index):
+            return False
+        folder, _, name = place.rpartition("/")
+        is_elsewhere = folder not in {known.rpartition("/")[0] for known in self.metadata_files}
+        return bool((_METADATA.search(name) and is_elsewhere) or _OTHER_FORMATS.search(place))
+
+
+def _check_metadata(table: PinnedTable, files: Sequence[StoredFile], place: Place) -> None:
+    """Raises JobError if another table lies in the location, or another catalog may go on with this one."""
+    if others := [one.location for one in files if place.of_other_table(one.location)]:
+        raise FilesElsewhereError(f"Another table lies in its location: it has {min(others)}.")
+    unknown = [
+        one
+        for one in files
+        if _METADATA.search(one.name) and normalize_location(one.location) not in place.metadata_files
+    ]
+    if len(unknown) > METADATA_FILES_AT_MOST:
+        raise NothingToCompareError(
+            f"{len(unknown):,} metadata files lie in its location that it does not name any more, and only of"
+            f" {METADATA_FILES_AT_MOST:,} it is looked at whose they are. Delete the oldest of them, and set"
+            " write.metadata.delete-after-commit.enabled."
+        )
+    with Threads(FILES_AT_ONCE, "look") as threads:
+        uuids = [*threads.map(lambda one: _table_uuid(table.storage, one.location), unknown)]
+    own = str(table.metadata.table_uuid).lower()
+    for one, uuid in zip(unknown, uuids, strict=True):
+        if uuid not in (own, None):
+            raise FilesElsewhereError(f"Another table lies in its location: {one.location} is of {uuid}.")
+    current = table.storage.find(metadata_files(table)[0])
+    since = current.modified_at if current is not None else 0.0
+    before = time.time() - _IN_COMMIT_SECONDS
+    if newer := [one.location for one in unknown if since < one.modified_at < before]:
+        raise NewerMetadataError(f"{min(newer)} is newer than the metadata that the catalog names.")
+
+
+def _table_uuid(storage: Storage, path: str) -> str | None:
+    """Of which table a metadata file is, which says so at its beginning; None if it is gone."""
+    try:
+        content = storage.read(path, 0, _HEAD_BYTES)
+        if (found := _UUID.search(content)) is not None:
+            return found[1].decode().lower()
+        content = read_whole(storage, path)
+        told = json.loads(unpacked(content, path) if content.startswith(GZIP) else content)
+        return str(told.get("table-uuid", "no table that it names")).lower()
+    except FileNotFoundError:
+        return None
+    except (*MALFORMED, LimitExceededError) as error:
+        raise NothingToCompareError(f"It can't be told of which table {path} is: {error}.") from error
+
+
+class _Removal:
+    def __init__(self, job: Job, table: PinnedTable, older_than: datetime) -> None:
+        self._job = job
+        self._table = table
+        self._older_than = older_than
+
+    def of(self, old: Sequence[StoredFile], found: int, warehouse: IndexWarehouse) -> Outcome:
+        """What becomes of files that may be orphans. found: how many files lie in the location."""
+        job, table, dry_run = self._job, self._table, self._job.assignment.job.dry_run
+        orphans = self._orphans(old)
+        size_bytes = sum(one.size_bytes for one in orphans)
+        report: dict[str, Any] = {
+            "older_than": self._older_than.isoformat(),
+            "files_in_location": found,
+            "orphan_files": len(orphans),
+            "orphan_bytes": size_bytes,
+        }
+        told = f"{counted(len(orphans), 'file')} of {size_bytes:,} bytes"
+        if dry_run:
+            largest = sorted(orphans, key=lambda one: (-one.size_bytes, one.location))[:LISTED_AT_MOST]
+            report["files"] = [one.location for one in largest]
+            report["bytes_listed"] = sum(one.size_bytes for one in largest)
+            job.decide(
+                f"Of {found:,} in the location, {told} are orphans, of which {len(largest):,} are listed."
+            )
+        else:
+            report |= self._delete(orphans)
+        result = {"dry_run": dry_run, "orphans": report}
+        return outcome(job, table, warehouse, result, table.files, [], table.snapshot_id)
+
+    def _orphans(self, old: Sequence[StoredFile]) -> list[StoredFile]:
+        """Those that neither Iceberg's action nor our own look finds needed by anything."""
+        if not old:
+            return []
+        job, table = self._job, self._table
+        with job.stage("look"):
+            check_manifests(table)
+            needed = paths_of_all_snapshots(table.metadata, table.storage.io)
+            needed.update(metadata_files(table), statistics_files(table.metadata))
+        unneeded = self._unneeded(old) - {*map(normalize_location, needed)}
+        return [one for one in old if normalize_location(one.location) in unneeded]
+
+    def _unneeded(self, old: Sequence[StoredFile]) -> set[str]:
+        """Places of those that Iceberg's action calls orphans."""
+        spark: Any = self._job.runner.spark
+        jvm: Any = jvm_of(self._table.java_table)
+        rows = pa.table(
+            {
+                "file_path": [one.location for one in old],
+                "last_modified": pa.array(
+                    [int(one.modified_at * 1e6) for one in old], pa.timestamp("us", tz="UTC")
+                ),
+            }
+        )
+        actions_of = jvm.org.apache.iceberg.actions
+        try:
+            action = actions(self._job).deleteOrphanFiles(self._table.java_table)
+            action.compareToFileList(spark.createDataFrame(rows)._jdf)
+            action.olderThan(int(self._older_than.timestamp() * 1000))
+            # What has the path of a file that is needed, in another bucket or spelling, is none.
+            action.prefixMismatchMode(actions_of.DeleteOrphanFiles.PrefixMismatchMode.IGNORE)
+            action.deleteWith(nothing_deleted(self._table.java_table))
+            found = self._job.run_action("look", action.execute)
+            told = jvm.org.apache.iceberg.util.JsonUtil.mapper().writeValueAsString(
+                found.orphanFileLocations()
+            )
+        except (Py4JError, CapturedException) as error:
+            raise_lack_of_memory(error)
+            raise OrphanRemovalError(java_message(error)) from None
+        return {*map(normalize_location, json.loads(told))}
+
+    def _delete(self, orphans: Sequence[StoredFile]) -> dict[str, int]:
+        job, listed = self._job, len(self._job.assignment.orphan_files)
+        job.reporter.confirm_lease()
+        needed = self._needed_since()
+        orphans = [one for one in orphans if normalize_location(one.location) not in needed]
+        deleted, left = expiry.delete_paths(job, self._table, [one.location for one in orphans], "delete")
+        freed = sum(one.size_bytes for one in orphans if one.location not in left)
+        job.decide(
+            f"{counted(deleted, 'file')} of {freed:,} bytes were deleted, of {listed:,} that were listed."
+        )
+        return {"files_deleted": deleted, "bytes_deleted": freed, "files_kept": listed - deleted}
+
+    def _needed_since(self) -> set[str]:
+        """Places of what snapshots need that were committed since the look: an old file may be added, too."""
+        table, known = self._table, {one.snapshot_id for one in self._table.metadata.snapshots}
+        with self._job.stage("plan"):
+            latest = pin_table(self._job, reads_files=False).metadata
+            if latest.location != table.metadata.location:
+                raise TableMovedError(f"it was at {table.metadata.location}, and is at {latest.location}")
+            since = [one for one in latest.snapshots if one.snapshot_id not in known]
+            added = latest.model_copy(update={"snapshots": since})
+            needed = paths_of_all_snapshots(added, table.storage.io) | {*statistics_files(latest)}
+        return {*map(normalize_location, needed)}
