@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 from pyarrow import orc
 
 from worker.io.decimals import check_decimals
+from worker.io.parquet_footers import parse_footer, read_tail
 from worker.io.parquet_pages import batch_of
 from worker.io.storage import Storage
 from worker.process.memory import holding
@@ -58,7 +59,8 @@ class _ParquetColumns(ColumnFile):
     def __init__(self, source: pa.NativeFile) -> None:
         self._source = source
         # Parquet-java gives every page a checksum, Arrow none unless asked.
-        self._file = pq.ParquetFile(source, page_checksum_verification=True)
+        metadata = parse_footer(*read_tail(source))
+        self._file = pq.ParquetFile(source, metadata=metadata, page_checksum_verification=True)
         self.schema = self._file.schema_arrow
         self.rows = self._file.metadata.num_rows
 

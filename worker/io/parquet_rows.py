@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 
 from worker.io import thrift
 from worker.io.decimals import check_decimals
+from worker.io.parquet_footers import parse_footer, read_tail
 from worker.io.parquet_pages import (
     BATCH_BYTES,
     BYTE_ARRAY,
@@ -36,8 +37,6 @@ from worker.io.thrift import Struct
 from worker.process.deadline import check_time
 from worker.process.memory import holding
 
-_TAIL_BYTES = 64 * 1024  # are asked for at first, as Arrow does; indexes of pages mostly lie in them
-_LENGTH_BYTES = 8  # of the footer's length and the magic number behind it
 _FOOTER_BYTES = 512 * 1024  # that are looked at here: more take longer than reading whole column chunks
 _FACTOR = 60  # by which a footer is larger in memory of Arrow's
 _INDEX_BYTES = 64 * 1024  # of an offset index that is looked at: of more than 5,000 pages
@@ -75,12 +74,8 @@ class ParquetFooter:
     @classmethod
     def read(cls, source: pa.NativeFile) -> ParquetFooter:
         """Raises pa.ArrowException or ValueError when it is damaged, and OSError."""
-        size = source.size()
-        tail = source.read_at(min(size, _TAIL_BYTES), max(0, size - _TAIL_BYTES))
-        length = int.from_bytes(tail[-_LENGTH_BYTES:-4], "little") + _LENGTH_BYTES
-        if len(tail) < length <= size:
-            tail = source.read_at(length, size - length)
-        metadata = pq.read_metadata(pa.BufferReader(tail))
+        tail, length = read_tail(source)
+        metadata = parse_footer(tail, length)
         struct: Struct = {}
         values = 0
         with _told_as_damage(), suppress(thrift.TooManyValuesError):

@@ -40,6 +40,21 @@ def decode_counted(content: bytes | memoryview, start: int = 0) -> tuple[Struct,
         raise ValueError("a struct of Thrift ends before its end") from None
 
 
+def decode_until(content: bytes | memoryview, last: int) -> tuple[Struct, int]:
+    """The fields of a struct up to `last` as they are written, and where the next one begins.
+
+    Raises ValueError for what is none, and for one without that field.
+    """
+    reader = _Reader(content, 0)
+    try:
+        found = reader.struct(0, last)
+    except IndexError:
+        raise ValueError("a struct of Thrift ends before its end") from None
+    if last not in found:
+        raise ValueError(f"a struct of Thrift has no field {last}")
+    return found, reader.at
+
+
 def encode(struct: Struct) -> bytes:
     out = bytearray()
     _write_struct(out, struct)
@@ -52,7 +67,7 @@ class _Reader:
         self.at = start
         self.values = 0
 
-    def struct(self, depth: int) -> Struct:
+    def struct(self, depth: int, last: int | None = None) -> Struct:
         found: Struct = {}
         field = 0
         while head := self._byte():
@@ -60,6 +75,8 @@ class _Reader:
             kind, step = head & 15, head >> 4
             field = field + step if step else self._signed()
             found[field] = kind, (kind == TRUE if kind in (TRUE, FALSE) else self._value(kind, depth))
+            if field == last:
+                break
         return found
 
     def _value(self, kind: int, depth: int) -> Any:
