@@ -641,7 +641,8 @@ PROBLEMS: dict[str, ProblemType] = {
     "table-unreadable": ProblemType(
         (422,),
         "The table's metadata cannot be read",
-        "The catalog knows the table, but its metadata is missing, damaged or of an unknown version.",
+        "The catalog knows the table, but its metadata is missing, damaged, encrypted or of an unknown "
+        "version.",
         "Look at what `detail` says of the metadata file.",
     ),
     "too-many-matches": ProblemType(

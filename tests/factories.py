@@ -35,11 +35,12 @@ from pyiceberg.io.pyarrow import (
 )
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
-from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
+from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.typedef import Record
 from pyiceberg.types import IcebergType, LongType, NestedField, PrimitiveType, StringType, StructType
 from pyspark.sql import SparkSession
 
+from stores.table_metadata import parse_table_metadata
 from tests.local_files import set_permissions_without_processes
 from worker.spark.session import create_spark
 
@@ -263,7 +264,8 @@ class TableBuilder:
     @property
     def metadata(self) -> TableMetadata:
         current = self.java.operations().current()
-        return TableMetadataUtil.parse_raw(self._iceberg.TableMetadataParser.toJson(current))
+        said: str = self._iceberg.TableMetadataParser.toJson(current)
+        return parse_table_metadata(said.encode())
 
     @property
     def snapshot_id(self) -> int | None:

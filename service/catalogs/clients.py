@@ -9,14 +9,16 @@ And it waits for ever: a server that accepts connections and never answers would
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 from urllib.parse import urlsplit
 
+from pydantic import BeforeValidator
 from pyiceberg.catalog import ICEBERG, TABLE_TYPE
 from pyiceberg.catalog import Catalog as PyIcebergCatalog
 from pyiceberg.catalog.rest import (
     _RETRY_ARGS,
     PAGE_SIZE,
+    SNAPSHOT_LOADING_MODE,
     Endpoints,
     ListNamespaceResponse,
     ListTablesResponse,
@@ -28,6 +30,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 from pyiceberg.io import FileIO
 from pyiceberg.table import Table
+from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.typedef import EMPTY_DICT, Properties
 from pyiceberg.utils.properties import property_as_int
 from requests import HTTPError, PreparedRequest, Response, Session
@@ -45,6 +48,7 @@ from service.records.catalogs import CatalogType
 from service.settings import Settings
 from stores.aws import Identity
 from stores.signatures import sign_requests
+from stores.table_metadata import table_metadata_of
 from trust.bounded_http import BoundedConnection, BoundedSecureConnection
 from trust.bounds import (
     ANSWER_BYTES,
@@ -70,6 +74,12 @@ _HIVE_TABLES = 500
 """Asked for in one call."""
 _PART_BYTES = 1024**2
 _Page = TypeVar("_Page", ListNamespaceResponse, ListTablesResponse)
+
+
+class _AnyTableResponse(TableResponse):
+    """Whatever else the metadata says."""
+
+    metadata: Annotated[TableMetadata, BeforeValidator(table_metadata_of)]
 
 
 class _Guarded:
@@ -124,20 +134,30 @@ class GuardedRestCatalog(_Guarded, RestCatalog):
         sign_requests(session, [self.uri], self.properties)
         confine(session, partial(addresses_of, self.properties[SETTINGS]))  # the adapter is another one
 
-    @retry(**_RETRY_ARGS)  # type: ignore[call-overload,untyped-decorator]
+    def load_table(self, identifier: str | tuple[str, ...]) -> Table:
+        name = self.identifier_to_tuple(identifier)
+        mode = self.properties.get(SNAPSHOT_LOADING_MODE)
+        answer = self._load(name, {"snapshots": mode} if mode in ("all", "refs") else {}, {})
+        return self._response_to_table(name, _AnyTableResponse.model_validate_json(answer.text))
+
     def load_if_changed(self, identifier: tuple[str, ...], tag: str | None) -> Response:
         """The server's answer with a table's metadata, of which only the heads of branches and tags are asked
         for; 304 if its ETag is still `tag` and the server knows ETags. Raises what `load_table` raises."""
-        headers: Any = {
+        headers = {
             "If-None-Match": tag,
             # What compresses an answer may change its tag, and not know it again (Jetty does so).
             "Accept-Encoding": "identity",
             # No credentials for the store: making them costs some servers more than all the rest.
             "X-Iceberg-Access-Delegation": None,
         }
+        answer: Response = self._load(identifier, {"snapshots": "refs"}, headers)
+        return answer
+
+    @retry(**_RETRY_ARGS)  # type: ignore[call-overload,untyped-decorator]
+    def _load(self, identifier: tuple[str, ...], params: dict[str, str], headers: Any) -> Response:
         path = self._split_identifier_for_path(identifier)
         url = self.url(Endpoints.load_table, prefixed=True, **path)
-        answer = self._session.get(url, params={"snapshots": "refs"}, headers=headers)
+        answer = self._session.get(url, params=params, headers=headers)
         try:
             answer.raise_for_status()
         except HTTPError as error:

@@ -19,6 +19,7 @@ from pyiceberg.typedef import EMPTY_DICT
 from service.catalogs.egress import check_file_io, check_location
 from service.settings import Settings
 from stores.file_io import LocationFileIO
+from stores.table_metadata import ENCRYPTED
 from trust.bounds import (
     ANSWER_BYTES,
     PACKED_METADATA,
@@ -40,6 +41,10 @@ _AVRO = b"Obj\x01"
 _SYNC_BYTES = 16
 
 
+class EncryptedFileError(Exception):
+    """A file of a table's metadata can't be read without the table's keys."""
+
+
 class _BoundedFile(PyArrowFile):
     """A metadata file or a manifest, taken whole if it is within the bounds of `trust.bounds`."""
 
@@ -49,6 +54,8 @@ class _BoundedFile(PyArrowFile):
             self._check_regular()
         with super().open(seekable) as source:
             content = read_bounded(source, ANSWER_BYTES, what)
+        if content.startswith(ENCRYPTED):
+            raise EncryptedFileError(what)
         if content.startswith(_AVRO):
             _check_avro(content, what)
             return io.BytesIO(content)

@@ -20,14 +20,13 @@ from pyiceberg.catalog import Catalog as PyIcebergCatalog
 from pyiceberg.catalog.noop import NoopCatalog
 from pyiceberg.catalog.sql import SqlCatalog, SqlCatalogBaseTable
 from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError, ValidationError
-from pyiceberg.serializers import FromInputFile
 from pyiceberg.table import StaticTable, Table
 from sqlalchemy import inspect, select
 
 from service.catalogs import sqlite
 from service.catalogs.clients import open_catalog, open_engine
 from service.catalogs.egress import check_reachable, check_record
-from service.catalogs.file_io import SETTINGS, GuardedFileIO
+from service.catalogs.file_io import SETTINGS, EncryptedFileError, GuardedFileIO
 from service.catalogs.metadata_locations import Identifier, MetadataLocations, metadata_locations_reader
 from service.catalogs.secrets import resolve
 from service.errors import IcestreamError, InvalidError, UnreachableError
@@ -37,6 +36,7 @@ from service.settings import Settings
 from stores.aws import CredentialsError
 from stores.catalog_properties import of_tables
 from stores.signatures import CannotSignError, refusal_of
+from stores.table_metadata import ENCRYPTED_REMEDY, NOT_MODELLED, read_table_metadata
 from trust.bounds import (
     LimitExceededError,
     NotUnpackedError,
@@ -87,7 +87,14 @@ class PyIcebergSource:
     metadata_locations: Callable[[Sequence[Identifier]], MetadataLocations]
 
     def load(self, identifier: Identifier) -> Table:
-        return self.catalog.load_table(identifier)
+        try:
+            return self.catalog.load_table(identifier)
+        except NOT_MODELLED:
+            location = self.metadata_locations([identifier]).get(identifier)
+            if location is None:
+                raise
+            io = self.catalog._load_file_io(location=location)
+            return Table(identifier, read_table_metadata(io.new_input(location)), location, io, self.catalog)
 
     def namespaces(self) -> list[Identifier]:
         """All namespaces, parents before children."""
@@ -131,7 +138,7 @@ class HadoopSource:
         if location is None:
             raise NoSuchTableError(f"There is no metadata under {self._directory(identifier)}/metadata")
         # Not StaticTable.from_metadata: there, the table's properties choose the class that reads its files.
-        read = FromInputFile.table_metadata(self.io.new_input(location))
+        read = read_table_metadata(self.io.new_input(location))
         return StaticTable(identifier, read, location, self.io, NoopCatalog("hadoop"))
 
     def metadata_locations(self, tables: Sequence[Identifier]) -> MetadataLocations:
@@ -233,7 +240,7 @@ class IcebergCatalogs:
         """A table's current metadata.
 
         Raises UnreachableError (a retry can help), or InvalidError: `table-not-found` with the nearest names,
-        `table-unreadable` when its metadata is missing or says something that PyIceberg does not know.
+        `table-unreadable` when its metadata is missing, encrypted, damaged or of an unknown version.
         """
         with self.open(catalog) as source:
             try:
@@ -249,7 +256,13 @@ class IcebergCatalogs:
             yield
         except sqlite.DatabaseMissingError:
             raise
-        except (FileNotFoundError, ValidationError, PydanticValidationError, *_DAMAGE) as error:
+        except (
+            FileNotFoundError,
+            EncryptedFileError,
+            ValidationError,
+            PydanticValidationError,
+            *_DAMAGE,
+        ) as error:
             raise _unreadable(catalog, identifier, error) from error
 
     def forget(self, catalog_id: str) -> None:
@@ -376,6 +389,8 @@ def _unreadable(catalog: Catalog, identifier: Identifier, error: Exception) -> I
     if isinstance(error, FileNotFoundError):
         cause = f"a metadata file of it is missing: {error}"
         remedy = "If snapshots are just being expired, the next look helps; otherwise restore the file."
+    elif isinstance(error, EncryptedFileError):
+        cause, remedy = f"it is encrypted: {error}", ENCRYPTED_REMEDY
     elif isinstance(error, _DAMAGE) or _is_no_json(error):
         cause = f"a metadata file of it is damaged: {str(error).partition(chr(10))[0][:500]}"
         remedy = "Restore that file, or have the catalog name the one before it."
@@ -383,7 +398,7 @@ def _unreadable(catalog: Catalog, identifier: Identifier, error: Exception) -> I
         findings = error.errors() if isinstance(error, PydanticValidationError) else []
         causes = sorted({str(finding["msg"]) for finding in findings}) or [str(error)]
         cause = f"its metadata says something that PyIceberg does not know: {'; '.join(causes)[:500]}"
-        remedy = "Columns of very new types (such as variant) cannot be enrolled yet."
+        remedy = "Enrol it once a version of Icestream knows that."
     return InvalidError(
         "table-unreadable",
         redact(f"Catalog {catalog.name!r} has table {'.'.join(identifier)!r}, but {cause}.", catalog),

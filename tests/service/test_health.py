@@ -1,5 +1,6 @@
 """Polling real tables: what is pending, how old it is, and what the policy makes of it."""
 
+import json
 from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -21,6 +22,8 @@ from service.records.jobs import Job, JobKind
 from service.records.reports import KeySetReport
 from service.scheduling.decisions import Action, LastJob, decide
 from service.settings import Settings
+from stores.table_metadata import ENCRYPTED, ENCRYPTED_REMEDY
+from tests.http_server import answering, rest_catalog
 from tests.patience import wait_until
 from tests.service.conftest import Running, alike_on_both, running
 from tests.service.iceberg_tables import IcebergCatalog
@@ -66,6 +69,47 @@ def test_tables_of_format_version_3_are_measured_alike(service: Running, iceberg
     service.poll(table["id"])
     health = service.admin.get(f"/tables/{table['id']}/health").json()
     assert (health["pending_equality_delete_files"], health["pending_equality_deletes"]) == (1, 2)
+
+
+@pytest.mark.parametrize("kind", ["sql", "rest", "hadoop"])
+def test_a_table_with_a_column_of_a_type_that_pyiceberg_lacks_is_measured(
+    service: Running, iceberg: IcebergCatalog, kind: str
+) -> None:
+    iceberg.delete_keys("db.t", [1, 2])
+    (schema,) = iceberg.metadata("db.t")["schemas"]
+    schema["fields"] += [
+        {"id": 3, "name": "v", "type": "variant", "required": False},
+        {"id": 4, "name": "g", "type": "geometry(srid:3857)", "required": False},
+    ]
+    metadata = iceberg.metadata("db.t") | {"format-version": 3, "next-row-id": 0, "schemas": [schema]}
+    folder = iceberg.directory / "hadoop" / "db" / "t" / "metadata"
+    folder.mkdir(parents=True)
+    (folder / "v1.metadata.json").write_text(json.dumps(metadata))
+    iceberg.rewrite("db.t", metadata)
+    with answering(rest_catalog(metadata)) as server:
+        properties = {
+            "sql": iceberg.properties,
+            "rest": {"uri": server.url},
+            "hadoop": {"warehouse": f"file://{iceberg.directory}/hadoop"},
+        }[kind]
+        record = {"name": "local", "type": kind, "properties": properties}
+        assert service.admin.post("/catalogs", json=record).status_code == 201
+        table = service.enroll(key_sets=[["id"]])
+        service.poll(table["id"])
+        health = service.admin.get(f"/tables/{table['id']}/health").json()
+    assert (health["poll_error"], health["pending_equality_deletes"]) == (None, 2)
+
+
+def test_an_encrypted_table_is_told_as_such_and_what_helps(service: Running, iceberg: IcebergCatalog) -> None:
+    iceberg.delete_keys("db.t", [1])
+    service.register(iceberg)
+    table = service.enroll()
+    (manifests,) = {one.manifest_list for one in iceberg.catalog.load_table("db.t").snapshots()[-1:]}
+    Path(manifests.removeprefix("file://")).write_bytes(ENCRYPTED + bytes(40))
+    service.poll(table["id"])
+    error = service.admin.get(f"/tables/{table['id']}/health").json()["poll_error"]
+    assert (error["code"], error["remedy"]) == ("table-unreadable", ENCRYPTED_REMEDY)
+    assert "it is encrypted" in error["detail"]
 
 
 def test_snapshots_that_are_each_other_s_parents_end_the_count_of_what_is_new(

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from py4j.java_gateway import JavaObject
 from pyiceberg.exceptions import ValidationError
-from pyiceberg.serializers import FromInputFile
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 
+from stores.table_metadata import read_table_metadata
 from worker.attempt.job import Job
 from worker.contract.control_plane import Assignment
 from worker.index.key_set_index import database_name
@@ -65,7 +65,6 @@ def pin_table(job: Job, *, reads_files: bool = True) -> PinnedTable:
     except FileNotFoundError as error:
         raise MissingMetadataError(str(error)) from error
     except ValidationError as error:
-        # PyIceberg's model of the metadata knows no variant and no geometry yet.
         raise UnsupportedTableError(f"{'.'.join(assignment.table.identifier)}: {error}") from error
 
 
@@ -99,9 +98,7 @@ def index_storage(assignment: Assignment, tables: Storage) -> Storage:
 
 def _pin(job: Job, java_table: JavaObject, storage: Storage, *, reads_files: bool) -> PinnedTable:
     io, branch = storage.io, job.assignment.table.branch
-    metadata = FromInputFile.table_metadata(
-        io.new_input(java_table.operations().current().metadataFileLocation())
-    )
+    metadata = read_table_metadata(io.new_input(java_table.operations().current().metadataFileLocation()))
     reference = metadata.refs.get(branch)
     if reference is None and branch == "main":
         return PinnedTable(java_table, metadata, None, NO_FILES, storage, branch)

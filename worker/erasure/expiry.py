@@ -14,10 +14,10 @@ from pathlib import Path
 from py4j.java_gateway import JavaObject
 from py4j.protocol import Py4JError
 from pyiceberg.exceptions import ValidationError
-from pyiceberg.serializers import FromInputFile
 from pyiceberg.table.metadata import TableMetadata
 from pyspark.errors.exceptions.captured import CapturedException
 
+from stores.table_metadata import read_table_metadata
 from trust.locations import LocationNotAllowedError, normalize_location
 from worker.attempt.job import Job
 from worker.attempt.pinned_table import PinnedTable
@@ -123,7 +123,7 @@ def files_of_expired(
         if not sought:
             break
         try:
-            earlier = FromInputFile.table_metadata(table.storage.io.new_input(entry.metadata_file))
+            earlier = read_table_metadata(table.storage.io.new_input(entry.metadata_file))
         except (OSError, ValueError, ValidationError, LocationNotAllowedError):
             continue
         there = sought.intersection(snapshot.snapshot_id for snapshot in earlier.snapshots)

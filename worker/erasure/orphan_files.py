@@ -20,6 +20,7 @@ from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.types import StructType
 
+from stores.table_metadata import parse_schema
 from trust.bounds import ANSWER_BYTES, PACKED_METADATA
 from trust.locations import LocationNotAllowedError
 from worker.attempt.pinned_table import PinnedTable
@@ -169,7 +170,7 @@ class OrphanFiles:
         written = PartitionSpec.model_validate(
             {"spec-id": spec.spec_id, "fields": json.loads(properties["partition-spec"])}
         )
-        return written == spec and self._columns.has_schema(Schema.model_validate_json(properties["schema"]))
+        return written == spec and self._columns.has_schema(parse_schema(properties["schema"]))
 
     def _look_at_manifest(self, file: StoredFile, spec: PartitionSpec) -> Trace:
         manifest = Manifest(file.location, spec.spec_id, ManifestContent.DATA, 0, None, None)

@@ -14,8 +14,8 @@ from contextlib import suppress
 from functools import cache
 
 from pyiceberg.exceptions import ValidationError
-from pyiceberg.serializers import FromInputFile
 
+from stores.table_metadata import read_table_metadata
 from trust.locations import LocationNotAllowedError
 from worker.attempt.job import Job
 from worker.attempt.pinned_table import PinnedTable, pin_table
@@ -99,7 +99,7 @@ class _Layouts:
             # An old file may be gone.
             with suppress(FileNotFoundError, LocationNotAllowedError, ValidationError, ValueError):
                 file = table.storage.io.new_input(entry.metadata_file)
-                yield layout_of(FromInputFile.table_metadata(file))
+                yield layout_of(read_table_metadata(file))
 
 
 def _remove(

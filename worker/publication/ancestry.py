@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from typing import Literal
 
 from pyiceberg.exceptions import ValidationError
-from pyiceberg.serializers import FromInputFile
 from pyiceberg.table.metadata import TableMetadata
 
 from staging.history import BRANCH, History, Publication, properties
+from stores.table_metadata import read_table_metadata
 from trust.locations import LocationNotAllowedError
 from worker.attempt.pinned_table import PinnedTable
 from worker.table.manifests import read_manifest_list
@@ -55,6 +55,6 @@ def _earlier(table: PinnedTable) -> Iterator[TableMetadata]:
     """What earlier metadata files say that are still there, the newest first."""
     for entry in table.metadata.metadata_log[: -_FILES - 1 : -1]:
         try:
-            yield FromInputFile.table_metadata(table.storage.io.new_input(entry.metadata_file))
+            yield read_table_metadata(table.storage.io.new_input(entry.metadata_file))
         except (FileNotFoundError, LocationNotAllowedError, ValidationError, ValueError):
             continue

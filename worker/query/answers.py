@@ -9,7 +9,6 @@ again has other ones of the same names.
 from __future__ import annotations
 
 import hashlib
-import io
 import re
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -18,9 +17,9 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import pyarrow as pa
-from pyiceberg.serializers import FromByteStream
 from pyiceberg.table.metadata import TableMetadata
 
+from stores.table_metadata import parse_table_metadata
 from trust.bounds import (
     ANSWER_BYTES,
     PACKED_METADATA,
@@ -100,7 +99,7 @@ class _Metadata:
         except LimitExceededError as error:
             raise UnreadableError(str(error), error.remedy) from error
         with holding(_METADATA_FACTOR * len(content)), _told_as_damaged(location):
-            table = FromByteStream.table_metadata(io.BytesIO(content))
+            table = parse_table_metadata(content)
         return cls(table, hashlib.sha256(content).digest(), len(content))
 
 

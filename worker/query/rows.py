@@ -28,6 +28,7 @@ from pyiceberg.types import (
     TimestamptzType,
 )
 
+from stores.table_metadata import unread_column
 from worker.io import parquet_rows
 from worker.io.file_formats import FORMATS, check_size, open_columns
 from worker.io.parquet_rows import Expect, LargePageError, Pages, ParquetFooter
@@ -63,11 +64,15 @@ def schema_of(table: TableSnapshot, schema_id: int | None = None) -> Schema:
 
 
 def selected(schema: Schema, columns: Sequence[str]) -> Schema:
-    """The columns by dotted names. Raises UnknownColumnsError."""
+    """The columns by dotted names. Raises UnknownColumnsError, or UnreadableError for their types."""
     try:
-        return schema.select(*columns)
+        found = schema.select(*columns)
     except ValueError as error:
         raise UnknownColumnsError(f"{error}.") from error
+    if (unread := unread_column(found)) is not None:
+        name, kind = unread
+        raise UnreadableError(f"Values of column {name}, of type {kind}, are not read.", "Select others.")
+    return found
 
 
 def rows_at(

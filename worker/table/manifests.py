@@ -47,6 +47,7 @@ from pyiceberg.types import (
 )
 from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 
+from stores.table_metadata import ENCRYPTED, ENCRYPTED_REMEDY
 from worker.process.errors import JobError
 from worker.process.memory import holding, take_memory
 from worker.process.slots import Threads
@@ -70,6 +71,14 @@ class UnsupportedTableError(JobError):
     code = "unsupported_table"
     title = "The table can't be planned"
     remedy = "Convert it with another tool."
+
+
+class EncryptedTableError(UnsupportedTableError):
+    """Manifests and their lists are encrypted, so that nobody without the keys knows the table's files."""
+
+    code = "encrypted_table"
+    title = "The table is encrypted"
+    remedy = ENCRYPTED_REMEDY
 
 
 class CorruptMetadataError(UnsupportedTableError):
@@ -382,6 +391,8 @@ class _AvroFile:
         with self.told_as_corrupt():
             with io.new_input(location).open() as source:
                 content = source.read()
+            if content.startswith(ENCRYPTED):
+                raise EncryptedTableError(f"{location} is encrypted")
             self.held_bytes = _FACTOR * len(content)
             self._blocks = fastavro.block_reader(BytesIO(content))
             self.properties: Mapping[str, str] = self._blocks.metadata

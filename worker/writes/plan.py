@@ -18,6 +18,7 @@ import pyarrow as pa
 from pyiceberg import types
 from pyiceberg.schema import Schema
 
+from stores.table_metadata import unread_column
 from trust.locations import LocationNotAllowedError
 from worker.attempt.indexes import planned_key_sets, usable_index
 from worker.attempt.job import Job
@@ -136,6 +137,12 @@ class Plan:
         if table.metadata.format_version < 2:
             raise UnsupportedTableError("tables of format version 1 have no row-level deletes")
         schema, self._is_deletion = table.metadata.schema(), job.assignment.job.names_keys
+        if not self._is_deletion and (unread := unread_column(schema)) is not None:
+            name, kind = unread
+            raise InvalidRowsError(
+                f"Values of column {name}, of type {kind}, are not written.",
+                "Write rows of this table with its engine; they can be deleted by key.",
+            )
         self.key_set = key_set_of(job, table, warehouse)
         if options.only_if_newer_than is not None:
             _check_compared(schema, options.only_if_newer_than)

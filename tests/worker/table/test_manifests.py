@@ -197,6 +197,14 @@ def _ids(columns: Iterable[NestedField]) -> set[tuple[int, str]]:
     return {(field_id, field.name) for index in indexes for field_id, field in index.items()}
 
 
+def test_an_encrypted_list_of_manifests_is_told_as_such(tmp_path: Path) -> None:
+    metadata, snapshot = planning.make_snapshot(tmp_path, data_files=1, delete_files=1)
+    Path(snapshot.manifest_list.removeprefix("file:")).write_bytes(b"AGS1" + bytes(100))
+    with pytest.raises(manifests.EncryptedTableError, match="is encrypted") as refusal:
+        manifests.read_snapshot_files(metadata, snapshot, PyArrowFileIO())
+    assert not refusal.value.retryable
+
+
 def test_what_was_read_before_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     metadata, snapshot = planning.make_snapshot(tmp_path, data_files=3, delete_files=1)
     io, read_before = PyArrowFileIO(), manifests.ReadManifests()

@@ -1,0 +1,187 @@
+"""A table's metadata as PyIceberg has it, also where it says what PyIceberg does not know.
+
+What is needed of it here are snapshots, partition specs and the columns of keys. So a column of a type that
+PyIceberg lacks keeps its id and its name, and what nobody asks for is left out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from pydantic import ValidationError as PydanticValidationError
+from pydantic import ValidatorFunctionWrapHandler, model_validator
+from pyiceberg.conversions import from_json
+from pyiceberg.exceptions import ValidationError
+from pyiceberg.io import InputFile
+from pyiceberg.schema import Schema
+from pyiceberg.serializers import Compressor
+from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
+from pyiceberg.table.snapshots import Operation
+from pyiceberg.types import (
+    GeographyType,
+    GeometryType,
+    IcebergType,
+    TimestampNanoType,
+    TimestamptzNanoType,
+    UnknownType,
+)
+
+NOT_MODELLED = (ValidationError, PydanticValidationError, TypeError, NotImplementedError)
+"""What PyIceberg raises for metadata that it has no place for."""
+ENCRYPTED = b"AGS1"
+"""What a file begins with that Iceberg has encrypted by itself, such as a list of manifests."""
+ENCRYPTED_REMEDY = (
+    "Use the engine that holds the table's keys, or copy its rows into a table without encryption."
+)
+_NESTED = frozenset(("struct", "list", "map"))
+_TYPES = frozenset(("type", "element", "key", "value"))
+"""Under which a schema's JSON has a type."""
+_OPERATIONS = frozenset(one.value for one in Operation)
+_BLOBS = frozenset(("apache-datasketches-theta-v1", "deletion-vector-v1"))
+
+
+class OpaqueType(UnknownType):
+    """A type that PyIceberg does not know, or not as Iceberg's Java library writes it: variant, and geometry
+    or geography with what is in brackets.
+
+    Arrow's schema of it has nulls, so whoever reads values has to refuse it.
+    """
+
+    root: str  # type: ignore[assignment]
+
+    def __init__(self, root: str) -> None:
+        super().__init__(root=root)
+
+    @model_validator(mode="wrap")  # type: ignore[misc]
+    @classmethod
+    def handle_primitive_type(cls, value: Any, handler: ValidatorFunctionWrapHandler) -> IcebergType:
+        """Instead of PyIceberg's, which looks for a type of that name."""
+        found: IcebergType = handler(value)
+        return found
+
+    def __getnewargs__(self) -> tuple[str]:
+        return (self.root,)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, OpaqueType) and self.root == other.root
+
+    def __hash__(self) -> int:
+        return hash(self.root)
+
+
+def unread_column(schema: Schema) -> tuple[str, IcebergType] | None:
+    """The name and type of one whose values are neither read nor written here, if there is any."""
+    for field_id in schema.field_ids:
+        kind = schema.find_type(field_id)
+        if isinstance(kind, OpaqueType | GeometryType | GeographyType):
+            return schema.find_column_name(field_id) or "", kind
+    return None
+
+
+@from_json.register(TimestampNanoType)
+@from_json.register(TimestamptzNanoType)
+def _nanoseconds(_: TimestampNanoType | TimestamptzNanoType, value: str | int) -> int:
+    """A column's default, since the epoch: PyIceberg knows those of all other types that a key may have."""
+    if isinstance(value, int):
+        return value
+    return int(np.datetime64(value.removesuffix("+00:00"), "ns").astype(np.int64))
+
+
+def read_table_metadata(file: InputFile) -> TableMetadata:
+    """Of a metadata file. Raises as `parse_table_metadata`, and what opening and unpacking raise."""
+    compressor = Compressor.get_compressor(file.location)
+    with file.open() as packed, compressor.stream_decompressor(packed) as source:
+        return parse_table_metadata(source.read())
+
+
+def parse_table_metadata(content: bytes) -> TableMetadata:
+    """Of its JSON. Raises PyIceberg's ValidationError, and UnicodeDecodeError."""
+    text = content.decode()
+    try:
+        return TableMetadataUtil.parse_raw(text)
+    except NOT_MODELLED as error:
+        try:
+            said = json.loads(text)
+        except (ValueError, RecursionError):
+            raise error from None
+    return table_metadata_of(said)
+
+
+def table_metadata_of(said: Any) -> TableMetadata:
+    """Of its JSON, parsed. Raises PyIceberg's ValidationError."""
+    if not isinstance(said, dict):
+        raise ValidationError("It is no JSON object")
+    try:
+        return TableMetadataUtil.parse_obj(_modelled(said))
+    except ValidationError:
+        raise
+    except (*NOT_MODELLED, ValueError) as error:
+        raise ValidationError(error) from error
+
+
+def parse_schema(content: str) -> Schema:
+    """Of its JSON. Raises ValueError."""
+    return Schema.model_validate(_typed(json.loads(content)))
+
+
+def _modelled(said: dict[str, Any]) -> dict[str, Any]:
+    """What of it matters here, as PyIceberg has a place for it."""
+    kept = {
+        name: value for name, value in said.items() if not name.endswith(("sort-orders", "sort-order-id"))
+    }
+    changes = {"schema": _typed, "schemas": _typed, "snapshots": _with_operation, "statistics": _with_blobs}
+    return {name: changes[name](value) if name in changes else value for name, value in kept.items()}
+
+
+def _typed(of_schema: Any) -> Any:
+    """A schema, or a part of one, with types of PyIceberg."""
+    if isinstance(of_schema, list):
+        return [_typed(one) for one in of_schema]
+    if isinstance(of_schema, dict):
+        return {
+            name: _type(value) if name in _TYPES and isinstance(value, str) else _typed(value)
+            for name, value in of_schema.items()
+        }
+    return of_schema
+
+
+def _type(name: str) -> str | IcebergType:
+    if name in _NESTED:
+        return name
+    try:
+        return IcebergType.model_validate(name)
+    except (ValueError, ValidationError):
+        return OpaqueType(name)
+
+
+def _with_operation(snapshots: Any) -> Any:
+    """A new operation becomes the one that may do anything, as PyIceberg has it where none is said."""
+
+    def known(summary: Any) -> Any:
+        if not isinstance(summary, dict) or summary.get("operation") in _OPERATIONS:
+            return summary
+        return summary | {"operation": Operation.OVERWRITE.value}
+
+    return _each(snapshots, "summary", known)
+
+
+def _with_blobs(statistics: Any) -> Any:
+    """Without descriptions of new kinds of blobs: only where the files lie is asked for."""
+
+    def known(blobs: Any) -> Any:
+        if not isinstance(blobs, list):
+            return blobs
+        return [one for one in blobs if isinstance(one, dict) and one.get("type") in _BLOBS]
+
+    return _each(statistics, "blob-metadata", known)
+
+
+def _each(objects: Any, name: str, change: Callable[[Any], Any]) -> Any:
+    if not isinstance(objects, list):
+        return objects
+    return [
+        one | {name: change(one[name])} if isinstance(one, dict) and name in one else one for one in objects
+    ]
