@@ -19,6 +19,7 @@ from pyiceberg.typedef import EMPTY_DICT
 from service.catalogs.egress import check_file_io, check_location
 from service.settings import Settings
 from stores.file_io import LocationFileIO
+from stores.manifest_files import readable_manifest
 from stores.table_metadata import ENCRYPTED
 from trust.bounds import (
     ANSWER_BYTES,
@@ -58,7 +59,7 @@ class _BoundedFile(PyArrowFile):
             raise EncryptedFileError(what)
         if content.startswith(_AVRO):
             _check_avro(content, what)
-            return io.BytesIO(content)
+            return io.BytesIO(readable_manifest(content))
         told = unpacked(content, what) if self.location.endswith(PACKED_METADATA) else content
         check_json(told, what)
         # PyIceberg unpacks those of the other name itself.

@@ -30,7 +30,6 @@ from pyiceberg.transforms import DayTransform, VoidTransform
 from pyiceberg.types import (
     BinaryType,
     DateType,
-    FixedType,
     IcebergType,
     IntegerType,
     ListType,
@@ -47,6 +46,7 @@ from pyiceberg.types import (
 )
 from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 
+from stores.manifest_files import readable_manifest
 from stores.table_metadata import ENCRYPTED, ENCRYPTED_REMEDY
 from worker.process.errors import JobError
 from worker.process.memory import holding, take_memory
@@ -393,6 +393,7 @@ class _AvroFile:
                 content = source.read()
             if content.startswith(ENCRYPTED):
                 raise EncryptedTableError(f"{location} is encrypted")
+            content = readable_manifest(content)
             self.held_bytes = _FACTOR * len(content)
             self._blocks = fastavro.block_reader(BytesIO(content))
             self.properties: Mapping[str, str] = self._blocks.metadata
@@ -545,12 +546,6 @@ def _files(
 ) -> Iterator[DataFile | DeleteFile]:
     # The partition tuple is typed by the manifest itself, so specs whose columns were dropped read too.
     partition_type = _partition_type(file.schema)
-    if any(isinstance(field.field_type, FixedType) for field in partition_type.fields):
-        # Iceberg 1.12 in Java writes (and reads) such a value with its length before it, as `bytes`: what
-        # follows in the entry would be misread.
-        raise UnsupportedTableError(
-            f"{manifest.path} holds partition values of type fixed, which writers encode in different ways"
-        )
     schema = _entry_schema(partition_type, manifest.content)
     # Files of a partition share its key: there are millions of them. By `repr`, which tells -0.0 from 0.0.
     partitions: dict[str, PartitionKey] = {}

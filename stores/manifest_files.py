@@ -1,0 +1,111 @@
+"""Manifests whose partition values are not as their header says, with a header that says what they are.
+
+Iceberg's Java library (1.12) declares a partition value of type fixed as Avro's fixed and writes it as bytes,
+with its length before it; others write what they declare. Who wrote a manifest, its header tells.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from pyiceberg.avro.decoder import StreamingBinaryDecoder, new_decoder
+from pyiceberg.avro.encoder import BinaryEncoder
+from pyiceberg.avro.file import META_SCHEMA, AvroFile, AvroFileHeader
+from pyiceberg.avro.resolver import construct_reader, construct_writer
+from pyiceberg.types import TimestampNanoType
+from pyiceberg.utils.schema_conversion import LOGICAL_FIELD_TYPE_MAPPING, AvroSchemaConversion
+
+# PyIceberg writes such partition values, and reads them once it knows what they are.
+LOGICAL_FIELD_TYPE_MAPPING.setdefault(("timestamp-nanos", "long"), TimestampNanoType())
+_HEADER_BYTES = 100_000
+_SCHEMA = "avro.schema"
+_OF_JAVA = "iceberg.schema"
+"""In a header of the Java library's, and of no other writer's."""
+_SYNC_BYTES = 16
+_DATA_FILE, _PARTITION = 2, 102
+
+
+def readable_manifest(content: bytes) -> bytes:
+    """The file, with a header by which its entries are written. What is no manifest, has no such values or
+    can't be read stays as it is: whoever reads it tells."""
+    if b'"fixed"' not in content[:_HEADER_BYTES]:
+        return content
+    try:
+        header, start = _header(content)
+        declared = json.loads(header.meta[_SCHEMA])
+        written, sizes = _with_lengths(declared)
+        if not any(sizes):
+            return content
+        ways = [written, declared] if _OF_JAVA in header.meta else [declared, written]
+        blocks = [*_blocks(content, header, start)]
+        # Entries may fit both, such as those of a value that ends in a byte from 0x80 on.
+        fitting = (way for way in ways if all(_fits(way, sizes, *block) for block in blocks))
+        if next(fitting, declared) is declared:
+            return content
+    except (ValueError, LookupError, TypeError, AttributeError, EOFError):
+        return content
+    rewritten = io.BytesIO()
+    again = AvroFileHeader(header.magic, header.meta | {_SCHEMA: json.dumps(written)}, header.sync)
+    construct_writer(META_SCHEMA).write(BinaryEncoder(rewritten), again)
+    return rewritten.getvalue() + content[start:]
+
+
+def _header(content: bytes) -> tuple[AvroFileHeader, int]:
+    """And where what follows begins."""
+    file: AvroFile[Any] = AvroFile(None)  # type: ignore[arg-type]
+    file.decoder = decoder = new_decoder(content)
+    return file._read_header(), decoder.tell()
+
+
+def _with_lengths(entry: Any) -> tuple[Any, list[int | None]]:
+    """The schema of entries with bytes in the place of each fixed value of the partition, and how long these
+    are: None for a value of another type."""
+    changed = copy.deepcopy(entry)
+    partition = _field(_field(changed, _DATA_FILE)["type"], _PARTITION)["type"]
+    named: dict[str, int] = {}  # a type is described once
+    sizes: list[int | None] = []
+    for field in partition["fields"]:
+        *null, kind = field["type"] if isinstance(field["type"], list) else [field["type"]]
+        if isinstance(kind, dict) and kind["type"] == "fixed" and "logicalType" not in kind:
+            named[kind["name"]] = kind["size"]
+            kind = kind["name"]
+        sizes.append(named.get(kind) if isinstance(kind, str) else None)
+        if sizes[-1] is not None:
+            field["type"] = [*null, "bytes"] if null else "bytes"
+    return changed, sizes
+
+
+def _field(record: Any, field_id: int) -> Any:
+    return next(field for field in record["fields"] if field["field-id"] == field_id)
+
+
+def _blocks(content: bytes, header: AvroFileHeader, start: int) -> Iterator[tuple[int, bytes]]:
+    """The number of entries, and these."""
+    codec, source = header.compression_codec(), StreamingBinaryDecoder(content[start:])
+    while source.tell() < len(content) - start:
+        count, block = source.read_int(), source.read_bytes()
+        yield count, codec.decompress(block) if codec else block
+        source.skip(_SYNC_BYTES)
+
+
+def _fits(avro: Any, sizes: list[int | None], count: int, block: bytes) -> bool:
+    """Whether a block of entries is written by a schema."""
+    reader = construct_reader(AvroSchemaConversion().avro_to_iceberg(avro))
+    records = avro, _field(avro, _DATA_FILE)["type"]
+    at = [[field["field-id"] for field in record["fields"]] for record in records]
+    file_at, partition_at = at[0].index(_DATA_FILE), at[1].index(_PARTITION)
+    # Not the fast one, which reads on behind the end of what it is given.
+    decoder = StreamingBinaryDecoder(block)
+    try:
+        for _ in range(count):
+            values = reader.read(decoder)[file_at][partition_at]
+            for place, size in enumerate(sizes):
+                if size is not None and values[place] is not None and len(values[place]) != size:
+                    return False
+    except (ValueError, EOFError, LookupError, OverflowError, TypeError):
+        return False
+    return decoder.tell() == len(block)
