@@ -18,7 +18,7 @@ from pyarrow import orc
 
 from tests.exactness import Exactness
 from tests.factories import TableBuilder, WrittenFile, equality_delete_files
-from tests.readers import duckdb_rows
+from tests.readers import duckdb_rows, java_rows
 from tests.thorough import V2_FIRST, V3_FIRST, first_always
 
 pytestmark = pytest.mark.integration
@@ -146,6 +146,22 @@ def test_a_key_column_added_later_has_its_initial_default_in_older_files(
     expected = {(i, 0, "eu"): 1 for i in (0, 2, 3)} | {(0, 1, "eu"): 1, (2, 1, "eu"): 1}
     # DuckDB 1.5.5 shows the default, but compares keys with null.
     exactly.convert(table, rows=expected, duckdb=False)
+
+
+def test_a_key_in_nanoseconds_has_its_initial_default_in_older_files(exactly: Exactness) -> None:
+    table = exactly.table("id bigint", format_version=3)
+    table.append([{"id": i} for i in range(3)])
+    iceberg: Any = table.spark.sparkContext._jvm.org.apache.iceberg  # type: ignore[union-attr]
+    moment, default = iceberg.types.Types.TimestampNanoType.withoutZone(), "1969-12-31T23:59:59.999999999"
+    literal = iceberg.expressions.Expressions.lit(default).to(moment)
+    table.java.updateSchema().addColumn("k", moment, literal).commit()
+    table.parquet = {"write_statistics": False}  # PyIceberg can't make bounds of nanoseconds
+    keys = pa.table({"id": [0, 1, 2], "k": pa.array([-1, 0, -2], pa.timestamp("ns"))})
+    table.append(keys.set_column(0, "id", pa.array([3, 4, 5])))
+    table.delete_keys(keys)
+    table.delete_keys(keys.set_column(0, "id", pa.array([3, 4, 4])))
+    expected = {("1",): 1, ("2",): 1, ("5",): 1}
+    exactly.convert(table, rows=expected, read=lambda of: java_rows(of, "id"), duckdb=False)
 
 
 @V3_FIRST
