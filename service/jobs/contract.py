@@ -68,7 +68,7 @@ class AssignedTable(Message):
     table_uuid: str
     """This is Iceberg's own id of the table: another one means another table."""
     location: str
-    """The table lay here when the service looked at it last."""
+    """The table was here when the service looked at it last."""
     branch: str
     """The branch that is to be worked on."""
     staging_branch: str | None

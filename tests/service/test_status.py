@@ -92,6 +92,7 @@ def test_only_the_dry_runs_of_what_changes_the_table_alone_write_nothing() -> No
         JobKind.DELETE,
         JobKind.PUBLISH,
         JobKind.EXPIRE_SNAPSHOTS,
+        JobKind.REMOVE_ORPHAN_FILES,
         JobKind.REWRITE_DATA_FILES,
         JobKind.REWRITE_POSITION_DELETE_FILES,
         JobKind.REWRITE_MANIFESTS,
