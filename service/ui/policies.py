@@ -98,7 +98,10 @@ def update_policy(
     try:
         body = typed.read(PolicyPatch, _said(typed))
         with database.write() as session:
-            policies.update_policy(session, settings, sender, policy_id, body, typed.if_match)
+            leaves = typed["leave_staged"] == "true"
+            policies.update_policy(
+                session, settings, sender, policy_id, body, typed.if_match, leave_staged=leaves
+            )
     except NotFoundError:
         raise
     except IcestreamError as error:
@@ -138,7 +141,8 @@ def attach_policy(
         )
         with database.write() as session:
             policies.get_policy(session, policy_id)
-            policies.attach_policy(session, sender, body, typed.if_match)
+            leaves = typed["leave_staged"] == "true"
+            policies.attach_policy(session, sender, body, typed.if_match, leave_staged=leaves)
     except NotFoundError:
         raise
     except PreconditionError as error:

@@ -77,3 +77,24 @@ def test_a_policy_names_the_staging_branch_and_a_table_can_have_none(
     assert "Published from" not in shown
     assert "Staging branch enrolment of table fleet.t none" in shown
     assert dict(admin.open(f"{path}/edit").form("/edit").fields)["publish"] == "none"
+
+
+def test_a_policy_that_would_leave_staged_rows_is_changed_once_somebody_says_so(
+    service: Running, admin: Person, iceberg: IcebergCatalog
+) -> None:
+    iceberg.create("waiting.t")
+    iceberg.append("waiting.t", [1])
+    body = {"name": "waiting", "settings": {"publish": {"from": "ingest"}}}
+    policy = service.admin.post("/policies", json=body).json()["id"]
+    table = service.enroll("waiting.t", policy="waiting")
+    loaded = iceberg.catalog.load_table("waiting.t")
+    loaded.manage_snapshots().create_branch(iceberg.head("waiting.t"), "ingest").commit()
+    iceberg.delete_keys("waiting.t", [1], branch="ingest")
+    service.poll(table["id"])
+
+    path = f"/policies/{policy}"
+    assert "leave_staged" not in admin.open(f"{path}/edit").html
+    refused = admin.send("/edit", settings__publish__from="none")
+    assert "Branch 'ingest' of waiting.t has 1 snapshot" in refused.text
+    admin.send("/edit", settings__publish__from="none", leave_staged="true")
+    assert service.admin.get(f"/tables/{table['id']}").json()["staging_branch"] is None
