@@ -7,8 +7,10 @@ under which nothing runs by itself. They cannot be changed, so that every value 
 import math
 from collections import ChainMap
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
+from sqlalchemy import String, bindparam, cast
 from sqlmodel import Session, col, or_, select
 
 from service.auth.models import Principal
@@ -57,6 +59,13 @@ from service.settings import Settings
 
 STANDARD = "standard"
 MANUAL = "manual"
+_POLICIES_KEPT = 1000
+# As text, since they are nearly always the same.
+_SETTINGS = (
+    select(PolicyAttachment.target, cast(Policy.settings, String))
+    .join(Policy, col(Policy.id) == col(PolicyAttachment.policy_id))
+    .where(col(PolicyAttachment.target).in_(bindparam("targets", expanding=True)))
+)
 SORTING = Sorting(
     {"name": Policy.name, "created_at": Policy.created_at, "updated_at": Policy.updated_at},
     key=Policy.id,
@@ -424,7 +433,7 @@ def list_attachments(
 
 def chain(session: Session, table: EnrolledTable) -> Sequence[tuple[PolicyAttachment, Policy]]:
     """The attachments that reach a table, nearest first; the last one is the system's."""
-    targets = [table_target(table.id), *targets_of(table.catalog_id, table.identifier[:-1])]
+    targets = _targets_of_table(table)
     rows = session.exec(
         select(PolicyAttachment, Policy)
         .join(Policy, col(Policy.id) == col(PolicyAttachment.policy_id))
@@ -433,9 +442,24 @@ def chain(session: Session, table: EnrolledTable) -> Sequence[tuple[PolicyAttach
     return sorted(rows, key=lambda row: targets.index(row[0].target))
 
 
+def _targets_of_table(table: EnrolledTable) -> list[str]:
+    return [table_target(table.id), *targets_of(table.catalog_id, table.identifier[:-1])]
+
+
 def effective_policy(session: Session, table: EnrolledTable) -> EffectivePolicy:
     """What holds for a table: each value from the nearest policy that sets it, if the table does not."""
-    return _with_own(_resolve(chain(session, table))[0], table)
+    targets = _targets_of_table(table)
+    session.flush()
+    settings = dict(session.connection().execute(_SETTINGS, {"targets": targets}).all())
+    found = _effective(tuple(settings[target] for target in targets if target in settings))
+    return _with_own(found, table)
+
+
+@lru_cache(_POLICIES_KEPT)
+def _effective(settings: tuple[str, ...]) -> EffectivePolicy:
+    """What settings of policies come to, nearest first."""
+    found = [PolicySettings.model_validate(json.loads(each)).values() for each in settings]
+    return _nested(ChainMap(*found, BUILT_IN[STANDARD][1].values()))
 
 
 def _with_own(policy: EffectivePolicy, table: EnrolledTable) -> EffectivePolicy:
@@ -488,11 +512,17 @@ def _resolve(attached: Sequence[tuple[PolicyAttachment, Policy]]) -> tuple[Effec
     for attachment, policy in [*attached, *(backing if last.name != STANDARD else [])]:
         for name, value in PolicySettings.model_validate(policy.settings).values().items():
             sources.setdefault(name, (value, attachment, policy))
+    effective = _nested({name: value for name, (value, _, _) in sources.items()})
+    return effective, {name: sources[name] for name in order}
+
+
+def _nested(values: Mapping[str, Any]) -> EffectivePolicy:
+    """values: by dotted names, as `PolicySettings.values` has them."""
     nested: dict[str, dict[str, Any]] = {}
-    for dotted in order:
+    for dotted, value in values.items():
         section, _, name = dotted.partition(".")
-        nested.setdefault(section, {})[name] = sources[dotted][0]
-    return EffectivePolicy.model_validate(nested), {name: sources[name] for name in order}
+        nested.setdefault(section, {})[name] = value
+    return EffectivePolicy.model_validate(nested)
 
 
 def inherited_values(session: Session, row: Policy | None) -> dict[str, list[Any]]:
