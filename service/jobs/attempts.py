@@ -8,7 +8,8 @@ from collections.abc import Collection, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlmodel import Session, select
+from sqlalchemy import bindparam
+from sqlmodel import Session, col, select
 
 from service.auth.models import Principal
 from service.errors import ConflictError, InvalidError
@@ -26,7 +27,7 @@ from service.jobs.contract import (
 from service.jobs.events import record_job_event
 from service.jobs.index_reports import apply_publication, apply_report, rewritable
 from service.jobs.ownership import check_owner
-from service.jobs.queue import attempts_of, change_status, end_job, lock_job, rfc3339, rows_of
+from service.jobs.queue import attempts_of, change_status, end_job, last_claim_of, lock_job, rfc3339, rows_of
 from service.jobs.status import backoff_seconds, status_after
 from service.quantities import counted
 from service.records.jobs import Attempt, AttemptStatus, Job, JobKind, JobStatus
@@ -35,6 +36,11 @@ from service.records.tables import AddressCounter, EnrolledTable
 from service.records.workers import Worker
 from service.settings import Settings
 
+_WITH_WORKER = (
+    select(Attempt, Worker)
+    .join(Worker, col(Worker.id) == col(Attempt.worker_id))
+    .where(Attempt.job_id == bindparam("job_id"), Attempt.attempt == bindparam("attempt"))
+)
 _WRITES_DELETES = "deletes"  # a stage
 _INDEXING = (JobKind.INDEX.value, JobKind.REBUILD.value)
 _WORKER_LOST = ErrorReport(
@@ -288,6 +294,8 @@ def end_attempt(
     job.error = None if after is JobStatus.SUCCEEDED else running.error
     job.lease_expires_at = None
     change_status(job, after)
+    if after is JobStatus.QUEUED:
+        job.table_claimed_at = last_claim_of(session, job.table_id)
     session.add_all((job, running))
     if after is not JobStatus.QUEUED:
         end_job(session, job, now)
@@ -376,11 +384,16 @@ def _fenced(session: Session, caller: Principal, job_id: str, attempt: int) -> t
 
 
 def _own(session: Session, caller: Principal, job_id: str, attempt: int) -> Attempt | None:
-    """An attempt of the caller's, if it ever was; raises ForbiddenError for somebody else's."""
-    found = session.get(Attempt, (job_id, attempt))
-    if found is not None:
-        check_owner(session.get_one(Worker, found.worker_id), caller)
-    return found
+    """An attempt of the caller's, if it ever was; raises ForbiddenError for somebody else's.
+
+    Read once its job is locked, under which alone it changes.
+    """
+    found = session.exec(_WITH_WORKER, params={"job_id": job_id, "attempt": attempt}).first()
+    if found is None:
+        return None
+    running, worker = found
+    check_owner(worker, caller)
+    return running
 
 
 def _is_of_the_same_table(session: Session, job: Job, other: Job) -> bool:

@@ -4,16 +4,27 @@ Invariant: that at most one running job writes a table is enforced by the unique
 `uq_jobs_running_writer`, not here. Losing that race leaves jobs of other tables to try.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime, timedelta
 from functools import cache
-from typing import TypeVarTuple
+from typing import Any, TypeVar
 
-from sqlalchemy import CTE, ColumnElement, bindparam, exists, func
+import sqlalchemy
+from sqlalchemy import (
+    ColumnElement,
+    SQLColumnExpression,
+    String,
+    bindparam,
+    exists,
+    func,
+    insert,
+    literal_column,
+    update,
+)
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import aliased
 from sqlmodel import Session, and_, col, or_, select
-from sqlmodel.sql.expression import Select
+from sqlmodel.sql.expression import Select, SelectOfScalar
 
 from service.auth.models import Principal
 from service.catalogs.service import index_warehouse
@@ -33,18 +44,20 @@ from service.jobs.contract import (
 )
 from service.jobs.events import record_job_event
 from service.jobs.index_reports import seen_equality_field_ids
+from service.jobs.models import AttemptView
 from service.jobs.ownership import is_own_attempt, own_worker
 from service.jobs.queue import (
     STAGING_BRANCH_CHANGED,
     attempts_of,
     cancel,
-    change_status,
     enqueue,
     is_of_another_branch,
     lock_job,
     rfc3339,
     rows_of,
 )
+from service.jobs.status import check_transition
+from service.policies.models import EffectivePolicy
 from service.policies.service import bounded, effective_policy
 from service.records.catalogs import Catalog
 from service.records.jobs import POLICY, REQUEST, Attempt, AttemptStatus, Job, JobKind, JobStatus, LastClaim
@@ -83,15 +96,61 @@ _CUT_OFF = ErrorReport(
     " worker and service.",
     retryable=True,
 )
+
+
+def _in_text(values: Iterable[str]) -> list[ColumnElement[str]]:
+    """Constants of a statement: of parameters, no database knows which partial index has the rows."""
+    return [literal_column(f"'{value}'", String) for value in values]
+
+
+_QUEUED, _RUNNING = _in_text((JobStatus.QUEUED.value, JobStatus.RUNNING.value))
+# Putting a statement together takes longer than most take to run.
+_RUNNING_ATTEMPTS = select(Attempt.job_id, Attempt.attempt).where(
+    Attempt.worker_id == bindparam("worker_id"), Attempt.status == AttemptStatus.RUNNING.value
+)
+_SEEN = update(Worker).where(col(Worker.id) == bindparam("of_worker")).values(last_seen_at=bindparam("now"))
+_START = (
+    update(Job)
+    .where(col(Job.id) == bindparam("of_job"))
+    .values(
+        status=JobStatus.RUNNING.value,
+        attempt=Job.attempt + 1,
+        started_at=func.coalesce(Job.started_at, bindparam("now")),
+        lease_expires_at=bindparam("expires_at"),
+        progress=None,
+        held_because=None,
+    )
+    .returning(Job)
+    .execution_options(synchronize_session=False, populate_existing=True)
+)
+_CLAIMED_AGAIN = (
+    update(LastClaim).where(col(LastClaim.table_id) == bindparam("of_table")).values(at=bindparam("now"))
+)
+# But for those that another claim looks at: it may wait for this one, which must not wait for it.
+_WAITING_BEHIND = (
+    update(Job)
+    .where(
+        col(Job.id).in_(
+            select(Job.id)
+            .where(
+                col(Job.status) == _QUEUED,
+                Job.catalog_id == bindparam("of_catalog"),
+                Job.table_id == bindparam("of_table"),
+            )
+            .with_for_update(skip_locked=True)
+        )
+    )
+    .values(table_claimed_at=bindparam("now"))
+)
 _ENDED_ATTEMPTS_AT_ONCE = 100
 _TRIED_AT_ONCE = 20
 """Jobs that a claim looks at, if others get them first or they must wait."""
-Columns = TypeVarTuple("Columns")
+Query = TypeVar("Query", bound=sqlalchemy.Select[*tuple[Any, ...]])
 
 
 def has_claimable(session: Session, now: datetime) -> bool:
     """Whether a claim would find anything; cheap, and takes no write lock."""
-    return session.exec(_claimable_jobs().limit(1), params={"now": now}).first() is not None
+    return session.connection().scalar(_catalogs_in_turn(), {"now": now}) is not None
 
 
 def count_workers_needed(session: Session, now: datetime) -> int:
@@ -148,32 +207,34 @@ def claim(
         if not is_own_attempt(session, attempt_id.job_id, attempt_id.attempt, caller):
             continue
         _drop_again(session, attempt_id.job_id, now)
-    worker.last_seen_at = now
-    session.add(worker)
     session.flush()
+    session.connection().execute(_SEEN, {"of_worker": worker_id, "now": now})
     if is_stopping:
         return None
     # Losing the race for one table leaves jobs of other tables to try.
     for _ in range(_TRIED_AT_ONCE):
-        found = session.exec(_next_job(), params={"now": now}).first()
+        found = _next_job(session, now)
         if found is None:
             return None
-        job, table, catalog, last_claim = found
+        job, table, catalog = found
         if job.kind == JobKind.DROP_INDEX.value and _is_index_used(session, job, table):
             cancel(session, job, "the table was enrolled again", now)
             continue
-        if job.kind == JobKind.PUBLISH.value and is_of_another_branch(
-            job, effective_policy(session, table).publish.source
-        ):
+        policy = effective_policy(session, table)
+        if job.kind == JobKind.PUBLISH.value and is_of_another_branch(job, policy.publish.source):
             cancel(session, job, STAGING_BRANCH_CHANGED, now)
             continue
-        if not _has_room(session, catalog) or _hold(session, job, table, now):
+        if not _has_room(session, catalog) or _hold(session, job, table, policy, now):
             continue
+        previous = attempts_of(session, job.id) if job.attempt else []
         try:
             with session.begin_nested():
-                return _start_attempt(session, settings, job, table, catalog, last_claim, worker, now)
+                _start(session, settings, job, now)
         except IntegrityError:
             session.refresh(job)
+            continue
+        _record_attempt(session, job, worker, previous, now)
+        return _assignment(session, settings, job, table, catalog, policy, previous)
     return None
 
 
@@ -232,27 +293,21 @@ def _has_room(session: Session, catalog: Catalog) -> bool:
 
 def running_by_catalog(session: Session) -> dict[str, int]:
     """Numbers of running jobs by ids of catalogs; those without one are absent."""
-    query = (
-        select(EnrolledTable.catalog_id, func.count())
-        .join(Job, col(Job.table_id) == col(EnrolledTable.id))
-        .where(Job.status == JobStatus.RUNNING.value)
-        .group_by(EnrolledTable.catalog_id)
-    )
-    return dict(session.exec(query).all())
+    query = select(Job.catalog_id, func.count()).where(Job.status == JobStatus.RUNNING.value)
+    return dict(session.exec(query.group_by(Job.catalog_id)).all())
 
 
-def _hold(session: Session, job: Job, table: EnrolledTable, now: datetime) -> bool:
+def _hold(session: Session, job: Job, table: EnrolledTable, policy: EffectivePolicy, now: datetime) -> bool:
     """Let a job that a policy started wait until its budget is refilled, if it is spent."""
     if job.trigger == REQUEST:
         return False
-    spent = spent_budget(session, table, effective_policy(session, table), now)
+    spent = spent_budget(session, table, policy, now)
     if spent is None:
         return False
     job.available_at, job.held_because = spent.until, spent.reason
     session.add(job)
     sentence = f"Held: {spent.reason}. Requesting one runs it at once."
     record_job_event(session, job, "job.held", sentence, now, available_at=rfc3339(spent.until))
-    session.flush()
     return True
 
 
@@ -269,34 +324,42 @@ def release_held(session: Session, table_id: str, now: datetime) -> None:
 
 def running_attempts(session: Session, worker_id: str) -> list[RunningAttempt]:
     """What a worker runs as far as is known here."""
-    query = select(Attempt.job_id, Attempt.attempt).where(
-        Attempt.worker_id == worker_id, Attempt.status == AttemptStatus.RUNNING.value
-    )
-    return sorted((job_id, attempt) for job_id, attempt in session.exec(query))
+    found = session.connection().execute(_RUNNING_ATTEMPTS, {"worker_id": worker_id})
+    return sorted((job_id, attempt) for job_id, attempt in found)
 
 
-@cache  # Putting a query together takes longer than most take to run.
-def _next_job() -> Select[Job, EnrolledTable, Catalog, LastClaim]:
-    """The job whose turn it is at `now`, locked, with its table, its catalog and the table's last claim."""
-    running = _running()
-    of_catalog = (
-        select(col(LastClaim.catalog_id).label("catalog_id"), func.max(LastClaim.at).label("at"))
-        .group_by(col(LastClaim.catalog_id))
-        .cte("last_claim_of_catalog")
-        .prefix_with("MATERIALIZED", dialect="postgresql")
-    )
+def _next_job(session: Session, now: datetime) -> tuple[Job, EnrolledTable, Catalog] | None:
+    """The job whose turn it is, locked, with its table and catalog."""
+    for catalog_id in session.connection().scalars(_catalogs_in_turn(), {"now": now}).all():
+        found = session.exec(_job_in_turn(), params={"now": now, "catalog_id": catalog_id}).first()
+        if found is not None:  # else other claims look at all that it has
+            return found
+    return None
+
+
+@cache
+def _catalogs_in_turn() -> SelectOfScalar[str]:
+    """The catalogs that have a job which may start at `now`, in their turn."""
+    first = aliased(Job)
+    first_id = _claimable(select(Job.id)).where(Job.catalog_id == Catalog.id).order_by(*_turn(Job)).limit(1)
+    claimed_at = select(func.max(LastClaim.at)).where(LastClaim.catalog_id == Catalog.id)
+    priority, *rest = _turn(first)
     return (
-        _claimable(select(Job, EnrolledTable, Catalog, LastClaim), running)
-        .join(of_catalog, of_catalog.c.catalog_id == col(EnrolledTable.catalog_id), isouter=True)
-        .join(LastClaim, col(LastClaim.table_id) == col(Job.table_id), isouter=True)
-        .order_by(
-            col(Job.priority).desc(),
-            func.coalesce(running.c.jobs, 0),
-            of_catalog.c.at.nulls_first(),
-            col(LastClaim.at).nulls_first(),
-            col(Job.available_at),
-            col(Job.id),
-        )
+        select(Catalog.id)
+        .join(first, col(first.id) == first_id.correlate(Catalog).scalar_subquery())
+        .where(*_has_turn())
+        .order_by(priority, _running(), claimed_at.scalar_subquery().nulls_first(), *rest)
+    )
+
+
+@cache
+def _job_in_turn() -> Select[Job, EnrolledTable, Catalog]:
+    """Of the catalog `catalog_id`, the first job that may start at `now` and that no other claim looks at."""
+    return (
+        _claimable(select(Job, EnrolledTable, Catalog))
+        .join(Catalog, col(Catalog.id) == col(Job.catalog_id))
+        .where(Job.catalog_id == bindparam("catalog_id"))
+        .order_by(*_turn(Job))
         .limit(1)
         .with_for_update(skip_locked=True, of=Job)
     )
@@ -305,52 +368,48 @@ def _next_job() -> Select[Job, EnrolledTable, Catalog, LastClaim]:
 @cache
 def _claimable_jobs() -> Select[str, bool]:
     """All jobs that may start at `now`: what they write, and whether they do."""
-    return _claimable(select(Job.table_uuid, Job.writes), _running())
+    query = _claimable(select(Job.table_uuid, Job.writes))
+    return query.join(Catalog, col(Catalog.id) == col(Job.catalog_id)).where(*_has_turn())
 
 
-def _running() -> CTE:
-    """How many jobs of each catalog run."""
+def _turn(job: type[Job]) -> Sequence[SQLColumnExpression[Any]]:
+    """The order of the jobs of a catalog, which the index `ix_jobs_turn` has."""
+    return col(job.priority).desc(), col(job.table_claimed_at), col(job.available_at), col(job.id)
+
+
+def _running() -> ColumnElement[int]:
+    """How many jobs of a catalog run."""
+    query = select(func.count()).where(Job.catalog_id == Catalog.id, col(Job.status) == _RUNNING)
+    return query.correlate(Catalog).scalar_subquery()
+
+
+def _has_turn() -> tuple[ColumnElement[bool], ...]:
+    """Whether jobs of a catalog may start."""
     return (
-        select(col(EnrolledTable.catalog_id).label("catalog_id"), func.count().label("jobs"))
-        .join(Job, col(Job.table_id) == col(EnrolledTable.id))
-        .where(Job.status == JobStatus.RUNNING.value)
-        .group_by(col(EnrolledTable.catalog_id))
-        .cte("running")
-        .prefix_with("MATERIALIZED", dialect="postgresql")
+        or_(col(Catalog.max_running_jobs).is_(None), _running() < col(Catalog.max_running_jobs)),
+        # Nobody can resume a removed catalog.
+        or_(~col(Catalog.paused), col(Catalog.deleted_at).is_not(None)),
+        ~exists().where(col(SystemState.paused)),
     )
 
 
-def _claimable(query: Select[*Columns], running: CTE) -> Select[*Columns]:
-    """Of a query of jobs, those that may start at the parameter `now`."""
-    rival = aliased(Job)
+def _claimable(query: Query) -> Query:
+    """Of a query of jobs, those that may start at the parameter `now` as far as their catalogs allow it."""
+    rival, begun = aliased(Job), aliased(Job)
     writer_runs = exists().where(
-        col(rival.table_uuid) == col(Job.table_uuid),
-        col(rival.status) == JobStatus.RUNNING.value,
-        col(rival.writes),
+        col(rival.table_uuid) == col(Job.table_uuid), col(rival.status) == _RUNNING, col(rival.writes)
     )
-    begun = aliased(Job)
-    return (
-        query.join(EnrolledTable, col(EnrolledTable.id) == col(Job.table_id))
-        .join(Catalog, col(Catalog.id) == col(EnrolledTable.catalog_id))
-        .join(running, running.c.catalog_id == col(EnrolledTable.catalog_id), isouter=True)
-        .where(
-            Job.status == JobStatus.QUEUED.value,
-            or_(
-                col(Catalog.max_running_jobs).is_(None),
-                func.coalesce(running.c.jobs, 0) < Catalog.max_running_jobs,
-            ),
-            col(Job.available_at) <= bindparam("now", type_=UtcDateTime()),
-            # The index of a removed table can still be dropped; nobody can resume such a table.
-            or_(
-                col(Job.kind) == JobKind.DROP_INDEX.value,
-                and_(col(EnrolledTable.deleted_at).is_(None), ~col(EnrolledTable.paused)),
-            ),
-            # Nobody can resume a removed catalog.
-            or_(~col(Catalog.paused), col(Catalog.deleted_at).is_not(None)),
-            ~exists().where(col(SystemState.paused)),
-            or_(~col(Job.writes), ~writer_runs),
-            ~exists().where(col(begun.table_uuid) == col(Job.table_uuid), goes_first(begun, Job)),
-        )
+    waits = exists().where(col(begun.table_uuid) == col(Job.table_uuid), goes_first(begun, Job))
+    return query.join(EnrolledTable, col(EnrolledTable.id) == col(Job.table_id)).where(
+        col(Job.status) == _QUEUED,
+        col(Job.available_at) <= bindparam("now", type_=UtcDateTime()),
+        # The index of a removed table can still be dropped; nobody can resume such a table.
+        or_(
+            col(Job.kind) == JobKind.DROP_INDEX.value,
+            and_(col(EnrolledTable.deleted_at).is_(None), ~col(EnrolledTable.paused)),
+        ),
+        or_(~col(Job.writes), ~writer_runs),
+        or_(col(Job.kind).not_in(_in_text(_EXPIRING)), ~waits),
     )
 
 
@@ -361,47 +420,47 @@ def goes_first(begun: type[Job], job: type[Job]) -> ColumnElement[bool]:
     Of two such that have begun, none waits for the other.
     """
     return and_(
-        col(job.kind).in_(_EXPIRING),
+        col(job.kind).in_(_in_text(_EXPIRING)),
         col(begun.id) != col(job.id),
         col(begun.status) == JobStatus.QUEUED.value,
         col(begun.attempt) > 0,
         col(begun.writes),
-        col(begun.kind).in_(_TOLD_BY_SNAPSHOTS),
-        or_(col(begun.kind).not_in(_EXPIRING), col(job.attempt) == 0),
+        col(begun.kind).in_(_in_text(_TOLD_BY_SNAPSHOTS)),
+        or_(col(begun.kind).not_in(_in_text(_EXPIRING)), col(job.attempt) == 0),
     )
 
 
-def _start_attempt(
-    session: Session,
-    settings: Settings,
-    job: Job,
-    table: EnrolledTable,
-    catalog: Catalog,
-    last_claim: LastClaim | None,
-    worker: Worker,
-    now: datetime,
-) -> Assignment:
-    previous = attempts_of(session, job.id) if job.attempt else []
+def _start(session: Session, settings: Settings, job: Job, now: datetime) -> None:
+    """Let a locked job run, which puts its table behind the others.
+
+    Raises IntegrityError if another claim let one run meanwhile that writes the same table.
+    """
+    check_transition(JobStatus(job.status), JobStatus.RUNNING)
     expires_at = now + timedelta(seconds=settings.lease_seconds)
-    change_status(job, JobStatus.RUNNING)
-    job.attempt += 1
-    job.started_at = job.started_at or now
-    job.lease_expires_at = expires_at
-    job.progress = None
-    job.held_because = None
-    session.add(job)
-    last_claim = last_claim or LastClaim(table_id=table.id, catalog_id=table.catalog_id, at=now)
-    last_claim.at = now
-    session.add(last_claim)
-    session.add(
-        Attempt(
-            job_id=job.id,
-            attempt=job.attempt,
-            worker_id=worker.id,
-            worker_name=worker.name,
-            started_at=now,
-            lease_expires_at=expires_at,
+    session.exec(_START, params={"of_job": job.id, "expires_at": expires_at, "now": now}).one()
+    connection = session.connection()
+    place = {"of_table": job.table_id, "of_catalog": job.catalog_id, "now": now}
+    if connection.execute(_CLAIMED_AGAIN, place).rowcount == 0:
+        connection.execute(
+            insert(LastClaim), {"table_id": job.table_id, "catalog_id": job.catalog_id, "at": now}
         )
+    connection.execute(_WAITING_BEHIND, place)
+
+
+def _record_attempt(
+    session: Session, job: Job, worker: Worker, previous: Sequence[AttemptView], now: datetime
+) -> None:
+    session.connection().execute(
+        insert(Attempt),
+        {
+            "job_id": job.id,
+            "attempt": job.attempt,
+            "worker_id": worker.id,
+            "worker_name": worker.name,
+            "started_at": now,
+            "lease_expires_at": job.lease_expires_at,
+            "stages": [],
+        },
     )
     record_job_event(
         session,
@@ -411,10 +470,19 @@ def _start_attempt(
         now,
         worker_id=worker.id,
     )
-    session.flush()
-    policy = effective_policy(session, table)
     waited_since = max([job.available_at, *(each.ended_at for each in previous if each.ended_at)])
     record_span("wait", job.traceparent, waited_since, now, job_id=job.id, attempt=job.attempt)
+
+
+def _assignment(
+    session: Session,
+    settings: Settings,
+    job: Job,
+    table: EnrolledTable,
+    catalog: Catalog,
+    policy: EffectivePolicy,
+    previous: Sequence[AttemptView],
+) -> Assignment:
     return Assignment(
         job=AssignedJob(id=job.id, kind=job.kind, dry_run=job.dry_run, parameters=job.parameters),
         traceparent=job.traceparent,
@@ -422,7 +490,7 @@ def _start_attempt(
         previous_attempts=previous,
         ended_attempts=_with_orphan_files(session, job, table),
         lease_seconds=settings.lease_seconds,
-        lease_expires_at=expires_at,
+        lease_expires_at=job.lease_expires_at,
         timeout_seconds=job.timeout_seconds,
         table=AssignedTable(
             id=table.id,
@@ -469,22 +537,34 @@ def _with_orphan_files(session: Session, job: Job, table: EnrolledTable) -> list
     """
     if job.kind not in _CLEARING or job.dry_run:
         return []
-    query = (
+    whose = {
+        "job_id": job.id,
+        "table_uuid": job.table_uuid,
+        "catalog_id": table.catalog_id,
+        "branch": table.branch,
+    }
+    rows = session.connection().execute(_with_plans(), {**whose, "most": _ENDED_ATTEMPTS_AT_ONCE})
+    found = [EndedAttempt.model_validate(row, from_attributes=True) for row in rows]
+    return sorted(found, key=lambda one: (one.job_id, one.attempt))
+
+
+@cache
+def _with_plans() -> SelectOfScalar[Attempt]:
+    """Of the jobs of an Iceberg table and branch in a catalog."""
+    return (
         select(Attempt)
         .join(Job, col(Job.id) == col(Attempt.job_id))
         # The table may have been removed and registered again.
         .join(EnrolledTable, col(EnrolledTable.id) == col(Job.table_id))
         .where(
-            Job.table_uuid == job.table_uuid,
-            EnrolledTable.branch == table.branch,
-            EnrolledTable.catalog_id == table.catalog_id,
+            Job.table_uuid == bindparam("table_uuid"),
+            EnrolledTable.branch == bindparam("branch"),
+            EnrolledTable.catalog_id == bindparam("catalog_id"),
             col(Attempt.plans).is_not(None),
             Attempt.status != AttemptStatus.RUNNING.value,
         )
         # Its own, which it goes on with. Of others, if there are more, each gets its turn, also behind ones
         # that can't be removed yet.
-        .order_by(col(Attempt.job_id) != job.id, func.random())
-        .limit(_ENDED_ATTEMPTS_AT_ONCE)
+        .order_by(col(Attempt.job_id) != bindparam("job_id"), func.random())
+        .limit(bindparam("most"))
     )
-    found = [EndedAttempt.model_validate(row, from_attributes=True) for row in session.exec(query)]
-    return sorted(found, key=lambda one: (one.job_id, one.attempt))

@@ -2,7 +2,8 @@
 
 from datetime import datetime
 
-from sqlmodel import Session
+from sqlalchemy import bindparam
+from sqlmodel import Session, select
 
 from service.jobs.contract import IndexReport
 from service.policies.service import effective_policy
@@ -10,6 +11,8 @@ from service.records.health import TableHealth, health_of
 from service.records.jobs import Job, JobKind
 from service.records.reports import JobResult
 from service.records.tables import EnrolledTable
+
+_KEY_SETS = select(TableHealth.key_sets).where(TableHealth.table_id == bindparam("table_id"))
 
 
 def rewritable(kind: str, counted: IndexReport | TableHealth) -> list[int] | None:
@@ -25,8 +28,8 @@ def rewritable(kind: str, counted: IndexReport | TableHealth) -> list[int] | Non
 
 def seen_equality_field_ids(session: Session, table_id: str) -> list[list[int]]:
     """The key sets of the last report."""
-    row = session.get(TableHealth, table_id)
-    return [key_set["equality_field_ids"] for key_set in row.key_sets] if row else []
+    key_sets = session.connection().scalar(_KEY_SETS, {"table_id": table_id}) or []
+    return [key_set["equality_field_ids"] for key_set in key_sets]
 
 
 def apply_report(

@@ -8,7 +8,7 @@ that write rows are no two of them the same. Rows go in the transaction in which
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import delete
+from sqlalchemy import bindparam, delete
 from sqlalchemy.exc import IntegrityError
 from sqlmodel import Session, col, or_, select
 
@@ -18,12 +18,18 @@ from service.jobs.models import AttemptView
 from service.jobs.status import check_transition
 from service.policies.models import EffectivePolicy
 from service.records.erasures import ErasureTable
-from service.records.jobs import REQUEST, Attempt, Job, JobKind, JobRows, JobStatus
+from service.records.jobs import NEVER, REQUEST, Attempt, Job, JobKind, JobRows, JobStatus, LastClaim
 from service.records.system import SystemState
 from service.records.tables import EnrolledTable
 from telemetry.traces import begin_trace, current_traceparent
 
 _ACTIVE = (JobStatus.QUEUED.value, JobStatus.RUNNING.value)
+_LOCKED_JOB = (
+    select(Job)
+    .where(Job.id == bindparam("job_id"))
+    .with_for_update()
+    .execution_options(populate_existing=True)
+)
 _LONGEST_PERSISTENT_PAUSE_SECONDS = 3600.0
 STAGING_BRANCH_CHANGED = "a policy changed the table's staging branch"
 
@@ -51,6 +57,8 @@ def enqueue(
     job = Job(
         table_id=table.id,
         table_uuid=table.table_uuid,
+        catalog_id=table.catalog_id,
+        table_claimed_at=last_claim_of(session, table.id),
         kind=kind.value,
         dry_run=dry_run,
         writes=kind.writes(dry_run=dry_run),
@@ -239,9 +247,13 @@ def change_status(job: Job, after: JobStatus) -> None:
     job.status = after.value
 
 
+def last_claim_of(session: Session, table_id: str) -> datetime:
+    last = session.get(LastClaim, table_id)
+    return last.at if last is not None else NEVER
+
+
 def lock_job(session: Session, job_id: str) -> Job:
-    query = select(Job).where(Job.id == job_id).with_for_update().execution_options(populate_existing=True)
-    job = session.exec(query).first()
+    job = session.exec(_LOCKED_JOB, params={"job_id": job_id}).first()
     return job if job is not None else get_job(session, job_id)
 
 

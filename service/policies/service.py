@@ -4,6 +4,7 @@ Two are built in: `standard`, which sets every value and is attached to the syst
 under which nothing runs by itself. They cannot be changed, so that every value always has a source.
 """
 
+import json
 import math
 from collections import ChainMap
 from collections.abc import Collection, Iterator, Mapping, Sequence

@@ -1,6 +1,6 @@
 """Jobs, their attempts, and the append-only events about them."""
 
-from datetime import datetime
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
@@ -122,6 +122,8 @@ class AttemptStatus(StrEnum):
     """Its lease ran out, or its worker asked for other work."""
 
 
+NEVER = datetime(1970, 1, 1, tzinfo=UTC)
+_QUEUED = text("status = 'queued'")
 _RUNNING_WRITER = text("status = 'running' AND writes")
 _NEVER_STARTED = text("status = 'queued' AND attempt = 0 AND kind NOT IN ('upsert', 'delete', 'erase')")
 _MAY_HAVE_LEFT_FILES = text("plans IS NOT NULL")
@@ -131,6 +133,7 @@ class LastClaim(SQLModel, table=True):
     """When a table was last given a worker: of equal jobs, the one whose last claim is oldest goes first."""
 
     __tablename__ = "last_claims"
+    __table_args__ = (Index("ix_last_claims_catalog_id_at", "catalog_id", "at"),)
 
     table_id: str = Field(foreign_key="tables.id", primary_key=True)
     catalog_id: str = Field(foreign_key="catalogs.id")
@@ -147,7 +150,8 @@ class Job(SQLModel, table=True):
             "uq_jobs_running_writer",
             "table_uuid",
             unique=True,
-            sqlite_where=_RUNNING_WRITER,
+            # As SQLAlchemy writes it there: SQLite compares the texts.
+            sqlite_where=text("status = 'running' AND writes = 1"),
             postgresql_where=_RUNNING_WRITER,
         ),
         # At most one of a kind waits for its first attempt, unless it writes rows of its own; one that is
@@ -161,7 +165,18 @@ class Job(SQLModel, table=True):
             sqlite_where=_NEVER_STARTED,
             postgresql_where=_NEVER_STARTED,
         ),
-        Index("ix_jobs_status_available_at", "status", "available_at"),
+        # Of each catalog, whose turn it is: the order in which claims go.
+        Index(
+            "ix_jobs_turn",
+            "catalog_id",
+            text("priority DESC"),
+            "table_claimed_at",
+            "available_at",
+            "id",
+            sqlite_where=_QUEUED,
+            postgresql_where=_QUEUED,
+        ),
+        Index("ix_jobs_status_catalog_id_table_id", "status", "catalog_id", "table_id"),
         Index("ix_jobs_table_id_created_at", "table_id", "created_at"),
         Index("ix_jobs_created_at_id", "created_at", "id"),
         Index("ix_jobs_ended_at", "ended_at"),
@@ -170,6 +185,8 @@ class Job(SQLModel, table=True):
     id: str = Field(default_factory=new_id, primary_key=True)
     table_id: str = Field(foreign_key="tables.id")
     table_uuid: str
+    catalog_id: str = Field(foreign_key="catalogs.id")
+    """The table's."""
     kind: str
     dry_run: bool = False
     writes: bool
@@ -186,6 +203,8 @@ class Job(SQLModel, table=True):
     """Why a job that nobody requested waits for available_at."""
     run_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
     """What the request asked for: available_at until the first attempt, whatever the clock does."""
+    table_claimed_at: datetime = Field(default=NEVER, sa_type=UtcDateTime)
+    """The table's last claim, while the job is queued."""
     priority: int = 0
     """Of waiting jobs, those of the highest run first."""
     started_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
@@ -230,6 +249,7 @@ class JobRows(SQLModel, table=True):
 class Attempt(SQLModel, table=True):
     __tablename__ = "attempts"
     __table_args__ = (
+        Index("ix_attempts_worker_id_status", "worker_id", "status"),
         Index(
             "ix_attempts_plans",
             "job_id",
@@ -241,7 +261,7 @@ class Attempt(SQLModel, table=True):
 
     job_id: str = Field(foreign_key="jobs.id", primary_key=True)
     attempt: int = Field(primary_key=True)
-    worker_id: str = Field(foreign_key="workers.id", index=True)
+    worker_id: str = Field(foreign_key="workers.id")
     worker_name: str
     status: str = AttemptStatus.RUNNING.value
     started_at: datetime = Field(default_factory=utc_now, sa_type=UtcDateTime)

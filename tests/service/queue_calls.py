@@ -1,9 +1,12 @@
 """Calls of the queue, each in a transaction of its own, for tests that have no service."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
+
+from sqlalchemy import event
 
 from service.auth.models import SYSTEM, Principal
 from service.db.database import Database
@@ -110,6 +113,21 @@ def finish(
 def job(database: Database, job_id: str) -> Job:
     with database.read() as session:
         return session.get_one(Job, job_id)
+
+
+@contextmanager
+def statements_of(database: Database) -> Iterator[list[tuple[str, Any]]]:
+    """What the database is asked meanwhile: text and parameters."""
+    asked: list[tuple[str, Any]] = []
+
+    def note(_: object, __: object, statement: str, parameters: Any, *___: object) -> None:
+        asked.append((statement, parameters))
+
+    event.listen(database.engine, "before_cursor_execute", note)
+    try:
+        yield asked
+    finally:
+        event.remove(database.engine, "before_cursor_execute", note)
 
 
 def at_once(count: int, work: Callable[[int], None]) -> None:

@@ -4,7 +4,7 @@ from collections import Counter
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import event, update
+from sqlalchemy import update
 from sqlmodel import col, select
 
 from service.auth.models import SYSTEM
@@ -29,6 +29,7 @@ from tests.service.queue_calls import (
     finish,
     job,
     request,
+    statements_of,
 )
 
 
@@ -133,23 +134,14 @@ def test_a_page_of_jobs_takes_as_many_statements_as_a_single_one(database: Datab
     running = claim(database, add_worker(database))
     assert running is not None
     waiting = next(job for job in jobs if job != running.job.id)  # of which there is more to say
-    statements: list[str] = []
 
-    def count(_: object, __: object, statement: str, *___: object) -> None:
-        statements.append(statement)
-
-    def views_of(ids: list[str]) -> int:
-        statements.clear()
-        with database.read() as session:
+    def statements_for(ids: list[str]) -> int:
+        with statements_of(database) as asked, database.read() as session:
             found = views(session, session.exec(select(Job).where(col(Job.id).in_(ids))).all())
         assert len(found) == len(ids)
-        return len(statements)
+        return len(asked)
 
-    event.listen(database.engine, "before_cursor_execute", count)
-    try:
-        assert views_of(jobs) == views_of([waiting])
-    finally:
-        event.remove(database.engine, "before_cursor_execute", count)
+    assert statements_for(jobs) == statements_for([waiting])
 
 
 class Budgeted:

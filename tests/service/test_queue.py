@@ -43,6 +43,7 @@ from tests.service.queue_calls import (
     give_up,
     job,
     request,
+    statements_of,
 )
 
 LATER = START + timedelta(hours=1)
@@ -71,6 +72,39 @@ def test_the_highest_priority_runs_first_and_the_longest_waiting_of_it(database:
         finish(database, assignment.job.id, 1, "succeeded")
         taken.append(assignment.job.id)
     assert taken == [ids[1], ids[2], ids[0], ids[3]]
+
+
+def test_a_claim_and_a_report_take_few_statements_however_many_jobs_wait(database: Database) -> None:
+    tables = [*add_tables(database, list("abcdefghij")), *add_tables(database, ["z"], "other")]
+    for table in tables:
+        for kind in (JobKind.INDEX, JobKind.CONVERT):
+            request(database, table, kind)
+    worker = add_worker(database)
+    for _ in tables:
+        with statements_of(database) as claiming:
+            assignment = claim(database, worker)
+        assert assignment is not None
+        with statements_of(database) as reporting:
+            finish(database, assignment.job.id, assignment.attempt, "succeeded")
+        assert len(claiming) <= 18, claiming
+        assert len(reporting) <= 7, reporting
+
+
+@pytest.mark.parametrize("database_kind", ["sqlite"])
+def test_whose_turn_it_is_is_found_in_an_index(database: Database) -> None:
+    """PostgreSQL chooses by what the tables have, SQLite by their schema alone."""
+    (table,) = add_tables(database, ["a"])
+    request(database, table)
+    with statements_of(database) as asked:
+        assert claim(database, add_worker(database)) is not None
+    choices = [(text, values) for text, values in asked if "ORDER BY jobs" in text and "LIMIT" in text]
+    assert len(choices) == 2
+    with database.engine.connect() as connection:
+        for choice, values in choices:
+            plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {choice}", values).all()
+            steps = [step for *_, step in plan]
+            assert any("jobs USING INDEX ix_jobs_turn (catalog_id=?)" in step for step in steps), steps
+            assert not any(step.startswith("SCAN jobs") for step in steps), steps
 
 
 def test_a_job_for_later_waits_and_a_further_request_brings_it_forward(database: Database) -> None:

@@ -374,6 +374,7 @@ def _create_tables() -> None:
         sa.Column("id", sa.String(), nullable=False),
         sa.Column("table_id", sa.String(), nullable=False),
         sa.Column("table_uuid", sa.String(), nullable=False),
+        sa.Column("catalog_id", sa.String(), nullable=False),
         sa.Column("kind", sa.String(), nullable=False),
         sa.Column("dry_run", sa.Boolean(), nullable=False),
         sa.Column("writes", sa.Boolean(), nullable=False),
@@ -385,6 +386,7 @@ def _create_tables() -> None:
         sa.Column("available_at", AT, nullable=False),
         sa.Column("held_because", sa.String(), nullable=True),
         sa.Column("run_at", AT, nullable=True),
+        sa.Column("table_claimed_at", AT, nullable=False),
         sa.Column("priority", sa.Integer(), nullable=False),
         sa.Column("started_at", AT, nullable=True),
         sa.Column("ended_at", AT, nullable=True),
@@ -406,6 +408,10 @@ def _create_tables() -> None:
         sa.Column("result", JSON, nullable=True),
         sa.Column("error", JSON, nullable=True),
         sa.ForeignKeyConstraint(
+            ["catalog_id"],
+            ["catalogs.id"],
+        ),
+        sa.ForeignKeyConstraint(
             ["table_id"],
             ["tables.id"],
         ),
@@ -413,8 +419,18 @@ def _create_tables() -> None:
     )
     op.create_index("ix_jobs_created_at_id", "jobs", ["created_at", "id"], unique=False)
     op.create_index("ix_jobs_ended_at", "jobs", ["ended_at"], unique=False)
-    op.create_index("ix_jobs_status_available_at", "jobs", ["status", "available_at"], unique=False)
+    op.create_index(
+        "ix_jobs_status_catalog_id_table_id", "jobs", ["status", "catalog_id", "table_id"], unique=False
+    )
     op.create_index("ix_jobs_table_id_created_at", "jobs", ["table_id", "created_at"], unique=False)
+    op.create_index(
+        "ix_jobs_turn",
+        "jobs",
+        ["catalog_id", sa.text("priority DESC"), "table_claimed_at", "available_at", "id"],
+        unique=False,
+        sqlite_where=sa.text("status = 'queued'"),
+        postgresql_where=sa.text("status = 'queued'"),
+    )
     never_started = sa.text("status = 'queued' AND attempt = 0 AND kind NOT IN ('upsert', 'delete', 'erase')")
     op.create_index(
         "uq_jobs_queued_kind",
@@ -429,7 +445,7 @@ def _create_tables() -> None:
         "jobs",
         ["table_uuid"],
         unique=True,
-        sqlite_where=sa.text("status = 'running' AND writes"),
+        sqlite_where=sa.text("status = 'running' AND writes = 1"),
         postgresql_where=sa.text("status = 'running' AND writes"),
     )
     op.create_table(
@@ -539,6 +555,7 @@ def _create_tables() -> None:
         ),
         sa.PrimaryKeyConstraint("table_id"),
     )
+    op.create_index("ix_last_claims_catalog_id_at", "last_claims", ["catalog_id", "at"], unique=False)
     op.create_table(
         "job_rows",
         sa.Column("job_id", sa.String(), nullable=False),
@@ -584,7 +601,7 @@ def _create_tables() -> None:
         sqlite_where=sa.text("plans IS NOT NULL"),
         postgresql_where=sa.text("plans IS NOT NULL"),
     )
-    op.create_index("ix_attempts_worker_id", "attempts", ["worker_id"], unique=False)
+    op.create_index("ix_attempts_worker_id_status", "attempts", ["worker_id", "status"], unique=False)
     op.create_table(
         "events",
         sa.Column("id", BIG_ID, nullable=False),
