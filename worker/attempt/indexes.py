@@ -10,6 +10,33 @@ from worker.index.sorted_runs import IndexWarehouse
 from worker.keys.key_set import KeyColumnError, KeySet
 from worker.keys.schema_fields import field_ids_of, resolve_key_set
 
+_KEPT_FILES = 100_000
+"""Data files of an index, whose dictionary then takes some 25 MB and stays in memory."""
+
+
+def open_again(
+    job: Job,
+    table: PinnedTable,
+    warehouse: IndexWarehouse,
+    key_set: KeySet,
+    *,
+    create: bool = False,
+    rebuild: bool = False,
+) -> KeySetIndex | None:
+    """As `open_index`; what the job has read of it before is not read again."""
+    known = job.indexes.get(key_set.equality_field_ids)
+    database = table.index_database
+    index = open_index(warehouse, database, key_set, create=create, rebuild=rebuild, known=known)
+    if index is not None:
+        keep_index(job, index)
+    return index
+
+
+def keep_index(job: Job, index: KeySetIndex) -> None:
+    """Opening it again takes the job less time."""
+    if len(index.dictionary) <= _KEPT_FILES:
+        job.indexes[index.key_set.equality_field_ids] = index
+
 
 def planned_key_sets(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> dict[tuple[int, ...], str]:
     """Field ids -> where the key set comes from.
@@ -49,7 +76,7 @@ def usable_index(
 ) -> KeySetIndex | None:
     """The index of a key set; None when there is none, or a damaged one, of which the job's history tells."""
     try:
-        return open_index(warehouse, table.index_database, key_set)
+        return open_again(job, table, warehouse, key_set)
     except DamagedIndexError as error:
         sentence = f"Key set {key_set}: {error}. The next index job makes a new one."
         if sentence not in job.decisions:

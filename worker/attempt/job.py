@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 from telemetry.traces import span
 from worker.contract.control_plane import AnnouncedPlan, Assignment
+from worker.index.key_set_index import KeySetIndex
 from worker.spark.tasks import TaskRunner, Work
 from worker.table.manifests import ReadManifests
 
@@ -63,6 +64,7 @@ class Job:
     """One attempt at a job, with all that its stages need.
 
     redacted: makes of a sentence what may be kept. manifests: that were read at the last look at the table.
+    indexes: as they were opened last, by their equality field ids, unless they are large.
     """
 
     assignment: Assignment
@@ -72,6 +74,7 @@ class Job:
     usage: Usage = field(default_factory=Usage)
     redacted: Callable[[str], str] = str
     manifests: ReadManifests = field(default_factory=dict)
+    indexes: dict[tuple[int, ...], KeySetIndex] = field(default_factory=dict)
 
     @property
     def stages(self) -> list[dict[str, Any]]:

@@ -94,13 +94,19 @@ def _main_database(table_uuid: str) -> str:
 
 
 def open_index(
-    warehouse: IndexWarehouse, database: str, key_set: KeySet, *, create: bool = False, rebuild: bool = False
+    warehouse: IndexWarehouse,
+    database: str,
+    key_set: KeySet,
+    *,
+    create: bool = False,
+    rebuild: bool = False,
+    known: KeySetIndex | None = None,
 ) -> KeySetIndex | None:
     """The newest generation of a key set's index; None when there is none and `create` is false.
 
     A generation whose key types differ from the key set's is of no use: with `create` a new one starts.
-    `rebuild` always starts a new one. Raises DamagedIndexError, and OSError when the index place can't be
-    read or written (a retry can help).
+    `rebuild` always starts a new one. known: as of `load_index`. Raises DamagedIndexError, and OSError when
+    the index place can't be read or written (a retry can help).
     """
     suffix = _suffix(key_set)
     key_types = ",".join(f"{c.field_id}:{c.key_type}" for c in key_set.columns)
@@ -127,7 +133,7 @@ def open_index(
     assert entries_table is not None
     load = partial(load_index, key_set, generation, entries_table, files_table)
     try:
-        return load()
+        return load(known)
     except ServerBusyError:
         raise
     except Exception as error:
@@ -256,17 +262,26 @@ def _raise_if_at_fault(
 
 
 def load_index(
-    key_set: KeySet, generation: int, entries_table: RunTable, files_table: RunTable
+    key_set: KeySet,
+    generation: int,
+    entries_table: RunTable,
+    files_table: RunTable,
+    known: KeySetIndex | None = None,
 ) -> KeySetIndex:
     """Reads the dictionary first: entries committed after it only add addresses that it does not know.
+
+    known: an index that was loaded before; its dictionary is this one's, if they have the same files.
 
     Each table's snapshot says which one of the other it needs. Without its last snapshot a table would show
     an older state: a dictionary with files whose entries are not there, and deletes would find no row.
     """
     for _ in range(2):  # a commit to both may come in between
         files = files_table.live_files()
-        take_memory(INDEXED_FILE_BYTES * sum(file.rows for file in files.files))
-        dictionary = FileDictionary(read_parts(files_table.storage, files.files, DICTIONARY_SCHEMA))
+        if known is not None and files.files == known.files.files:
+            dictionary = known.dictionary  # files never change, and have names of their own
+        else:
+            take_memory(INDEXED_FILE_BYTES * sum(file.rows for file in files.files))
+            dictionary = FileDictionary(read_parts(files_table.storage, files.files, DICTIONARY_SCHEMA))
         entries = entries_table.live_files()
         found = (files.paimon_snapshot_id or 0, entries.paimon_snapshot_id or 0)
         needed = (entries.beside, files.beside)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from worker.attempt.indexes import indexes, planned_key_sets, start_anew
+from worker.attempt.indexes import indexes, keep_index, open_again, planned_key_sets, start_anew
 from worker.attempt.job import Job
 from worker.attempt.outcome import Outcome, outcome
 from worker.attempt.pinned_table import PinnedTable, catalog_properties, index_storage, pin_table
@@ -245,7 +245,7 @@ def index_key_set(
         job.reporter.confirm_lease()
     try:
         try:
-            index = open_index(warehouse, table.index_database, key_set, create=True, rebuild=rebuild)
+            index = open_again(job, table, warehouse, key_set, create=True, rebuild=rebuild)
         except DamagedIndexError as error:
             job.decide(f"Key set {key_set}: its index starts anew, since the old one is damaged: {error}.")
             job.reporter.confirm_lease()
@@ -285,6 +285,7 @@ def index_key_set(
         with job.stage("commit_index"):
             confirm = job.reporter.confirm_lease
             index = commit_index(index, runs, readable, replaced, confirm_lease=confirm)
+        keep_index(job, index)
         files_indexed += len(readable)
         rows_indexed += sum(entry.file.record_count for entry in readable)
         runs_written += len(runs)

@@ -14,12 +14,12 @@ from typing import Any, Self
 import numpy as np
 import pyarrow as pa
 
-from worker.attempt.indexes import start_anew
+from worker.attempt.indexes import open_again, start_anew
 from worker.attempt.job import Job
 from worker.attempt.outcome import Unconvertible
 from worker.attempt.pinned_table import PinnedTable
 from worker.contract.control_plane import StaleAttemptError
-from worker.index.key_set_index import DamagedIndexError, KeySetIndex, damage_of, open_index
+from worker.index.key_set_index import DamagedIndexError, KeySetIndex, damage_of
 from worker.index.sorted_runs import ROW_GROUP_ROWS, IndexWarehouse
 from worker.io.sorting import Int64Array
 from worker.keys.key_set import KeyColumnError, KeySet
@@ -130,7 +130,7 @@ class RowsOfKeySet:
         with self._job.stage("plan"):
             index = None
             try:
-                index = open_index(self._warehouse, table.index_database, key_set)
+                index = open_again(self._job, table, self._warehouse, key_set)
             except DamagedIndexError as error:
                 self._give_up_index(table, key_set, str(error))
         with self._job.stage("read"):

@@ -1,8 +1,10 @@
 """A staging branch is published: the target gets its rows and deletes, and never an equality delete."""
 
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
@@ -10,6 +12,9 @@ from tests.factories import TableBuilder, live_delete_files, visible_rows
 from tests.staging import BRANCH, Lake, in_order, row
 from tests.staging import lake as lake
 from tests.thorough import V2_FIRST, V3_FIRST
+from worker.index.dictionary import read_parts
+from worker.index.sorted_runs import RunFile
+from worker.io.storage import Storage
 from worker.publication.plan import PublicationError
 
 pytestmark = pytest.mark.integration
@@ -53,6 +58,26 @@ def test_rows_and_deletes_of_many_staged_snapshots_come_in_one_commit(
     assert (again["staged_snapshots"], again["rows_added"], again["rows_deleted"]) == (1, 2, 2)
     assert again["key_sets"][0]["data_files_scanned"] == (0 if is_indexed else 4)
     assert lake.rows() == in_order(*left, row(3, 32), row(30, 33))
+
+
+def test_the_dictionary_of_an_index_is_read_again_only_where_it_has_changed(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake.create(row(1, 1))
+    lake.jobs.run("index", key_sets=[["id"], ["id", "region"]])
+    lake.upsert(row(1, 10))
+    lake.upsert(row(1, 11), key=("id", "region"))
+    read: list[int] = []
+
+    def counted(storage: Storage, files: Sequence[RunFile], schema: pa.Schema) -> Iterator[pa.Table]:
+        read.append(len(files))
+        return read_parts(storage, files, schema)
+
+    monkeypatch.setattr("worker.index.key_set_index.read_parts", counted)
+    lake.publish()
+
+    assert sorted(read) == [1, 1, 2, 2], "of each key set, before and after the new rows"
+    assert lake.rows() == in_order(row(1, 11))
 
 
 def test_keys_of_staged_deletes_are_reported_so_that_an_index_follows(lake: Lake) -> None:
