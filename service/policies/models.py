@@ -10,6 +10,7 @@ from pydantic import Field as ModelField
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 from pyiceberg.table.refs import MAIN_BRANCH
 
+from icestream.readers import reader
 from service.http.messages import Message, Name, described_as, example
 from service.policies.schedules import Window, check_cron, check_time_zone
 from service.records.policies import Level
@@ -31,6 +32,15 @@ def _check_target(size_bytes: int) -> int:
 
 TargetFileSize = Annotated[Amount, AfterValidator(_check_target)]
 """In bytes; 0 for what the table says."""
+
+
+def _check_reader(name: str) -> str:
+    reader(name)
+    return name
+
+
+ReaderName = Annotated[str, ModelField(max_length=100), AfterValidator(_check_reader)]
+"""An engine, with its version or without."""
 
 Cron = Annotated[str, AfterValidator(check_cron)]
 """Five fields, in the policy's time zone; empty for none."""
@@ -86,6 +96,9 @@ class ConvertPolicy(Message):
     """Convert what is pending at these moments, too."""
     max_delete_files_per_commit: Annotated[int, ModelField(ge=0)] | None = None
     """A job commits after this many equality delete files, those of a partition together; 0 is one commit."""
+    readers: Annotated[list[ReaderName], ModelField(max_length=100)] | None = None
+    """The table is read by these engines, such as `athena` or `trino-475`. A dry run says what each sees, and
+    nothing is converted that none of them could read then."""
 
 
 class PublishPolicy(Message):
@@ -450,6 +463,7 @@ class EffectiveConvertPolicy(Message):
     age_seconds: float
     cron: str
     max_delete_files_per_commit: int
+    readers: list[str]
 
 
 class EffectivePublishPolicy(Message):

@@ -93,6 +93,7 @@ BUILT_IN: dict[str, tuple[str, PolicySettings]] = {
                 age_seconds=300,
                 cron="",
                 max_delete_files_per_commit=0,
+                readers=[],
             ),
             publish=PublishPolicy(source="", enabled=True, rows=100_000, age_seconds=10, cron=""),
             expire_snapshots=ExpireSnapshotsPolicy(

@@ -1,6 +1,6 @@
 """What workers report of their attempts, as far as rows keep it."""
 
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, AwareDatetime, model_validator
 from pydantic import Field as ModelField
@@ -460,6 +460,19 @@ class OrphanFilesReport(Message):
     again, or are gone."""
 
 
+class ReaderReport(Message):
+    """This is one of the engines in the policy, and its view of the table."""
+
+    reader: Place
+    """The policy names it like this."""
+    before: Literal["reads", "refuses", "unknown"]
+    """The table with equality deletes is this to it."""
+    after: Literal["reads", "refuses", "unknown"]
+    """The converted table is this to it."""
+    source: Place = ""
+    """It is known from there."""
+
+
 class JobResult(Message):
     """This is what a job did, or a dry run would do: each kind tells some of this, and other fields are
     ignored."""
@@ -540,6 +553,8 @@ class JobResult(Message):
     """These equality delete files stay."""
     deviations: list[DeviatingDelete] = ModelField(default_factory=list, max_length=NAMED_AT_MOST)
     """These equality delete files were applied wrongly by other readers."""
+    readers: list[ReaderReport] = ModelField(default_factory=list, max_length=100)
+    """These are the readers in the policy, and their views of the table."""
     decisions: list[Words] = ModelField(default_factory=list, max_length=NAMED_AT_MOST)
     """The job decided this, in words."""
     stages: list[StageReport] = ModelField(default_factory=list, max_length=1000)

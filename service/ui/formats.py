@@ -46,6 +46,7 @@ POLICY_SETTINGS = {
     "convert.age_seconds": "At this age of the oldest",
     "convert.cron": "Also at times (cron)",
     "convert.max_delete_files_per_commit": "Most delete files per commit",
+    "convert.readers": "Read by",
     "publish.from": "Staging branch",
     "publish.enabled": "Starts by itself",
     "publish.rows": "At this many staged rows",
@@ -270,6 +271,8 @@ def setting(value: object, name: str) -> str:
         if unit.endswith("bytes"):
             return size(value)
         return duration(value) if unit.endswith("_seconds") else count(value)
+    if isinstance(value, list) and name.endswith(".readers"):
+        return ", ".join(value) or "none"
     if name.endswith(".windows"):
         windows = [Window.model_validate(each) for each in value] if isinstance(value, list) else []
         return " or ".join(map(str, windows)) or "always"

@@ -20,6 +20,7 @@ _EXAMPLES = {
     "cron": "0 3 * * *",
     "time_zone": "Europe/Berlin",
     "windows": "sat, sun 22:00-06:00",
+    "readers": "athena, trino-475",
 }
 _WINDOW = re.compile(r"(?:(.*\S)\s+)?(\S+)\s*-\s*(\S+)")
 
@@ -69,6 +70,8 @@ def write_setting(name: str, value: Any) -> str:
         return "on" if value else "off"
     if name.endswith(".windows"):
         return "\n".join(str(Window.model_validate(each)) for each in value) or "always"
+    if name.endswith(".readers"):
+        return ", ".join(value) or "none"
     if isinstance(value, str):
         return value or "none"
     if name.endswith(SHARES):
@@ -92,6 +95,8 @@ def read_setting(name: str, text: str) -> Any:
         return {"on": True, "off": False}.get(text, text)
     if name.endswith(".windows"):
         return [] if text == "always" else [_window(line) for line in text.splitlines() if line.strip()]
+    if name.endswith(".readers"):
+        return [] if text == "none" else [one.strip() for one in text.split(",") if one.strip()]
     if name.endswith((".cron", ".from")):
         return "" if text == "none" else text
     found = _AMOUNT.fullmatch(text)

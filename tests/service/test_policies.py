@@ -48,6 +48,7 @@ def test_without_any_policy_the_standard_one_holds_everywhere(
         "age_seconds": 300,
         "cron": "",
         "max_delete_files_per_commit": 0,
+        "readers": [],
     }
     assert {value["source"]["level"] for value in found["values"].values()} == {"system"}
 
@@ -325,6 +326,21 @@ def test_the_worker_is_told_how_many_delete_files_a_commit_may_remove(
     service.admin.post(f"/tables/{table['id']}/jobs", json={"kind": "convert"})
     claimed = Assignment.model_validate(service.claim(service.start_worker()))
     assert claimed.policy.convert.max_delete_files_per_commit == 7
+
+
+def test_the_worker_is_told_who_reads_the_table(service: Running, table: dict[str, Any]) -> None:
+    unknown = {"name": "p", "settings": {"convert": {"readers": ["athena", "excel-97"]}}}
+    refused = service.admin.post("/policies", json=unknown)
+    assert (refused.status_code, refused.json()["errors"][0]["field"]) == (
+        422,
+        "body.settings.convert.readers.1",
+    )
+    assert "athena, bigquery" in refused.json()["errors"][0]["message"]
+    make(service, "read", convert={"readers": ["athena", "trino-475"]})
+    assert attach(service, "read", "table", table_id=table["id"]) == 200
+    service.admin.post(f"/tables/{table['id']}/jobs", json={"kind": "convert"})
+    claimed = Assignment.model_validate(service.claim(service.start_worker()))
+    assert claimed.policy.convert.readers == ["athena", "trino-475"]
 
 
 def test_the_preview_tells_what_would_start_when_and_why(

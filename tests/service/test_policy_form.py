@@ -54,6 +54,8 @@ def test_any_share_reads_back(value: float) -> None:
         ("schedule.windows", "22:00-06:00", [{"start": "22:00", "end": "06:00"}]),
         ("schedule.windows", "at night", ["at night"]),
         ("schedule.priority", "-5", -5),
+        ("convert.readers", "athena,  trino-475", ["athena", "trino-475"]),
+        ("convert.readers", "none", []),
         ("index.enabled", " ", None),
     ],
 )

@@ -39,6 +39,7 @@ POLICY = EffectivePolicy(
         age_seconds=300,
         cron="",
         max_delete_files_per_commit=0,
+        readers=[],
     ),
     publish=EffectivePublishPolicy.model_validate(
         {"from": "ingest", "enabled": True, "rows": 1000, "age_seconds": 30, "cron": ""}

@@ -210,6 +210,8 @@ class AssignedIndex(Body):
 class AssignedConvertPolicy(Body):
     max_delete_files_per_commit: int = 0
     """Equality delete files that one commit removes at most; 0 for no bound."""
+    readers: list[str] = []
+    """Engines that read the table, as `icestream.readers` knows them."""
 
 
 class AssignedRewritePolicy(Body):

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from math import ceil
 
+from icestream.readers import Reader, reader
 from trust.properties import LOCATION_PROVIDERS
 from worker.attempt.job import Job
 from worker.attempt.outcome import Outcome, Unconvertible, outcome
@@ -20,12 +21,27 @@ from worker.jobs.orphan_files import remove_orphan_files
 from worker.jobs.own_commits import told_as_unreachable
 from worker.lookup.cost import conversion_seconds
 from worker.lookup.resolution import merge_explanations
+from worker.process.errors import JobError
 from worker.table.commit import CommittedSnapshot, check_clock, find_commits
 from worker.table.commit_errors import CommitConflictError, CommitError, CommitStateUnknownError
 from worker.table.files import DeleteFile
 from worker.table.plan import in_commits
 
 PLANNING_ATTEMPTS = 5
+_SIGHTS = {
+    "reads": "it reads the table",
+    "refuses": "it does not read the table",
+    "unknown": "whether it reads the table is not known",
+}
+
+
+class NoReaderError(JobError):
+    code = "no_reader"
+    title = "None of the table's readers could read it after the conversion"
+    remedy = (
+        "Upgrade one of them, and name it with its version (convert.readers), or keep the table in a format"
+        " version that they read. Nothing was changed."
+    )
 
 
 def convert_table(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Outcome:
@@ -43,6 +59,7 @@ def convert_table(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Ou
     if not pending:
         job.decide("The table holds no equality deletes: there is nothing to convert.")
     else:
+        conversion.look_at_readers(table)
         _tell_of_location_provider(job, table)
     batches = conversion.batches(pending)
     if job.assignment.job.dry_run:
@@ -76,6 +93,37 @@ class Conversion:
         self._parts: list[Part] = []
         self._head: int | None = None  # the snapshot after the last batch
         self._plans = plans
+        self._readers: list[dict[str, str]] = []
+
+    def look_at_readers(self, table: PinnedTable) -> None:
+        """Tells what the readers that the policy names see of the table, before and after.
+
+        Raises NoReaderError if none of them could read it then.
+        """
+        named, version = self._job.assignment.policy.convert.readers, table.metadata.format_version
+        for name in named:
+            try:
+                found = reader(name)
+            except ValueError:  # another version of the service may know it
+                found = Reader(name)
+            self._readers.append(
+                {
+                    "reader": name,
+                    "before": found.before(version),
+                    "after": found.after(version),
+                    "source": found.source,
+                }
+            )
+            before, after = _SIGHTS[found.before(version)], _SIGHTS[found.after(version)]
+            note = f"; {found.note}" if found.note else ""
+            known = f" ({found.source}, {found.looked_at}{note})" if found.source else ""
+            self._job.decide(f"Reader {name}: {before} now, and {after} afterwards{known}.")
+        if named and all(one["after"] == "refuses" for one in self._readers):
+            kind = "deletion vectors" if version > 2 else "position deletes"
+            error = NoReaderError(f"none of {', '.join(named)} reads a table with {kind}")
+            if not self._job.assignment.job.dry_run:
+                raise error
+            self._job.decide(f"A conversion will be refused: {error}.")
 
     @property
     def plans(self) -> int:
@@ -232,6 +280,7 @@ class Conversion:
             "commits": len(made) if commits is None else commits,
             "bytes_read": sum(part.bytes_read for part in self._parts),
             "deviations": [asdict(one) for part in self._parts for one in part.deviations],
+            "readers": self._readers,
             "key_sets": merge_explanations([one for part in self._parts for one in part.explanations]),
         }
         gone = set() if dry_run else self.converted

@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import duckdb
 import polars as pl
+import pyiceberg
+import pyspark
 import pytest
 
+from icestream.readers import reader
 from tests.exactness import Exactness
 from tests.factories import TableBuilder
 from tests.readers import Rows, duckdb_rows, java_rows, pyiceberg_rows
 from tests.thorough import V2_FIRST, first_always
+from worker.process.errors import JobError
 
 pytestmark = pytest.mark.integration
 EXPECTED: dict[tuple[Any, ...], int] = {
@@ -52,8 +57,37 @@ def test_readers_without_equality_deletes_read_the_table_after_its_conversion(
     for refuse in (pyiceberg_rows, polars_rows):
         with pytest.raises(ValueError, match="does not yet support equality deletes"):
             refuse(table)
+    named = [f"pyiceberg-{pyiceberg.__version__}", f"polars-{pl.__version__}"]
+    named += [f"duckdb-{duckdb.__version__}", f"spark-{pyspark.__version__}"]
+    known = [reader(name) for name in named]
+    assert [one.before(format_version) for one in known] == ["refuses", "refuses", "reads", "reads"]
     exactly.convert(table, rows=EXPECTED)
     for read in (pyiceberg_rows, polars_rows, duckdb_rows):
         assert read(table) == EXPECTED, read.__name__
+    assert {one.after(format_version) for one in known} == {"reads"}
     as_text = {tuple(map(str, row)): count for row, count in EXPECTED.items()}
     assert java_rows(table, "id", "region", "value") == as_text
+
+
+def test_a_table_is_not_converted_for_readers_none_of_whom_could_read_it_then(exactly: Exactness) -> None:
+    table = exactly.table(format_version=3)
+    table.append(rows(0, 1))
+    table.delete_keys([{"id": 1}])
+    nobody = {"convert": {"readers": ["athena", "trino-475"]}}
+    foretold = exactly.jobs.run("convert", dry_run=True, policy=nobody).result
+    assert [(one["reader"], one["before"], one["after"]) for one in foretold["readers"]] == [
+        ("athena", "refuses", "refuses"),
+        ("trino-475", "refuses", "refuses"),
+    ]
+    assert "A conversion will be refused: none of athena, trino-475 reads" in "".join(foretold["decisions"])
+    with pytest.raises(JobError, match="reads a table with deletion vectors") as refusal:
+        exactly.jobs.run("convert", policy=nobody)
+    assert (refusal.value.code, refusal.value.retryable) == ("no_reader", False)
+    # Of bigquery it is not known; of a reader that a later service knows, nothing is.
+    for one in ("bigquery", "snowflake", "trino", "new-99"):
+        assert exactly.jobs.run(
+            "convert", dry_run=True, policy={"convert": {"readers": ["athena", one]}}
+        ).result["readers"][1]["after"] in ("reads", "unknown")
+    result = exactly.jobs.run("convert", policy={"convert": {"readers": ["athena", "trino-483"]}}).result
+    assert [one["after"] for one in result["readers"]] == ["refuses", "reads"]
+    assert exactly.spark_rows(table) == {(0, "eu", 0): 1}

@@ -1,0 +1,83 @@
+"""Which deletes of an Iceberg table an engine reads, as `readers.toml` has it with date and source.
+
+A reader is named by its engine, with its version if that matters: `athena`, `trino-475`.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any, Literal
+
+Sight = Literal["reads", "refuses", "unknown"]
+"""Of a table: whether an engine reads it, and shows no row that is deleted."""
+_NAME = re.compile(r"([a-z]+)(?:-(\d{1,6}(?:\.\d{1,6}){0,3}))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """What is known of an engine, in one version or in all that are meant. source: of that."""
+
+    name: str
+    equality_deletes: Sight = "unknown"
+    position_deletes: Sight = "unknown"
+    deletion_vectors: Sight = "unknown"
+    source: str = ""
+    looked_at: str = ""
+    note: str = ""
+
+    def before(self, format_version: int) -> Sight:
+        """What it sees of a table with equality deletes. A table of version 3 is nothing for whoever knows no
+        deletion vectors."""
+        seen = [self.equality_deletes, *([self.deletion_vectors] if format_version > 2 else [])]
+        return "refuses" if "refuses" in seen else "unknown" if "unknown" in seen else "reads"
+
+    def after(self, format_version: int) -> Sight:
+        """What it sees of the table without them: with position deletes, or with deletion vectors."""
+        return self.deletion_vectors if format_version > 2 else self.position_deletes
+
+
+def reader(name: str) -> Reader:
+    """Raises ValueError for an engine of which nothing is known, and for what is no name of a reader."""
+    matched = _NAME.fullmatch(name)
+    entries = [one for one in _entries() if matched and one["engine"] == matched[1]]
+    if matched is None or not entries:
+        raise ValueError(f"{name!r} is none of {', '.join(engines())}, with or without -VERSION")
+    if matched[2] is not None:
+        entries = [one for one in entries if _version(one.get("since", "0")) <= _version(matched[2])][-1:]
+
+    def sight(of: str) -> Sight:
+        found: set[Sight] = {one.get(of, "unknown") for one in entries}
+        return found.pop() if len(found) == 1 else "unknown"
+
+    last = entries[-1] if entries else {}
+    return Reader(
+        name,
+        sight("equality_deletes"),
+        sight("position_deletes"),
+        sight("deletion_vectors"),
+        last.get("source", ""),
+        str(last.get("looked_at", "")),
+        last.get("note", ""),
+    )
+
+
+def engines() -> list[str]:
+    """By name."""
+    return sorted({one["engine"] for one in _entries()})
+
+
+@cache
+def _entries() -> list[dict[str, Any]]:
+    """Of one engine, older versions first."""
+    found: list[dict[str, Any]] = tomllib.loads(files("icestream").joinpath("readers.toml").read_text())[
+        "reader"
+    ]
+    return found
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(".")))
