@@ -14,12 +14,16 @@ from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema, make_compatible_name
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.transforms import DayTransform, IdentityTransform
+from pyiceberg.types import IcebergType
 
+from stores.table_metadata import OpaqueType
 from worker.io.file_formats import field_id_of
 from worker.keys.key_set import KeySet
 
 _NO_NAMES: frozenset[str] = frozenset()
 _NO_IDS: frozenset[int] = frozenset()
+_WITHOUT_IDS = "struct without ids"
+"""What a file has of a variant, and of no struct of the table's."""
 _LINEAGE = frozenset({2147483540, 2147483539})
 """Ids of rows, and the sequence numbers of their last updates."""
 
@@ -110,16 +114,28 @@ def _described(schema: Schema) -> Iterator[tuple[int, tuple[frozenset[str], str]
         name = schema.find_column_name(field_id) or ""
         # As Parquet and Avro do; of `No.`, one part is empty.
         written = ".".join(part and make_compatible_name(part) for part in name.split("."))
-        kind = _kind(schema_to_pyarrow(schema.find_type(field_id)))
+        kind = _kind_of(schema.find_type(field_id))
         yield field_id, (frozenset({name, written}), kind)
 
 
 def _fields(fields: Iterable[pa.Field], above: str = "") -> Iterator[tuple[int | None, str, str]]:
     """The fields of a file outside lists and maps, in which no key lies."""
     for field in fields:
+        is_struct = pa.types.is_struct(field.type)
+        if is_struct and all(field_id_of(part) is None for part in field.type):
+            yield field_id_of(field), above + field.name, _WITHOUT_IDS
+            continue
         yield field_id_of(field), above + field.name, _kind(field.type)
-        if pa.types.is_struct(field.type):
+        if is_struct:
             yield from _fields(field.type, f"{above}{field.name}.")
+
+
+def _kind_of(column: IcebergType) -> str:
+    if not isinstance(column, OpaqueType):
+        return _kind(schema_to_pyarrow(column))
+    # As Arrow reads these in Parquet.
+    name = column.root.partition("(")[0]
+    return {"variant": _WITHOUT_IDS, "geometry": "bytes", "geography": "bytes"}.get(name, column.root)
 
 
 def _kind(of: pa.DataType) -> str:

@@ -12,8 +12,9 @@ from pyiceberg.schema import Schema
 from pyiceberg.table.metadata import new_table_metadata
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 from pyiceberg.transforms import BucketTransform, IdentityTransform, TruncateTransform
-from pyiceberg.types import LongType, NestedField, StringType
+from pyiceberg.types import GeometryType, LongType, NestedField, StringType, StructType
 
+from stores.table_metadata import OpaqueType
 from worker.erasure.columns import FormerColumns, TableColumns, _described
 from worker.erasure.key_texts import is_escaped
 from worker.erasure.keys import ErasedKeys, partition_fields
@@ -147,6 +148,21 @@ def test_a_name_may_have_dots_anywhere(name: str) -> None:
     schema = Schema(NestedField(1, name, StringType()))
     columns = TableColumns((dict(_described(schema)),))
     assert columns.has_schema(schema)
+
+
+def test_a_file_with_a_variant_or_a_geometry_is_one_of_the_tables() -> None:
+    kinds = {2: OpaqueType("variant"), 3: OpaqueType("geometry(srid:3857)"), 4: GeometryType()}
+    in_struct = StructType(NestedField(6, "x", StringType()))
+    schema = Schema(*(NestedField(i, f"c{i}", kind) for i, kind in {**kinds, 5: in_struct}.items()))
+    columns = TableColumns((dict(_described(schema)),))
+
+    def column(field_id: int, kind: pa.DataType) -> pa.Field:
+        return pa.field(f"c{field_id}", kind, metadata={"PARQUET:field_id": str(field_id)})
+
+    parts = pa.struct([("metadata", pa.binary()), ("value", pa.binary())])
+    assert columns.has_written(pa.schema([column(2, parts), column(3, pa.binary()), column(4, pa.binary())]))
+    for other in (column(2, pa.binary()), column(3, parts), column(5, parts)):
+        assert not columns.has_written(pa.schema([other]))
 
 
 def test_fields_of_partitions_are_told_by_their_ids_or_else_by_any_name_that_they_had() -> None:

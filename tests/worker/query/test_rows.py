@@ -2,13 +2,30 @@
 
 from pathlib import Path
 
+import pytest
+from pyiceberg.schema import Schema
+from pyiceberg.types import GeometryType, LongType, NestedField, StructType
+
+from stores.table_metadata import OpaqueType
 from tests.benchmarks.waiting_files import WaitingFiles
 from tests.service.iceberg_tables import IcebergCatalog
 from worker.contract.lookups import AskedKeys
 from worker.io.cache import Cache
 from worker.io.storage import Storage
 from worker.query.answers import Answers, TablePlace
+from worker.query.errors import UnreadableError
 from worker.query.rows import rows_at, selected
+
+
+@pytest.mark.parametrize("column", ["v", "s", "s.g"])
+def test_values_of_types_that_are_not_read_are_refused_by_the_name_of_their_column(column: str) -> None:
+    geometry = StructType(NestedField(4, "g", GeometryType()), NestedField(5, "x", LongType()))
+    fields = {1: ("id", LongType()), 2: ("v", OpaqueType("variant")), 3: ("s", geometry)}
+    schema = Schema(*(NestedField(i, name, kind) for i, (name, kind) in fields.items()))
+    told = r"column v, of type variant" if column == "v" else r"column s\.g, of type geometry"
+    with pytest.raises(UnreadableError, match=told):
+        selected(schema, ["id", column])
+    assert selected(schema, ["id", "s.x"]).field_ids == {1, 3, 5}
 
 
 def test_files_of_a_store_are_read_side_by_side(tmp_path: Path) -> None:
