@@ -72,11 +72,16 @@ class OpaqueType(UnknownType):
         return hash(self.root)
 
 
-def unread_column(schema: Schema) -> tuple[str, IcebergType] | None:
-    """The name and type of one whose values are neither read nor written here, if there is any."""
+UNREAD_TYPES = (OpaqueType, GeometryType, GeographyType)
+UNWRITTEN_TYPES = (UnknownType, GeometryType, GeographyType)
+"""Of columns whose values are not read here, and not written. A column that is `unknown` has none."""
+
+
+def column_of(schema: Schema, kinds: tuple[type[IcebergType], ...]) -> tuple[str, IcebergType] | None:
+    """The name and type of one that is of some types, if there is any."""
     for field_id in schema.field_ids:
         kind = schema.find_type(field_id)
-        if isinstance(kind, OpaqueType | GeometryType | GeographyType):
+        if isinstance(kind, kinds):
             return schema.find_column_name(field_id) or "", kind
     return None
 

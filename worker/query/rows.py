@@ -28,7 +28,7 @@ from pyiceberg.types import (
     TimestamptzType,
 )
 
-from stores.table_metadata import unread_column
+from stores.table_metadata import UNREAD_TYPES, column_of
 from worker.io import parquet_rows
 from worker.io.file_formats import FORMATS, check_size, open_columns
 from worker.io.parquet_rows import Expect, LargePageError, Pages, ParquetFooter
@@ -69,7 +69,7 @@ def selected(schema: Schema, columns: Sequence[str]) -> Schema:
         found = schema.select(*columns)
     except ValueError as error:
         raise UnknownColumnsError(f"{error}.") from error
-    if (unread := unread_column(found)) is not None:
+    if (unread := column_of(found, UNREAD_TYPES)) is not None:
         name, kind = unread
         raise UnreadableError(f"Values of column {name}, of type {kind}, are not read.", "Select others.")
     return found

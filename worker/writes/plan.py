@@ -18,7 +18,7 @@ import pyarrow as pa
 from pyiceberg import types
 from pyiceberg.schema import Schema
 
-from stores.table_metadata import unread_column
+from stores.table_metadata import UNWRITTEN_TYPES, column_of
 from trust.locations import LocationNotAllowedError
 from worker.attempt.indexes import planned_key_sets, usable_index
 from worker.attempt.job import Job
@@ -137,8 +137,8 @@ class Plan:
         if table.metadata.format_version < 2:
             raise UnsupportedTableError("tables of format version 1 have no row-level deletes")
         schema, self._is_deletion = table.metadata.schema(), job.assignment.job.names_keys
-        if not self._is_deletion and (unread := unread_column(schema)) is not None:
-            name, kind = unread
+        if not self._is_deletion and (unwritten := column_of(schema, UNWRITTEN_TYPES)) is not None:
+            name, kind = unwritten
             raise InvalidRowsError(
                 f"Values of column {name}, of type {kind}, are not written.",
                 "Write rows of this table with its engine; they can be deleted by key.",

@@ -362,10 +362,10 @@ def test_each_kind_of_job_leaves_variants_as_they_are(exactly: Exactness) -> Non
 
 
 NEW_TYPES: dict[str, Callable[[Any, Any], Any]] = {
+    "unknown": lambda types, _: types.UnknownType.get(),
     "geometry": lambda types, _: types.GeometryType.crs84(),
     "geometry of some coordinates": lambda types, _: types.GeometryType.of("srid:3857"),
     "geography": lambda types, algorithm: types.GeographyType.of("srid:4326", algorithm.KARNEY),
-    "unknown": lambda types, _: types.UnknownType.get(),
     "nanoseconds": lambda types, _: types.TimestampNanoType.withZone(),
 }
 
@@ -383,6 +383,8 @@ def test_columns_of_new_types_beside_the_key_are_nothing_that_a_conversion_reads
     result = exactly.convert(table, read=lambda of: java_rows(of, "id"), duckdb=False)
     assert result["rows_deleted"] == 2
     assert java_rows(table, *NEW_TYPES)[(None,) * len(NEW_TYPES)] == 3
+    with pytest.raises(JobError, match=r"column unknown, of type unknown, are not written"):
+        exactly.jobs.run("upsert", rows=[{"id": 9}], parameters={"key_columns": ["id"]})
 
 
 NO_KEYS = [
