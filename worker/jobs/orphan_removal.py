@@ -12,7 +12,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -22,7 +22,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors.exceptions.captured import CapturedException
 
 from trust.bounds import LimitExceededError, unpacked
-from trust.locations import is_under, normalize_location, parse_location
+from trust.locations import AmbiguousLocationError, is_under, normalize_location, parse_location
 from worker.attempt.job import Job
 from worker.attempt.outcome import Outcome, outcome
 from worker.attempt.pinned_table import PinnedTable, pin_table
@@ -79,6 +79,16 @@ class NothingToCompareError(JobError):
     code = "nothing_to_compare"
     title = "It can't be told which files the table needs"
     remedy = "Nothing was deleted. Remove the files by hand if you know that nothing needs them."
+
+
+class NamedElsewhereError(JobError):
+    code = "files_named_elsewhere"
+    title = "The table names files in another place than its location"
+    remedy = (
+        "Nothing was deleted: both may be names of one place, so nobody can tell what the table needs. "
+        "Have all data files written anew (rewrite_data_files), and let the snapshots of before expire; or "
+        "give the table the location by which it names its files."
+    )
 
 
 class NewerMetadataError(JobError):
@@ -162,6 +172,22 @@ class Place:
         return not place.is_local or os.path.realpath(place.path) == os.path.realpath(root.path) + "/".join(
             inside
         )
+
+    def may_be_another_name(self, path: str) -> bool:
+        """Whether a path outside the location may lead into it: by an alias of a bucket, or by names in one
+        path that are ids in another. Local links are followed; S3's and Google's keys are names of one file.
+        """
+        root = parse_location(self.location)
+        try:
+            place = parse_location(path)
+        except AmbiguousLocationError:
+            return True
+        if place.is_under(root):
+            return False
+        if place.is_local and root.is_local:
+            return False  # the place of a file is known by its links, and its name by itself
+        is_same_store = (place.store, place.authority) == (root.store, root.authority)
+        return not (is_same_store and place.store in ("s3", "gs"))
 
     def of_other_table(self, path: str) -> bool:
         """Whether a file tells that another table lies in this one's location."""
@@ -255,7 +281,11 @@ class _Removal:
             check_manifests(table)
             needed = paths_of_all_snapshots(table.metadata, table.storage.io)
             needed.update(metadata_files(table), statistics_files(table.metadata))
-        unneeded = self._unneeded(old) - {*map(normalize_location, needed)}
+        place = Place.of(table, job.assignment.index.warehouse)
+        if elsewhere := [path for path in needed if place.may_be_another_name(path)]:
+            raise NamedElsewhereError(f"It needs {min(elsewhere)}, and lies at {place.location}.")
+        old = _unnamed(old, needed)
+        unneeded = self._unneeded(old) if old else set[str]()
         return [one for one in old if normalize_location(one.location) in unneeded]
 
     def _unneeded(self, old: Sequence[StoredFile]) -> set[str]:
@@ -291,7 +321,7 @@ class _Removal:
         job, listed = self._job, len(self._job.assignment.orphan_files)
         job.reporter.confirm_lease()
         needed = self._needed_since()
-        orphans = [one for one in orphans if normalize_location(one.location) not in needed]
+        orphans = _unnamed(orphans, needed)
         deleted, left = expiry.delete_paths(job, self._table, [one.location for one in orphans], "delete")
         freed = sum(one.size_bytes for one in orphans if one.location not in left)
         job.decide(
@@ -300,7 +330,7 @@ class _Removal:
         return {"files_deleted": deleted, "bytes_deleted": freed, "files_kept": listed - deleted}
 
     def _needed_since(self) -> set[str]:
-        """Places of what snapshots need that were committed since the look: an old file may be added, too."""
+        """Paths of what snapshots need that were committed since the look: an old file may be added, too."""
         table, known = self._table, {one.snapshot_id for one in self._table.metadata.snapshots}
         with self._job.stage("plan"):
             latest = pin_table(self._job, reads_files=False).metadata
@@ -308,5 +338,17 @@ class _Removal:
                 raise TableMovedError(f"it was at {table.metadata.location}, and is at {latest.location}")
             since = [one for one in latest.snapshots if one.snapshot_id not in known]
             added = latest.model_copy(update={"snapshots": since})
-            needed = paths_of_all_snapshots(added, table.storage.io) | {*statistics_files(latest)}
-        return {*map(normalize_location, needed)}
+            return paths_of_all_snapshots(added, table.storage.io) | {*statistics_files(latest)}
+
+
+def _unnamed(files: Sequence[StoredFile], needed: Iterable[str]) -> list[StoredFile]:
+    """Those that share their name with nothing that is needed, in whatever folder and spelling of its path.
+
+    A path may lead to the same file by another scheme, by ids instead of names, or through a link.
+    """
+    names = {_name(path) for path in needed}
+    return [one for one in files if _name(one.location) not in names]
+
+
+def _name(path: str) -> str:
+    return path.rstrip("/").rpartition("/")[2]

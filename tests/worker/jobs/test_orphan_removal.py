@@ -175,6 +175,42 @@ def test_a_file_that_is_named_in_another_spelling_is_needed(new_table: NewTable,
 
 
 @pytest.mark.integration
+def test_a_file_is_needed_whatever_way_leads_to_it(
+    new_table: NewTable, jobs: Jobs, spark: SparkSession, tmp_path: Path
+) -> None:
+    """The table's location is a link by now, and its snapshots name files by where that leads."""
+    table = new_table()
+    table.append([row(1)])
+    (tmp_path / "lake").symlink_to(place_of(table))
+    table.java.updateLocation().setLocation(f"file:{tmp_path}/lake").commit()
+    (orphan,) = put(table, "data/a.parquet")
+    age(table)
+    told = remove(jobs)
+    assert paths(told) == [orphan]
+    remove(jobs, {"files": [f"file:{path}" for path in files_of(table)]})
+    assert not Path(orphan).exists()
+    assert visible_rows(spark, table.identifier).total() == 1
+
+
+@pytest.mark.integration
+def test_iceberg_lets_nothing_go_that_has_the_path_of_a_needed_file_in_another_store(
+    new_table: NewTable, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the job refuses what names files elsewhere, which may be another name of the same place."""
+    table = new_table()
+    table.append([row(1)])
+    (used,) = table.data_files([row(2)])
+    elsewhere = f"s3://lake{parse_location(used.path).path}"
+    table.commit(WrittenFile({**used.json, "file-path": elsewhere}))
+    age(table)
+    with pytest.raises(JobError, match=f"It needs {elsewhere}, and lies at file:") as refused:
+        remove(jobs)
+    assert refused.value.code == "files_named_elsewhere"
+    monkeypatch.setattr(orphan_removal, "paths_of_all_snapshots", lambda *_: set[str]())
+    assert remove(jobs)["orphan_files"] == 0
+
+
+@pytest.mark.integration
 def test_one_that_finds_a_file_needed_keeps_it(
     new_table: NewTable, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -351,6 +387,24 @@ def test_only_what_the_tables_writers_write_may_go(path: str, may_go: bool) -> N
 )
 def test_other_tables_are_known_by_what_each_of_theirs_has(path: str, is_others: bool) -> None:
     assert PLACE.of_other_table(path) is is_others
+
+
+@pytest.mark.parametrize(
+    ("location", "path", "may_be"),
+    [
+        ("s3://lake/t", "s3a://lake/t/data/a.parquet", False),
+        ("s3://lake/t", "s3://lake/imported/a.parquet", False),
+        ("s3://lake/t", "s3://access-point/t/data/a.parquet", True),
+        ("gs://lake/t", "gs://lake/imported/a.parquet", False),
+        ("hdfs://one/t", "viewfs://all/t/data/a.parquet", True),
+        ("abfss://w@onelake.example/l/t", "abfss://w@onelake.example/0f1e/t/data/a.parquet", True),
+        ("/lake/t", "file:/real/t/data/a.parquet", False),
+        ("/lake/t", "s3://lake/t/data/a.parquet", True),
+        ("s3://lake/t", "s3://lake/t/../t/data/a.parquet", True),
+    ],
+)
+def test_a_path_may_be_another_name_of_the_tables_location(location: str, path: str, may_be: bool) -> None:
+    assert Place(location, (), frozenset(), "s3://index").may_be_another_name(path) is may_be
 
 
 def test_what_lies_behind_a_link_stays(tmp_path: Path) -> None:
