@@ -27,8 +27,20 @@ from service.jobs.contract import (
 from service.jobs.events import record_job_event
 from service.jobs.index_reports import apply_publication, apply_report, rewritable
 from service.jobs.ownership import check_owner
-from service.jobs.queue import attempts_of, change_status, end_job, last_claim_of, lock_job, rfc3339, rows_of
+from service.jobs.queue import (
+    STAGING_BRANCH_CHANGED,
+    attempts_of,
+    cancel,
+    change_status,
+    end_job,
+    is_of_another_branch,
+    last_claim_of,
+    lock_job,
+    rfc3339,
+    rows_of,
+)
 from service.jobs.status import backoff_seconds, status_after
+from service.policies.service import effective_policy
 from service.quantities import counted
 from service.records.jobs import Attempt, AttemptStatus, Job, JobKind, JobStatus
 from service.records.reports import ErasureReport
@@ -88,7 +100,8 @@ def heartbeat(
 
     Raises ConflictError `stale-attempt`, and ForbiddenError for an attempt of somebody else's worker.
 
-    A lease that ran out but was not given to anybody else yet is extended too: live work is not killed.
+    A lease that ran out but was not given to anybody else yet is extended too: live work is not killed. A
+    publication of a branch that its table has no more is asked to stop, also before it commits.
     """
     job, running = _fenced(session, caller, job_id, attempt)
     expires_at = now + timedelta(seconds=settings.lease_seconds)
@@ -111,6 +124,10 @@ def heartbeat(
             session, job, f"job.{event.kind}", event.message, now, level=event.level, reported=event.fields
         )
     session.add_all((job, running, worker))
+    if job.kind == JobKind.PUBLISH.value:
+        table = session.get_one(EnrolledTable, job.table_id)
+        if is_of_another_branch(job, effective_policy(session, table).publish.source):
+            cancel(session, job, STAGING_BRANCH_CHANGED, now)
     return HeartbeatAnswer(
         now=now, lease_expires_at=expires_at, cancel_requested=job.cancel_requested_at is not None
     )

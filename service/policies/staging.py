@@ -75,7 +75,7 @@ def restaging(session: Session, field: str, *, leave_staged: bool) -> Iterator[N
     """Lets the body change policies, or where they are attached.
 
     Raises as `check_staging` and `leave_staging_branch` do of every table that has another staging branch by
-    that. Jobs that publish the former one are cancelled when they are looked at next.
+    that. Jobs that publish the former one commit nothing any more: `claims` and `attempts` look at that.
     """
     # As whoever enrols: one of two who take the same branch sees the other.
     session.exec(

@@ -357,18 +357,26 @@ def test_no_change_of_a_policy_leaves_staged_rows_behind_by_accident(
     assert local.admin.get(f"/jobs/{job['id']}").json()["status"] == "cancelled"
 
 
+@pytest.mark.parametrize("sees", ["its worker", "a look at the table"])
 def test_a_running_publication_stops_once_a_policy_names_another_branch(
-    local: Running, iceberg: IcebergCatalog
+    local: Running, iceberg: IcebergCatalog, sees: str
 ) -> None:
+    """Its worker asks before each commit, so nothing follows, whether or not the catalog can be reached."""
     changed = policy(local, "staged", **FROM_INGEST)
     attach(local, "staged")
     table = local.enroll()
     job = local.admin.post(f"/tables/{table['id']}/jobs", json={"kind": "publish"}).json()
-    assert local.claim(local.start_worker()) is not None
+    assignment = local.claim(local.start_worker())
+    assert assignment is not None
+    beat = f"/jobs/{job['id']}/attempts/{assignment['attempt']}/heartbeat"
+    assert not local.admin.post(beat, json={}).json()["cancel_requested"]
     other = {"settings": {"publish": {"from": "other"}}}
     assert patch(local, f"/policies/{changed}", other).status_code == 200
 
-    health(local, table)
+    if sees == "its worker":
+        assert local.admin.post(beat, json={}).json()["cancel_requested"]
+    else:
+        health(local, table)
 
     assert local.admin.get(f"/jobs/{job['id']}").json()["cancel_requested"]
 
