@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ from pyiceberg.types import (
 
 from stores.table_metadata import UNREAD_TYPES, column_of
 from worker.io import parquet_rows
-from worker.io.file_formats import FORMATS, check_size, open_columns
+from worker.io.file_formats import FORMATS, check_size, field_id_of, open_columns
 from worker.io.parquet_rows import Expect, LargePageError, Pages, ParquetFooter
 from worker.io.sorting import Int64Array
 from worker.process.deadline import check_time
@@ -241,13 +241,40 @@ def _known(fields: Iterable[pa.Field], file_format: str) -> list[pa.Field]:
 
 
 def _projected(table: TableSnapshot, in_file: pa.Schema, schema: Schema) -> Schema:
-    """What a file has of the columns that are asked for, with its own names."""
-    of_file = pyarrow_to_schema(
-        in_file, table.metadata.name_mapping(), format_version=table.metadata.format_version
-    )
+    """What a file has of the columns that are asked for, with its own names.
+
+    Names tell only where no column has an id, as with keys. PyIceberg goes by them as soon as one has none.
+    """
+    ids, mapping = schema.field_ids, table.metadata.name_mapping()
+    fields = list(in_file)
+    if any(field_id_of(field) is not None for field in fields):
+        fields, mapping = _asked(fields, ids), None
+    elif mapping is not None:
+        names = {name for one in mapping if one.field_id in ids for name in one.names}
+        fields = [field for field in fields if field.name in names]
+    of_file = pyarrow_to_schema(pa.schema(fields), mapping, format_version=table.metadata.format_version)
     # Lists and maps follow from what is in them.
-    leaves = {i for i in schema.field_ids if not isinstance(schema.find_type(i), ListType | MapType)}
+    leaves = {i for i in ids if not isinstance(schema.find_type(i), ListType | MapType)}
     return prune_columns(of_file, leaves, select_full_types=False)
+
+
+def _asked(fields: Iterable[pa.Field], ids: Set[int]) -> list[pa.Field]:
+    """Those with one of the ids. What has none is no column, such as the parts of a variant."""
+    found = []
+    for field in fields:
+        kind = field.type
+        if field_id_of(field) not in ids:
+            continue
+        if pa.types.is_struct(kind):
+            kind = pa.struct(_asked(kind, ids))
+        elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
+            kind = next((pa.list_(one) for one in _asked([kind.value_field], ids)), None)
+        elif pa.types.is_map(kind):
+            parts = _asked([kind.key_field, kind.item_field], ids)
+            kind = pa.map_(*parts) if len(parts) == 2 else None
+        if kind is not None:
+            found.append(field.with_type(kind))
+    return found
 
 
 def _requested(

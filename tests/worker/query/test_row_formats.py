@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from decimal import Decimal
 from typing import Any, Literal
 
@@ -59,3 +60,37 @@ def test_rows_of_other_formats_are_told(
         assert "without `select`" in refused.value.remedy
     if file_format == "avro":
         assert _found(table, [7], ["at"])[0]["at"] is not None
+
+
+def test_rows_beside_a_variant_are_told_by_ids_whatever_names_are_mapped(
+    spark: SparkSession, table_name: str
+) -> None:
+    """The parts of a variant are named in a file and have no ids."""
+    table = TableBuilder.create(
+        spark,
+        table_name,
+        "id bigint, name string, v variant, s struct<x: int, v: variant>,"
+        " l array<struct<x: int, v: variant>>, m map<string, struct<x: int, v: variant>>",
+        format_version=3,
+    )
+    spark.sql(
+        f"INSERT INTO {table_name} SELECT id, concat('n', id), v, s, array(s), map('k', s) FROM"
+        " (SELECT *, named_struct('x', cast(id as int), 'v', v) AS s FROM"
+        " (SELECT id, parse_json('[1]') AS v FROM range(10)))"
+    )
+    spark.sql(f"ALTER TABLE {table_name} RENAME COLUMN name TO called")
+    spark.sql(f"ALTER TABLE {table_name} ADD COLUMN name string")
+    select = ["id", "called", "name", "s.x", "l.element.x", "m.value.x"]
+    expected = [
+        {"id": i, "called": f"n{i}", "name": None, "s": {"x": i}, "l": [{"x": i}], "m": [("k", {"x": i})]}
+        for i in (3, 7)
+    ]
+    assert _found(table, [3, 7], select) == expected
+    assert _found(table, [3], ["name"]) == [{"name": None}]
+    parts = [{"field-id": 100 + at, "names": [name]} for at, name in enumerate(("metadata", "value", "x"))]
+    top = [
+        {"field-id": field.field_id, "names": [field.name], "fields": parts}
+        for field in table.metadata.schema().fields
+    ]
+    table.java.updateProperties().set("schema.name-mapping.default", json.dumps(top)).commit()
+    assert _found(table, [3, 7], select) == expected
