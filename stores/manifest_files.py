@@ -16,40 +16,52 @@ from pyiceberg.avro.decoder import StreamingBinaryDecoder, new_decoder
 from pyiceberg.avro.encoder import BinaryEncoder
 from pyiceberg.avro.file import META_SCHEMA, AvroFile, AvroFileHeader
 from pyiceberg.avro.resolver import construct_reader, construct_writer
+from pyiceberg.exceptions import ValidationError
 from pyiceberg.types import TimestampNanoType
 from pyiceberg.utils.schema_conversion import LOGICAL_FIELD_TYPE_MAPPING, AvroSchemaConversion
 
 # PyIceberg writes such partition values, and reads them once it knows what they are.
 LOGICAL_FIELD_TYPE_MAPPING.setdefault(("timestamp-nanos", "long"), TimestampNanoType())
-_HEADER_BYTES = 100_000
 _SCHEMA = "avro.schema"
 _OF_JAVA = "iceberg.schema"
 """In a header of the Java library's, and of no other writer's."""
 _SYNC_BYTES = 16
+_MALFORMED = (ValueError, LookupError, TypeError, AttributeError)
 _DATA_FILE, _PARTITION = 2, 102
 
 
 def readable_manifest(content: bytes) -> bytes:
     """The file, with a header by which its entries are written. What is no manifest, has no such values or
-    can't be read stays as it is: whoever reads it tells."""
-    if b'"fixed"' not in content[:_HEADER_BYTES]:
+    ends too early stays as it is: whoever reads it tells.
+
+    Raises PyIceberg's ValidationError where it is not known how such values are written: read in the wrong
+    way, they may look right.
+    """
+    if b'"fixed"' not in content:  # which costs far less than its header
         return content
     try:
         header, start = _header(content)
-        declared = json.loads(header.meta[_SCHEMA])
-        written, sizes = _with_lengths(declared)
-        if not any(sizes):
-            return content
-        ways = [written, declared] if _OF_JAVA in header.meta else [declared, written]
+        told = json.loads(header.meta[_SCHEMA])
+        declared, written, sizes = _ways(told)
+    except (*_MALFORMED, EOFError, StopIteration):
+        return content
+    if not any(sizes):
+        return content
+    ways = [written, declared] if _OF_JAVA in header.meta else [declared, written]
+    try:
         blocks = [*_blocks(content, header, start)]
         # Entries may fit both, such as those of a value that ends in a byte from 0x80 on.
-        fitting = (way for way in ways if all(_fits(way, sizes, *block) for block in blocks))
-        if next(fitting, declared) is declared:
-            return content
-    except (ValueError, LookupError, TypeError, AttributeError, EOFError):
+        fitting = next((way for way in ways if all(_fits(way, sizes, *block) for block in blocks)), None)
+    except EOFError:
+        return content
+    except _MALFORMED as error:
+        raise ValidationError(f"Partition values of type fixed can't be read: {error}") from error
+    if fitting is None:
+        raise ValidationError("Partition values of type fixed are written in no way that is known")
+    if fitting == told:
         return content
     rewritten = io.BytesIO()
-    again = AvroFileHeader(header.magic, header.meta | {_SCHEMA: json.dumps(written)}, header.sync)
+    again = AvroFileHeader(header.magic, header.meta | {_SCHEMA: json.dumps(fitting)}, header.sync)
     construct_writer(META_SCHEMA).write(BinaryEncoder(rewritten), again)
     return rewritten.getvalue() + content[start:]
 
@@ -61,22 +73,24 @@ def _header(content: bytes) -> tuple[AvroFileHeader, int]:
     return file._read_header(), decoder.tell()
 
 
-def _with_lengths(entry: Any) -> tuple[Any, list[int | None]]:
-    """The schema of entries with bytes in the place of each fixed value of the partition, and how long these
-    are: None for a value of another type."""
-    changed = copy.deepcopy(entry)
-    partition = _field(_field(changed, _DATA_FILE)["type"], _PARTITION)["type"]
-    named: dict[str, int] = {}  # a type is described once
+def _ways(entry: Any) -> tuple[Any, Any, list[int | None]]:
+    """The schema of entries with each fixed value of the partition described by itself, the same with bytes
+    in its place, and how long these are: None for a value of another type."""
+    ways = copy.deepcopy(entry), copy.deepcopy(entry)
+    partitions = [_field(_field(way, _DATA_FILE)["type"], _PARTITION)["type"]["fields"] for way in ways]
+    named: dict[str, dict[str, Any]] = {}  # a type is described once, and PyIceberg does not look it up
     sizes: list[int | None] = []
-    for field in partition["fields"]:
-        *null, kind = field["type"] if isinstance(field["type"], list) else [field["type"]]
-        if isinstance(kind, dict) and kind["type"] == "fixed" and "logicalType" not in kind:
-            named[kind["name"]] = kind["size"]
-            kind = kind["name"]
-        sizes.append(named.get(kind) if isinstance(kind, str) else None)
-        if sizes[-1] is not None:
-            field["type"] = [*null, "bytes"] if null else "bytes"
-    return changed, sizes
+    for fields in zip(*partitions, strict=True):
+        *null, kind = fields[0]["type"] if isinstance(fields[0]["type"], list) else [fields[0]["type"]]
+        if isinstance(kind, str) and kind in named:
+            kind = named[kind] | {"name": f"{kind}_{len(sizes)}"}
+        is_fixed = isinstance(kind, dict) and kind["type"] == "fixed" and "logicalType" not in kind
+        sizes.append(kind["size"] if is_fixed else None)
+        if is_fixed:
+            named[kind["name"]] = kind
+            for field, of_way in zip(fields, (kind, "bytes"), strict=True):
+                field["type"] = [*null, of_way] if null else of_way
+    return *ways, sizes
 
 
 def _field(record: Any, field_id: int) -> Any:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from pyiceberg.avro.file import AvroFile
+from pyiceberg.exceptions import ValidationError
 from pyiceberg.manifest import MANIFEST_ENTRY_SCHEMAS
 
 from stores.manifest_files import readable_manifest
@@ -44,9 +45,15 @@ WRITTEN = schema(partition_field("bytes"), partition_field("bytes", 1), partitio
 
 
 def manifest(
-    values: list[Any], rows: int, *, is_of_java: bool, codec: str = "deflate", has_lengths: bool | None = None
+    values: list[Any],
+    rows: int,
+    *,
+    is_of_java: bool,
+    codec: str = "deflate",
+    has_lengths: bool | None = None,
+    **properties: str,
 ) -> bytes:
-    """values: of each file, the three of its partition."""
+    """values: of each file, the three of its partition. properties: in the header, before all others."""
     entries = [
         {
             "status": 1,
@@ -61,7 +68,7 @@ def manifest(
         }
         for at, of_file in enumerate(values)
     ]
-    file, metadata = io.BytesIO(), {"iceberg.schema": "{}"} if is_of_java else {}
+    file, metadata = io.BytesIO(), properties | ({"iceberg.schema": "{}"} if is_of_java else {})
     has_lengths = is_of_java if has_lengths is None else has_lengths
     # A block for each entry.
     written = WRITTEN if has_lengths else DECLARED
@@ -69,8 +76,12 @@ def manifest(
     content = file.getvalue()
     if not has_lengths:
         return content
-    # The same file with a header of what Java declares.
-    told = fastavro.block_reader(io.BytesIO(content)).metadata | {"avro.schema": json.dumps(DECLARED)}
+    return with_header(content, {"avro.schema": json.dumps(DECLARED)})  # which Java declares
+
+
+def with_header(content: bytes, changes: dict[str, str]) -> bytes:
+    """The file with other properties."""
+    told = fastavro.block_reader(io.BytesIO(content)).metadata | changes
     sync, header = content[-16:], io.BytesIO()
     meta = {name: str(value).encode() for name, value in told.items()}
     declared = {"magic": b"Obj\x01", "meta": meta, "sync": sync}
@@ -117,6 +128,28 @@ def test_partition_values_are_read_as_their_writer_meant_them(
 def test_a_java_library_that_writes_what_it_declares_is_read_as_well() -> None:
     content = manifest([(b"abc", b"abd", "x")], 7, is_of_java=True, has_lengths=False)
     assert read(content) == [(b"abc", b"abd", "x", 7)]
+
+
+def test_a_header_may_be_as_wide_as_the_table() -> None:
+    content = manifest([(b"abc", b"abd", "x")], 7, is_of_java=True, schema="x" * 200_000)
+    assert content.index(b"avro.schema") > 200_000
+    assert read(content) == [(b"abc", b"abd", "x", 7)]
+
+
+@pytest.mark.parametrize("told", [{"avro.codec": "lz4"}, {"kind": "of tomorrow"}, {"kind": "long"}])
+def test_fixed_values_of_which_it_is_not_known_how_they_are_written_are_refused(told: dict[str, str]) -> None:
+    """Since another partition's value may come of it."""
+    content = manifest([(b"abc", b"abd", "x")], 7, is_of_java=True)
+    if (kind := told.get("kind")) is not None:
+        told = {"avro.schema": json.dumps(schema(partition_field(FIXED), partition_field(kind, 1)))}
+    with pytest.raises(ValidationError, match="of type fixed"):
+        readable_manifest(with_header(content, told))
+
+
+def test_rows_in_avro_with_a_fixed_column_are_no_manifest() -> None:
+    file, field = io.BytesIO(), {"name": "f", "type": FIXED, "field-id": 1}
+    fastavro.writer(file, {"type": "record", "name": "table", "fields": [field]}, [{"f": b"abc"}])
+    assert readable_manifest(file.getvalue()) == file.getvalue()
 
 
 @pytest.mark.parametrize("cut", [40, 300, 700])

@@ -20,6 +20,7 @@ import numpy as np
 from pyiceberg.avro.decoder import new_decoder
 from pyiceberg.avro.resolver import ReadSchemaResolver, SchemaPartnerAccessor
 from pyiceberg.conversions import to_json
+from pyiceberg.exceptions import ValidationError
 from pyiceberg.io import FileIO
 from pyiceberg.manifest import ManifestContent
 from pyiceberg.partitioning import PartitionSpec
@@ -425,6 +426,8 @@ class _AvroFile:
             yield
         except (UnsupportedTableError, OSError, MemoryError):
             raise
+        except ValidationError as error:
+            raise UnsupportedTableError(f"{self._location}: {error}.") from error
         except Exception as error:
             raise CorruptMetadataError(
                 f"{self._location} is damaged: {type(error).__name__}: {error}"
