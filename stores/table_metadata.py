@@ -7,6 +7,7 @@ PyIceberg lacks keeps its id and its name, and what nobody asks for is left out.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -41,6 +42,10 @@ _TYPES = frozenset(("type", "element", "key", "value"))
 """Under which a schema's JSON has a type."""
 _OPERATIONS = frozenset(one.value for one in Operation)
 _BLOBS = frozenset(("apache-datasketches-theta-v1", "deletion-vector-v1"))
+
+_MOMENT = re.compile(
+    r"(?P<second>\d{4}-\d\d-\d\dT\d\d:\d\d(:\d\d)?)(\.(?P<fraction>\d{1,9}))?(?P<zone>\+00:00|Z)?", re.ASCII
+)
 
 
 class OpaqueType(UnknownType):
@@ -88,11 +93,18 @@ def column_of(schema: Schema, kinds: tuple[type[IcebergType], ...]) -> tuple[str
 
 @from_json.register(TimestampNanoType)
 @from_json.register(TimestamptzNanoType)
-def _nanoseconds(_: TimestampNanoType | TimestamptzNanoType, value: str | int) -> int:
+def _nanoseconds(kind: TimestampNanoType | TimestamptzNanoType, value: str | int) -> int:
     """A column's default, since the epoch: PyIceberg knows those of all other types that a key may have."""
-    if isinstance(value, int):
-        return value
-    return int(np.datetime64(value.removesuffix("+00:00"), "ns").astype(np.int64))
+    if isinstance(value, str):
+        form = _MOMENT.fullmatch(value)
+        if form is None or (form["zone"] is None) is isinstance(kind, TimestamptzNanoType):
+            raise ValueError(f"{value!r} is no {kind}")
+        # Numpy counts nanoseconds that are out of range from the other end.
+        seconds = int(np.datetime64(form["second"], "s").astype(np.int64))
+        value = seconds * 10**9 + int((form["fraction"] or "").ljust(9, "0"))
+    if type(value) is not int or not -(1 << 63) <= value < 1 << 63:
+        raise ValueError(f"{value!r} is no {kind}")
+    return value
 
 
 def read_table_metadata(file: InputFile) -> TableMetadata:

@@ -89,6 +89,9 @@ def test_a_column_of_a_new_type_keeps_its_name_and_the_others_their_types(
     [
         ("timestamp_ns", "1969-12-31T23:59:59.999999999", -1),
         ("timestamptz_ns", "2024-01-01T00:00:00.123456789+00:00", 1_704_067_200_123_456_789),
+        ("timestamp_ns", "1677-09-21T00:12:43.145224192", -(2**63)),
+        ("timestamp_ns", "2262-04-11T23:47:16.854775807", 2**63 - 1),
+        ("timestamp_ns", "1970-01-01T00:01", 60 * 10**9),
     ],
 )
 def test_a_default_in_nanoseconds_is_read(kind: str, default: str, nanoseconds: int) -> None:
@@ -149,6 +152,23 @@ def test_what_pyiceberg_reads_is_read_as_it_reads_it() -> None:
         json.dumps(described(statistics=[[]])),
         json.dumps(described(statistics=[{"blob-metadata": 1}])),
         json.dumps(described(schemas=[_schema(_struct("int"), **{"initial-default": {}})])),
+        *(
+            json.dumps(described(schemas=[_schema(kind, **{"initial-default": moment})]))
+            for kind, moment in [
+                ("timestamptz_ns", "2024-01-01T00:00:00"),
+                ("timestamp_ns", "2500-01-01T00:00:00"),
+                ("timestamp_ns", "1677-09-21T00:12:43.145224191"),
+                ("timestamp_ns", "2262-04-11T23:47:16.854775808"),
+                ("timestamp_ns", "2024-01-01T00:00:00+00:00"),
+                ("timestamp_ns", "2024-01-01T24:00:00"),
+                ("timestamp_ns", "NaT"),
+                ("timestamp_ns", "now"),
+                ("timestamp_ns", ""),
+                ("timestamp_ns", 2**63),
+                ("timestamp_ns", True),
+                ("timestamp_ns", 1.5),
+            ]
+        ),
         json.dumps(described(partition_specs=[{"spec-id": 0, "fields": [{"source-ids": [1, 2]}]}])),
     ],
 )
