@@ -14,7 +14,7 @@ from sqlmodel import Session
 from service.db.database import utc_now
 from service.index_health.service import summarize
 from service.jobs.claims import count_workers_needed
-from service.jobs.service import count_jobs, last_failure_at
+from service.jobs.service import count_jobs, count_queued, last_failure_at
 from service.lookups.metrics import LookupMetrics
 from service.records.health import HealthStatus
 from service.records.jobs import JobKind, JobStatus
@@ -31,17 +31,17 @@ def render_metrics(session: Session, settings: Settings, lookups: LookupMetrics)
     def gauge(name: str, help_text: str, *labels: str) -> Gauge:
         return Gauge(f"icestream_{name}", help_text, labels, registry=registry)
 
-    counts = count_jobs(session)
+    counts, waiting = count_jobs(session), count_queued(session)
     jobs = gauge("jobs", "Jobs by status.", "status")
     for status in JobStatus:
-        jobs.labels(status.value).set(sum(counts[status, kind] for kind in JobKind))
+        jobs.labels(status.value).set(counts[status])
     # A time, and no difference of counts: these go down as history is removed.
     gauge("job_last_failure_timestamp_seconds", "When a job failed last, for good; or 0.").set(
         _seconds(last_failure_at(session))
     )
     queued = gauge("jobs_queued", "Jobs that wait for a worker.", "kind")
     for kind in JobKind:
-        queued.labels(kind.value).set(counts[JobStatus.QUEUED, kind])
+        queued.labels(kind.value).set(waiting[kind])
     needed = "Jobs that run or could start now, where those that exclude each other count once."
     gauge("workers_needed", needed).set(count_workers_needed(session, now))
     gauge("workers_alive", "Workers heard of lately.").set(count_alive(session, settings, now))

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import func
+from sqlalchemy import Float, cast, func
+from sqlalchemy.orm import Mapped
 from sqlmodel import Session, col, select
 
 from service.db.database import utc_now
@@ -376,6 +377,13 @@ def get_health(session: Session, table: EnrolledTable, policy: EffectivePolicy |
     )
 
 
+def coverages(session: Session, table_ids: Sequence[str]) -> dict[str, float | None]:
+    """How much of the data files of each table its index covers; None without one."""
+    now = utc_now()
+    found = session.exec(select(TableHealth).where(col(TableHealth.table_id).in_(table_ids)))
+    return {health.table_id: total(_view_key_sets(health, now)).coverage for health in found}
+
+
 @dataclass(frozen=True)
 class Summary:
     """All enrolled tables together."""
@@ -393,35 +401,56 @@ class Summary:
 
 
 def summarize(session: Session, now: datetime) -> Summary:
-    """What the last poll of each table found; one query, however many tables there are."""
-    found = session.exec(
-        select(TableHealth)
+    """What the last poll of each table found; as many queries, however many tables there are."""
+    # As floats: SQLite's sum of integers fails beyond 64 bits.
+    columns = (
+        TableHealth.pending_equality_delete_files,
+        TableHealth.pending_equality_deletes,
+        TableHealth.snapshots,
+        TableHealth.staged_rows,
+    )
+    sums = [func.coalesce(func.sum(cast(column, Float)), 0) for column in columns]
+    found: Sequence[Any] = session.exec(
+        select(TableHealth.status, func.count(), func.min(TableHealth.oldest_equality_delete_at), *sums)
         .select_from(EnrolledTable)
         .join(TableHealth, col(TableHealth.table_id) == col(EnrolledTable.id), isouter=True)
         .where(col(EnrolledTable.deleted_at).is_(None))
+        .group_by(TableHealth.status)
     ).all()
-    measured = [health for health in found if health is not None]
+    tables = Counter[HealthStatus]()
+    for status, number, *_ in found:
+        tables[HealthStatus(status) if status is not None else HealthStatus.UNKNOWN] += number
+    oldest_at = min((row[2] for row in found if row[2] is not None), default=None)
+    files, deletes, snapshots, staged = (int(sum(row[3 + number] for row in found)) for number in range(4))
     return Summary(
-        tables=Counter(HealthStatus(health.status) if health else HealthStatus.UNKNOWN for health in found),
-        pending_equality_delete_files=sum(health.pending_equality_delete_files for health in measured),
-        pending_equality_deletes=sum(health.pending_equality_deletes for health in measured),
-        oldest_age_seconds=max((health.lag_seconds(now) for health in measured), default=0.0),
-        oldest_awaited_seconds=max(
-            (one.lag_seconds(now) for one in measured if not _is_left_alone(one, JobKind.CONVERT)),
-            default=0.0,
+        tables=tables,
+        pending_equality_delete_files=files,
+        pending_equality_deletes=deletes,
+        oldest_age_seconds=age_seconds(oldest_at, now),
+        oldest_awaited_seconds=age_seconds(
+            _oldest_awaited(session, col(TableHealth.oldest_equality_delete_at), JobKind.CONVERT), now
         ),
-        snapshots=sum(health.snapshots for health in measured),
-        staged_rows=sum(health.staged_rows for health in measured),
-        oldest_staged_seconds=max(
-            (one.staged_age_seconds(now) for one in measured if not _is_left_alone(one, JobKind.PUBLISH)),
-            default=0.0,
+        snapshots=snapshots,
+        staged_rows=staged,
+        oldest_staged_seconds=age_seconds(
+            _oldest_awaited(session, col(TableHealth.oldest_staged_at), JobKind.PUBLISH), now
         ),
     )
 
 
-def _is_left_alone(health: TableHealth, kind: JobKind) -> bool:
-    """Whether no job of a kind is to start by itself, as the table's last decision says."""
-    return health.decisions.get(kind.value, {}).get("code") in ("policy-off", "paused")
+def _oldest_awaited(session: Session, moment: Mapped[datetime | None], kind: JobKind) -> datetime | None:
+    """The oldest one of all tables for which a job of a kind starts by itself, as the last decision says."""
+    oldest_first = session.exec(
+        select(moment, TableHealth.decisions)
+        .join(EnrolledTable, col(EnrolledTable.id) == col(TableHealth.table_id))
+        .where(col(EnrolledTable.deleted_at).is_(None), moment.is_not(None))
+        .order_by(moment)
+        .execution_options(yield_per=100)
+    )
+    for at, decisions in oldest_first:
+        if decisions.get(kind.value, {}).get("code") not in ("policy-off", "paused"):
+            return at
+    return None
 
 
 @dataclass(frozen=True)

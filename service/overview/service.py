@@ -1,6 +1,5 @@
 """The whole installation at once: is all well, and what needs a person?"""
 
-from collections import Counter
 from collections.abc import Iterator
 from datetime import timedelta
 from itertools import groupby
@@ -33,21 +32,13 @@ _SHOWN = 10
 """Concerns of a kind; lists have the others."""
 
 
-def count_active(session: Session) -> Counter[JobStatus]:
-    """How many jobs run, and how many wait."""
-    numbers = Counter[JobStatus]()
-    for (status, _), number in jobs.count_jobs(session, (JobStatus.RUNNING, JobStatus.QUEUED)).items():
-        numbers[status] += number
-    return numbers
-
-
 def get_overview(
     session: Session, settings: Settings, reader: Principal, trouble_of_lookups: str | None
 ) -> Overview:
     """trouble_of_lookups: as of `concerns`."""
     now = utc_now()
     summary = index_health.summarize(session, now)
-    active = count_active(session)
+    active = jobs.count_jobs(session, (JobStatus.RUNNING, JobStatus.QUEUED))
     alive = workers.count_alive(session, settings, now)
     found = concerns(session, settings, reader, trouble_of_lookups)
     if not alive:

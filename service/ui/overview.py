@@ -14,7 +14,7 @@ from service.http.paging import EVERYTHING, PageRequest
 from service.index_health import service as index_health
 from service.jobs import service as jobs
 from service.overview.endpoints import trouble_of_lookups
-from service.overview.service import concerns, count_active
+from service.overview.service import concerns
 from service.records.health import GRAVITY, HealthStatus
 from service.records.jobs import JobStatus
 from service.settings import CurrentSettings, Settings
@@ -51,7 +51,7 @@ def show_overview(
         for status in _ACTIVE
         for job in jobs.list_jobs(session, PageRequest(limit=_JOBS_SHOWN), statuses=[status]).items
     ]
-    numbers = count_active(session)
+    numbers = jobs.count_jobs(session, _ACTIVE)
     since = now - timedelta(days=days)
     over_time = index_health.total_pending(session, since, now, coarse_resolution(days))
     return render(

@@ -102,13 +102,13 @@ def show_tables(
 
 
 def rows_of(session: Session, listed: Sequence[TableView]) -> list[dict[str, Any]]:
-    """What a list of tables shows of each: its health and its last job."""
-    rows = []
-    for table in listed:
-        last = jobs.list_jobs(session, PageRequest(limit=1), table_id=table.id).items
-        health = index_health.get_health(session, get_table(session, table.id))
-        rows.append({"table": table, "health": health, "last_job": last[0] if last else None})
-    return rows
+    """What a list of tables shows of each: how much the index covers, and the last job."""
+    ids = [table.id for table in listed]
+    coverages, last_jobs = index_health.coverages(session, ids), jobs.latest_jobs(session, ids)
+    return [
+        {"table": table, "coverage": coverages.get(table.id), "last_job": last_jobs.get(table.id)}
+        for table in listed
+    ]
 
 
 @router.get("/{table_id}")

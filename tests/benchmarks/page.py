@@ -19,6 +19,7 @@ class Part(StrEnum):
     DUPLICATES = "duplicates"
     OBJECT_STORES = "object-stores"
     QUEUE = "queue"
+    PAGES = "pages"
 
     @property
     def heading(self) -> str:
@@ -32,6 +33,7 @@ class Part(StrEnum):
             Part.DUPLICATES: "Duplicates",
             Part.OBJECT_STORES: "Object stores",
             Part.QUEUE: "Queue and polling",
+            Part.PAGES: "Pages",
         }[self]
 
 

@@ -188,7 +188,7 @@ def ended(service: Running, now: datetime, ends: list[Ended]) -> str:
                 "started_at": at,
                 "ended_at": at,
             }
-            owner = {"table_id": table["id"], "table_uuid": table["table_uuid"]}
+            owner = {name: table[name] for name in ("table_uuid", "catalog_id")} | {"table_id": table["id"]}
             session.add(Job.model_validate(owner | fields | other))
     return str(table["id"])
 

@@ -1,0 +1,275 @@
+"""`make bench-pages`: how long people wait for pages of a control plane that has run for long.
+
+The pages are those of `icestream serve`, a process of its own, asked over HTTP one after the other. What it
+shows is written into its database at once: tables, jobs that have ended, their events, and health samples.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any
+
+import httpx
+import typer
+from sqlalchemy import create_engine, insert, text
+from sqlmodel import Session, SQLModel
+
+from service.auth.models import SYSTEM
+from service.db.database import Database, migrate, new_id, utc_now
+from service.policies.service import ensure_built_in
+from service.records.catalogs import Catalog
+from service.records.health import HealthSample, HealthStatus, Resolution, TableHealth
+from service.records.jobs import Event, Job, JobKind, JobStatus
+from service.records.tables import EnrolledTable
+from tests.benchmarks.measure import high_water_mark
+from tests.benchmarks.page import PAGE, Part, write_part
+from tests.benchmarks.servers import KEY, SERVE, server
+from tests.service.postgresql import running_server
+
+_AT_ONCE = 10_000
+"""Rows of one statement."""
+_SAMPLES = 24
+"""Of a table's health: one an hour."""
+_SPAN = timedelta(days=30)
+"""What jobs are spread over."""
+_FAILED = 50
+"""One job of so many has failed."""
+
+
+@dataclass(frozen=True)
+class Answers:
+    """How long a page took, asked again and again."""
+
+    database: str
+    page: str
+    seconds: Sequence[float]
+    length: int
+    """Of the answer in bytes, before compression."""
+
+    @property
+    def row(self) -> str:
+        ordered = sorted(self.seconds)
+        figures = (statistics.median(ordered), ordered[round(0.99 * (len(ordered) - 1))])
+        median, longest = (f"{1000 * each:,.0f} ms" for each in figures)
+        return f"| {self.page} | {self.database} | {median} | {longest} | {self.length / 1000:,.0f} kB |"
+
+
+def main(
+    tables: Annotated[int, typer.Option(help="enrolled")] = 10_000,
+    jobs: Annotated[int, typer.Option(help="that have ended, with two events each")] = 1_000_000,
+    times: Annotated[int, typer.Option(help="that each page is asked for")] = 50,
+    report: Annotated[Path | None, typer.Option(help="a Markdown file of its own to write")] = None,
+) -> None:
+    """Measure the pages on SQLite and PostgreSQL."""
+    directory = Path(tempfile.mkdtemp(prefix="icestream-pages-"))
+    try:
+        answers, memory = measure(
+            directory, f"sqlite:///{directory}/icestream.db", "SQLite", tables, jobs, times
+        )
+        with running_server() as url:
+            engine = create_engine(f"{url}/postgres", isolation_level="AUTOCOMMIT")
+            with engine.connect() as connection:
+                connection.execute(text("CREATE DATABASE bench"))
+            engine.dispose()
+            answers += measure(directory, f"{url}/bench", "PostgreSQL", tables, jobs, times)[0]
+    finally:
+        shutil.rmtree(directory)
+    written = _report(answers, memory, tables, jobs, times)
+    if report is None:
+        write_part(Part.PAGES, written)
+    else:
+        report.write_text(written)
+    print(f"{report or PAGE}: {len(answers)} pages")  # noqa: T201
+
+
+def measure(
+    directory: Path, url: str, name: str, tables: int, jobs: int, times: int
+) -> tuple[list[Answers], int]:
+    """The answers, and the bytes that the service took at most."""
+    migrate(url)
+    database = Database(url)
+    with database.write() as session:
+        paths = _fill(session, tables, jobs)
+    if name == "PostgreSQL":  # as autovacuum does in time
+        with create_engine(url, isolation_level="AUTOCOMMIT").connect() as connection:
+            connection.execute(text("ANALYZE"))
+    database.dispose()
+    environment = {
+        "ICESTREAM_DATABASE_URL": url,
+        "ICESTREAM_DATA_DIR": str(directory),
+        "ICESTREAM_BOOTSTRAP_KEY": KEY,
+        "ICESTREAM_REQUESTS_PER_MINUTE": "0",
+        "ICESTREAM_POLL_INTERVAL_SECONDS": "86400",
+        "ICESTREAM_PORT": "0",
+    }
+    answers = []
+    with (
+        server(SERVE, directory / "service.log", **environment) as (address, process),
+        httpx.Client(base_url=address, headers={"Authorization": f"Bearer {KEY}"}, timeout=600) as http,
+    ):
+        for page, path in paths.items():
+            seconds = []
+            for _ in range(times + 1):
+                began = time.monotonic()
+                answer = http.get(path, headers={"Accept": "text/html"})
+                seconds.append(time.monotonic() - began)
+                assert answer.status_code == 200, (path, answer.status_code, answer.text[:2000])
+            answers.append(Answers(name, page, seconds[1:], len(answer.content)))
+        memory = high_water_mark(process.pid)
+    return answers, memory
+
+
+def _fill(session: Session, tables: int, jobs: int) -> Mapping[str, str]:
+    """Paths of pages, by what they show."""
+    ensure_built_in(session)
+    now = utc_now()
+    # Paused: nothing is there that could be polled.
+    catalog = Catalog(name="lake", type="sql", properties={"uri": "sqlite://"}, paused=True)
+    session.add(catalog)
+    session.flush()
+    ids = [new_id() for _ in range(tables)]
+    statuses = list(HealthStatus)
+    _insert(
+        session,
+        EnrolledTable(catalog_id=catalog.id, format_version=2),
+        (
+            {
+                "id": table_id,
+                "identifier": [f"team_{number % 100}", f"orders_{number}"],
+                "namespace": f"team_{number % 100}",
+                "name": f"team_{number % 100}.orders_{number}",
+                "table_uuid": table_id,
+                "location": f"s3://lake/{number}",
+            }
+            for number, table_id in enumerate(ids)
+        ),
+    )
+    _insert(
+        session,
+        TableHealth(measured_at=now, data_files=100, has_keys=True),
+        (
+            {
+                "table_id": table_id,
+                "status": statuses[number % len(statuses)].value,
+                "pending_equality_deletes": number * 7 % 1000,
+            }
+            for number, table_id in enumerate(ids)
+        ),
+    )
+    sample = HealthSample(
+        resolution=Resolution.HOUR,
+        status=HealthStatus.HEALTHY,
+        pending_equality_delete_files=1,
+        lag_seconds=60,
+        coverage=1,
+        entries=1_000_000,
+        bytes=20_000_000,
+        sorted_runs=4,
+        dead_ratio=0.1,
+        unconvertible=0,
+    )
+    _insert(
+        session,
+        sample,
+        (
+            {"table_id": table_id, "at": now - timedelta(hours=hour), "pending_equality_deletes": hour}
+            for hour in reversed(range(_SAMPLES))
+            for table_id in ids
+        ),
+    )
+    made = [new_id() for _ in range(jobs)]
+    ended = Job(
+        writes=True,
+        trigger="The oldest delete was 5 min old.",
+        requested_by=SYSTEM.key,
+        attempt=1,
+        max_attempts=3,
+        backoff_seconds=10,
+        max_backoff_seconds=600,
+    )
+    _insert(session, ended, (_job(number, job_id, ids, jobs) for number, job_id in enumerate(made)))
+    _insert(
+        session,
+        Event(),
+        (
+            {"kind": kind, "message": "It was so.", "job_id": job_id, "table_id": ids[number % tables]}
+            for number, job_id in enumerate(made)
+            for kind in ("job.queued", "job.succeeded")
+        ),
+    )
+    table = ids[tables // 2]
+    return {
+        "overview": "/",
+        "overview, 90 days": "/?days=90",
+        "tables": "/tables",
+        "tables by pending deletes": "/tables?sort=-pending_equality_deletes",
+        "tables by a part of the name": "/tables?search=ders_12",
+        "table": f"/tables/{table}",
+        "table, 30 days": f"/tables/{table}?days=30",
+        "jobs": "/jobs",
+        "jobs that failed": "/jobs?status=failed",
+        "jobs of a kind": "/jobs?kind=compact",
+        "job": f"/jobs/{made[jobs // 2]}",
+        "search": "/search?search=orders_12",
+        "catalogs": "/catalogs",
+        "catalog": f"/catalogs/{catalog.id}",
+        "policies": "/policies",
+        "workers": "/workers",
+        "audit": "/audit",
+        "metrics": "/metrics",
+    }
+
+
+def _job(number: int, job_id: str, tables: Sequence[str], jobs: int) -> dict[str, Any]:
+    ended = utc_now() - _SPAN * (1 - number / jobs)
+    status = JobStatus.SUCCEEDED if number % _FAILED else JobStatus.FAILED
+    kinds = (JobKind.INDEX, JobKind.CONVERT, JobKind.CONVERT, JobKind.COMPACT)
+    return {
+        "id": job_id,
+        "table_id": tables[number % len(tables)],
+        "table_uuid": tables[number % len(tables)],
+        "kind": kinds[number // len(tables) % len(kinds)].value,
+        "status": status.value,
+        "created_at": ended,
+        "available_at": ended,
+        "started_at": ended,
+        "ended_at": ended,
+    }
+
+
+def _insert(session: Session, like: SQLModel, rows: Iterator[dict[str, Any]]) -> None:
+    """like: what the rows don't say is as there."""
+    others = {name: value for name, value in like.model_dump().items() if name != "id"}
+    while part := [others | row for row in islice(rows, _AT_ONCE)]:
+        session.execute(insert(type(like)), part)
+
+
+def _report(answers: Sequence[Answers], memory: int, tables: int, jobs: int, times: int) -> str:
+    load = ", ".join(f"{each:.1f}" for each in os.getloadavg())
+    rows = "\n".join(answer.row for answer in answers)
+    return f"""# Pages
+
+Written by `make bench-pages` on {os.cpu_count()} cores, with load averages of {load} at the end. One
+`icestream serve` with {tables:,} tables, {jobs:,} jobs that ended within {_SPAN.days} days, {2 * jobs:,} events and
+{_SAMPLES * tables:,} samples of health. Each page is asked for {times} times after a first time, one after the
+other. The PostgreSQL server does not wait for its disk.
+
+| page | database | median | p99 | length |
+|---|---|---:|---:|---:|
+{rows}
+
+The service on SQLite took {memory / 2**20:,.0f} MiB at most (RSS).
+"""
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,57 @@
+"""What lists ask of the database does not grow with what there is: pages of a fleet, years of jobs."""
+
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+from sqlmodel import Session
+
+from service.db.database import Database
+from service.http.paging import PageRequest
+from service.jobs.service import converted_since, list_conversion_times, list_jobs
+from service.records.jobs import JobKind, JobStatus
+from service.records.tables import EnrolledTable
+from service.settings import Settings
+from service.tables.service import views
+from service.ui.tables import rows_of
+from tests.service.queue_calls import START, add_tables, request, statements_of
+
+
+@pytest.fixture(params=["sqlite"])
+def database_kind(request: pytest.FixtureRequest) -> str:
+    """It chooses an index by the schema alone, PostgreSQL by what the tables have."""
+    return str(request.param)
+
+
+def test_a_list_of_tables_takes_as_many_statements_as_a_single_one(database: Database) -> None:
+    tables = add_tables(database, [f"t{number}" for number in range(10)])
+    for table in tables:
+        request(database, table, JobKind.INDEX, START)
+    last = [request(database, table, JobKind.CONVERT, START + timedelta(days=1)) for table in tables]
+
+    def statements_for(ids: list[str]) -> int:
+        with database.read() as session:
+            enrolled = [session.get_one(EnrolledTable, table) for table in ids]
+            with statements_of(database) as asked:
+                rows = rows_of(session, views(session, Settings(), enrolled))
+        assert [row["last_job"].id for row in rows] == last[: len(ids)]
+        return len(asked)
+
+    assert statements_for(tables) == statements_for(tables[:1])
+
+
+def test_jobs_of_the_status_that_most_have_are_neither_all_read_nor_sorted(database: Database) -> None:
+    def plan_of(read: Callable[[Session], object]) -> str:
+        with statements_of(database) as asked, database.read() as session:
+            read(session)
+        statement, values = next(pair for pair in asked if "FROM jobs" in pair[0])
+        with database.engine.connect() as connection:
+            steps = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", values).all()
+        return "; ".join(step for *_, step in steps)
+
+    page = PageRequest(limit=50, sort="-created_at")
+    listed = plan_of(lambda session: list_jobs(session, page, statuses=[JobStatus.SUCCEEDED]))
+    assert "ix_jobs_created_at_id" in listed
+    assert "TEMP B-TREE" not in listed
+    assert "ix_jobs_ended_at" in plan_of(lambda session: converted_since(session, START))
+    assert "ix_jobs_table_id" in plan_of(lambda session: list_conversion_times(session, "t", START))
