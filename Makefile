@@ -122,6 +122,11 @@ bench-queue: install ## Measure the queue with 50 workers, and the polling of 10
 	@scripts/install_system_packages postgresql
 	$(BIN)/python -m tests.benchmarks.queue_load $(ARGS)
 
+.PHONY: bench-pages
+bench-pages: install ## Measure the pages of 10,000 tables and a million jobs, for docs/benchmarks.md
+	@scripts/install_system_packages postgresql
+	$(BIN)/python -m tests.benchmarks.pages $(ARGS)
+
 .PHONY: bench-duplicates
 bench-duplicates: install ## Measure reports of duplicates beside DuckDB, for docs/benchmarks.md
 	@$(BIN)/python -m tests.benchmarks.duplicates $(ARGS)

@@ -1,0 +1,22 @@
+"""The benchmark of pages runs, on both databases; how fast is for people to look at."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.benchmarks.pages import main
+
+# Of a command that people run now and then.
+pytestmark = [pytest.mark.integration, pytest.mark.thorough]
+
+
+def test_a_short_run_measures_every_page(tmp_path: Path) -> None:
+    path = tmp_path / "pages.md"
+    main(tables=20, jobs=200, times=2, report=path)
+    rows = re.findall(
+        r"^\| (.+) \| (SQLite|PostgreSQL) \| [\d,]+ ms \| [\d,]+ ms \| \d+ kB \|$", path.read_text(), re.M
+    )
+    pages = [page for page, database in rows if database == "SQLite"]
+    assert len(pages) > 10
+    assert [page for page, database in rows if database == "PostgreSQL"] == pages
