@@ -127,6 +127,10 @@ bench-pages: install ## Measure the pages of 10,000 tables and a million jobs, f
 	@scripts/install_system_packages postgresql
 	$(BIN)/python -m tests.benchmarks.pages $(ARGS)
 
+.PHONY: bench-fleet
+bench-fleet: install ## Find how many checkpoints a second a fleet of tables holds, for docs/benchmarks.md
+	$(BIN)/python -m tests.benchmarks.fleet $(ARGS)
+
 .PHONY: bench-duplicates
 bench-duplicates: install ## Measure reports of duplicates beside DuckDB, for docs/benchmarks.md
 	@$(BIN)/python -m tests.benchmarks.duplicates $(ARGS)

@@ -22,7 +22,7 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.orm import aliased
+from sqlalchemy.orm import Mapped, aliased
 from sqlmodel import Session, and_, col, or_, select
 from sqlmodel.sql.expression import Select, SelectOfScalar
 
@@ -60,6 +60,7 @@ from service.jobs.status import check_transition
 from service.policies.models import EffectivePolicy
 from service.policies.service import bounded, effective_policy
 from service.records.catalogs import Catalog
+from service.records.health import TableHealth
 from service.records.jobs import POLICY, REQUEST, Attempt, AttemptStatus, Job, JobKind, JobStatus, LastClaim
 from service.records.system import SystemState
 from service.records.tables import EnrolledTable
@@ -145,6 +146,7 @@ _WAITING_BEHIND = (
 _ENDED_ATTEMPTS_AT_ONCE = 100
 _TRIED_AT_ONCE = 20
 """Jobs that a claim looks at, if others get them first or they must wait."""
+KeySets = list[dict[str, Any]] | None
 Query = TypeVar("Query", bound=sqlalchemy.Select[*tuple[Any, ...]])
 
 
@@ -216,7 +218,7 @@ def claim(
         found = _next_job(session, now)
         if found is None:
             return None
-        job, table, catalog = found
+        job, table, catalog, key_sets = found
         if job.kind == JobKind.DROP_INDEX.value and _is_index_used(session, job, table):
             cancel(session, job, "the table was enrolled again", now)
             continue
@@ -234,7 +236,7 @@ def claim(
             session.refresh(job)
             continue
         _record_attempt(session, job, worker, previous, now)
-        return _assignment(session, settings, job, table, catalog, policy, previous)
+        return _assignment(session, settings, job, table, catalog, key_sets, policy, previous)
     return None
 
 
@@ -328,8 +330,8 @@ def running_attempts(session: Session, worker_id: str) -> list[RunningAttempt]:
     return sorted((job_id, attempt) for job_id, attempt in found)
 
 
-def _next_job(session: Session, now: datetime) -> tuple[Job, EnrolledTable, Catalog] | None:
-    """The job whose turn it is, locked, with its table and catalog."""
+def _next_job(session: Session, now: datetime) -> tuple[Job, EnrolledTable, Catalog, KeySets] | None:
+    """The job whose turn it is, locked, with its table, its catalog and the key sets of the last report."""
     for catalog_id in session.connection().scalars(_catalogs_in_turn(), {"now": now}).all():
         found = session.exec(_job_in_turn(), params={"now": now, "catalog_id": catalog_id}).first()
         if found is not None:  # else other claims look at all that it has
@@ -353,11 +355,13 @@ def _catalogs_in_turn() -> SelectOfScalar[str]:
 
 
 @cache
-def _job_in_turn() -> Select[Job, EnrolledTable, Catalog]:
+def _job_in_turn() -> Select[Job, EnrolledTable, Catalog, KeySets]:
     """Of the catalog `catalog_id`, the first job that may start at `now` and that no other claim looks at."""
+    key_sets: Mapped[KeySets] = col(TableHealth.key_sets)
     return (
-        _claimable(select(Job, EnrolledTable, Catalog))
+        _claimable(select(Job, EnrolledTable, Catalog, key_sets))
         .join(Catalog, col(Catalog.id) == col(Job.catalog_id))
+        .join(TableHealth, col(TableHealth.table_id) == col(Job.table_id), isouter=True)
         .where(Job.catalog_id == bindparam("catalog_id"))
         .order_by(*_turn(Job))
         .limit(1)
@@ -480,6 +484,7 @@ def _assignment(
     job: Job,
     table: EnrolledTable,
     catalog: Catalog,
+    key_sets: KeySets,
     policy: EffectivePolicy,
     previous: Sequence[AttemptView],
 ) -> Assignment:
@@ -500,7 +505,7 @@ def _assignment(
             branch=table.branch,
             staging_branch=policy.publish.source or None,
             key_sets=table.key_sets,
-            seen_equality_field_ids=seen_equality_field_ids(session, table.id),
+            seen_equality_field_ids=seen_equality_field_ids(key_sets),
             overlapping_locations=_overlapping_locations(session, job, table),
         ),
         catalog=AssignedCatalog(name=catalog.name, type=catalog.type, properties=catalog.properties),

@@ -1,9 +1,10 @@
 """Take in what a worker found: the truth about the index, and about pending deletes as of its snapshot."""
 
+from collections.abc import Mapping, Sequence
 from datetime import datetime
+from typing import Any
 
-from sqlalchemy import bindparam
-from sqlmodel import Session, select
+from sqlmodel import Session
 
 from service.jobs.contract import IndexReport
 from service.policies.service import effective_policy
@@ -11,8 +12,6 @@ from service.records.health import TableHealth, health_of
 from service.records.jobs import Job, JobKind
 from service.records.reports import JobResult
 from service.records.tables import EnrolledTable
-
-_KEY_SETS = select(TableHealth.key_sets).where(TableHealth.table_id == bindparam("table_id"))
 
 
 def rewritable(kind: str, counted: IndexReport | TableHealth) -> list[int] | None:
@@ -26,10 +25,9 @@ def rewritable(kind: str, counted: IndexReport | TableHealth) -> list[int] | Non
             return None
 
 
-def seen_equality_field_ids(session: Session, table_id: str) -> list[list[int]]:
-    """The key sets of the last report."""
-    key_sets = session.connection().scalar(_KEY_SETS, {"table_id": table_id}) or []
-    return [key_set["equality_field_ids"] for key_set in key_sets]
+def seen_equality_field_ids(key_sets: Sequence[Mapping[str, Any]] | None) -> list[list[int]]:
+    """key_sets: of a table's last report, if there was one."""
+    return [key_set["equality_field_ids"] for key_set in key_sets or ()]
 
 
 def apply_report(

@@ -20,6 +20,7 @@ class Part(StrEnum):
     OBJECT_STORES = "object-stores"
     QUEUE = "queue"
     PAGES = "pages"
+    FLEET = "fleet"
 
     @property
     def heading(self) -> str:
@@ -34,6 +35,7 @@ class Part(StrEnum):
             Part.OBJECT_STORES: "Object stores",
             Part.QUEUE: "Queue and polling",
             Part.PAGES: "Pages",
+            Part.FLEET: "A fleet",
         }[self]
 
 

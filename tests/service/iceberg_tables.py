@@ -22,6 +22,7 @@ from pyiceberg.manifest import (
     ManifestContent,
     ManifestEntry,
     ManifestEntryStatus,
+    ManifestFile,
     ManifestWriterV2,
     write_manifest_list,
 )
@@ -92,14 +93,15 @@ class IcebergCatalog:
     ) -> str:
         """Commit one equality delete file with these keys; returns its path."""
         table = self.catalog.load_table(name)
-        path = f"{table.location()}/data/{uuid.uuid4()}-deletes.parquet"
-        field_id = table.schema().find_field(column).field_id
-        field = ARROW.field(column).with_metadata({"PARQUET:field_id": str(field_id)})
-        local = path.removeprefix("file://")
-        Path(local).parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(pa.table({column: keys}, schema=pa.schema([field])), local)
-        _commit_deletes(table, path, len(keys), Path(local).stat().st_size, branch, field_id)
-        return path
+        deletes = _written(table, pa.table({column: keys}, schema=pa.schema([ARROW.field(column)])), column)
+        _commit(table, [deletes], branch)
+        return str(deletes.file_path)
+
+    def upsert(self, name: str, ids: list[int]) -> None:
+        """Commit what Flink does with a checkpoint: these rows anew, and deletes of the ones before."""
+        table = self.catalog.load_table(name)
+        rows = pa.table({"id": ids, "region": ["us"] * len(ids)}, schema=ARROW)
+        _commit(table, [_written(table, rows), _written(table, rows.select(["id"]), "id")], "main")
 
     def upgrade_to_v3(self, name: str) -> None:
         """Rewrite the table's metadata as format version 3, which PyIceberg reads but does not write."""
@@ -126,33 +128,46 @@ class IcebergCatalog:
         self.catalog.close()
 
 
-def _commit_deletes(table: Table, path: str, rows: int, size: int, branch: str, field_id: int) -> None:
-    head = table.snapshot_by_name(branch)
-    snapshot_id = table.metadata.new_snapshot_id()
-    sequence_number = table.metadata.next_sequence_number()
-    data_file = DataFile.from_args(
-        content=DataFileContent.EQUALITY_DELETES,
+def _written(table: Table, rows: pa.Table, equality_column: str | None = None) -> DataFile:
+    """A data file, or a file of equality deletes by a column."""
+    path = f"{table.location()}/data/{uuid.uuid4()}.parquet"
+    ids = {name: table.schema().find_field(name).field_id for name in rows.column_names}
+    fields = [field.with_metadata({"PARQUET:field_id": str(ids[field.name])}) for field in rows.schema]
+    local = Path(path.removeprefix("file://"))
+    local.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(rows.cast(pa.schema(fields)), local)
+    return DataFile.from_args(
+        content=DataFileContent.DATA if equality_column is None else DataFileContent.EQUALITY_DELETES,
         file_path=path,
         file_format=FileFormat.PARQUET,
         partition=Record(),
-        record_count=rows,
-        file_size_in_bytes=size,
-        equality_ids=[field_id],
+        record_count=len(rows),
+        file_size_in_bytes=local.stat().st_size,
+        equality_ids=None if equality_column is None else [ids[equality_column]],
     )
-    entry = ManifestEntry.from_args(
-        status=ManifestEntryStatus.ADDED, snapshot_id=snapshot_id, data_file=data_file
-    )
-    manifest_path = f"{table.location()}/metadata/{uuid.uuid4()}-m0.avro"
-    with _DeleteManifestWriter(
-        UNPARTITIONED_PARTITION_SPEC,
-        table.schema(),
-        table.io.new_output(manifest_path),
-        snapshot_id,
-        "deflate",
-    ) as writer:
-        writer.add_entry(entry)
-    manifest = writer.to_manifest_file()
-    manifests = [*(head.manifests(table.io) if head else []), manifest]
+
+
+def _manifest(table: Table, snapshot_id: int, data_file: DataFile) -> ManifestFile:
+    writer_of = ManifestWriterV2 if data_file.content is DataFileContent.DATA else _DeleteManifestWriter
+    path = f"{table.location()}/metadata/{uuid.uuid4()}-m0.avro"
+    output = table.io.new_output(path)
+    spec = UNPARTITIONED_PARTITION_SPEC
+    with writer_of(spec, table.schema(), output, snapshot_id, "deflate") as writer:
+        status = ManifestEntryStatus.ADDED
+        writer.add_entry(ManifestEntry.from_args(status=status, snapshot_id=snapshot_id, data_file=data_file))
+    return writer.to_manifest_file()
+
+
+def _commit(table: Table, files: list[DataFile], branch: str) -> None:
+    """One snapshot that adds data files and files of equality deletes."""
+    head = table.snapshot_by_name(branch)
+    snapshot_id = table.metadata.new_snapshot_id()
+    sequence_number = table.metadata.next_sequence_number()
+    deletes = sum(each.record_count for each in files if each.content is DataFileContent.EQUALITY_DELETES)
+    manifests = [
+        *(head.manifests(table.io) if head else []),
+        *(_manifest(table, snapshot_id, each) for each in files),
+    ]
     list_path = f"{table.location()}/metadata/snap-{snapshot_id}.avro"
     parent = head.snapshot_id if head else None
     with write_manifest_list(
@@ -165,7 +180,7 @@ def _commit_deletes(table: Table, path: str, rows: int, size: int, branch: str, 
         sequence_number=sequence_number,
         timestamp_ms=max(int(time.time() * 1000), (table.metadata.last_updated_ms or 0) + 1),
         manifest_list=list_path,
-        summary=Summary(Operation.OVERWRITE, **{"added-equality-deletes": str(rows)}),
+        summary=Summary(Operation.OVERWRITE, **{"added-equality-deletes": str(deletes)}),
         schema_id=table.metadata.current_schema_id,
     )
     table.catalog.commit_table(

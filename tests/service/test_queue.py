@@ -86,7 +86,7 @@ def test_a_claim_and_a_report_take_few_statements_however_many_jobs_wait(databas
         assert assignment is not None
         with statements_of(database) as reporting:
             finish(database, assignment.job.id, assignment.attempt, "succeeded")
-        assert len(claiming) <= 18, claiming
+        assert len(claiming) <= 17, claiming
         assert len(reporting) <= 7, reporting
 
 
