@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -23,6 +23,7 @@ from typing import Annotated, Any
 
 import httpx
 import typer
+from pyiceberg.exceptions import CommitFailedException
 from sqlalchemy import text
 from sqlmodel import col, select
 
@@ -82,7 +83,12 @@ class Fleet:
 
     def write(self, name: str) -> None:
         """Commit a checkpoint, and tell of it."""
-        self.iceberg.upsert(name, random.sample(range(self.rows), CHECKPOINT_ROWS))
+        ids = random.sample(range(self.rows), CHECKPOINT_ROWS)
+        has_lost = True
+        while has_lost:
+            with suppress(CommitFailedException):  # a conversion came first
+                self.iceberg.upsert(name, ids)
+                has_lost = False
         self.http.post("/catalogs/local/notifications", json={"tables": [name]}).raise_for_status()
 
     def metadata(self) -> Iterator[dict[str, Any]]:
