@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,13 @@ ENCRYPTED = b"AGS1"
 ENCRYPTED_REMEDY = (
     "Use the engine that holds the table's keys, or copy its rows into a table without encryption."
 )
+PLACE_PROPERTIES = (
+    "write.data.path",
+    "write.metadata.path",
+    "write.object-storage.path",
+    "write.folder-storage.path",
+)
+"""Under which a table's properties say where its files go, if not into its location."""
 _NESTED = frozenset(("struct", "list", "map"))
 _TYPES = frozenset(("type", "element", "key", "value"))
 """Under which a schema's JSON has a type."""
@@ -105,6 +112,11 @@ def _nanoseconds(kind: TimestampNanoType | TimestamptzNanoType, value: str | int
     if type(value) is not int or not -(1 << 63) <= value < 1 << 63:
         raise ValueError(f"{value!r} is no {kind}")
     return value
+
+
+def named_places(properties: Mapping[str, str]) -> list[str]:
+    """Where a table's properties say that its files go."""
+    return [properties[key] for key in PLACE_PROPERTIES if key in properties]
 
 
 def read_table_metadata(file: InputFile) -> TableMetadata:

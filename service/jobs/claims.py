@@ -521,17 +521,16 @@ def _assignment(
 
 
 def _overlapping_locations(session: Session, job: Job, table: EnrolledTable) -> list[str]:
-    """Of other tables than this one, which may be enrolled once more for another branch."""
+    """Places of other tables than this one, which may be enrolled once more for another branch."""
     if job.kind not in (JobKind.EXPIRE_SNAPSHOTS.value, JobKind.REMOVE_ORPHAN_FILES.value):
         return []
-    query = select(EnrolledTable.location).where(
+    query = select(EnrolledTable.location, EnrolledTable.other_locations).where(
         col(EnrolledTable.deleted_at).is_(None),
         (EnrolledTable.catalog_id != table.catalog_id) | (EnrolledTable.name != table.name),
     )
+    others = {place for location, more in session.exec(query) for place in (location, *more)}
     return sorted(
-        other
-        for other in set(session.exec(query))
-        if is_under(other, table.location) or is_under(table.location, other)
+        other for other in others if is_under(other, table.location) or is_under(table.location, other)
     )
 
 

@@ -45,6 +45,8 @@ class EnrolledTable(SQLModel, table=True):
     """The Iceberg table: enrolments of several branches share it, and its index."""
     format_version: int
     location: str
+    other_locations: list[str] = Field(default_factory=list, sa_type=Json)
+    """Where its properties say that its files go."""
     paused: bool = False
     version: int = 1
     created_at: datetime = Field(default_factory=utc_now, sa_type=UtcDateTime)

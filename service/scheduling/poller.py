@@ -46,6 +46,7 @@ from service.records.tables import EnrolledTable
 from service.scheduling.scheduler import schedule
 from service.settings import Settings
 from staging.history import StagingBranchNotFoundError
+from stores.table_metadata import named_places
 from trust.bounds import Budget
 from trust.locations import normalize_location
 
@@ -590,7 +591,7 @@ class Poller:
             health.report_snapshot_id = health.indexed_snapshot_id = health.verified_snapshot_id = None
         if uuid != table.table_uuid or table.format_version != loaded.metadata.format_version:
             table.table_uuid, table.format_version = uuid, loaded.metadata.format_version
-        table.location = loaded.location()
+        table.location, table.other_locations = loaded.location(), named_places(loaded.properties)
         session.add(table)
 
 

@@ -45,12 +45,12 @@ from service.tables.models import (
     TableRequest,
     TableView,
 )
+from stores.table_metadata import named_places
 from trust.bounds import checked_names
 
 _MATCHES_AT_ONCE = 200
 """Of a pattern, in one request: reading each takes a call of the catalog, and enrolling all of them is one
 transaction that others wait for."""
-_LOCATION_PROPERTIES = ("write.data.path", "write.metadata.path")
 SORTING = Sorting(
     {
         "name": EnrolledTable.name,
@@ -149,6 +149,7 @@ def enroll_table(
         table_uuid=loaded.table_uuid,
         format_version=loaded.format_version,
         location=loaded.location,
+        other_locations=list(loaded.other_locations),
     )
     existing = _find_enrolled(session, loaded, request.branch)
     if existing is not None:
@@ -427,7 +428,7 @@ def views(session: Session, settings: Settings, rows: Sequence[EnrolledTable]) -
     now = utc_now()
     return [
         TableView(
-            **row.model_dump(exclude={"deleted_at", "publish_from"}),
+            **row.model_dump(exclude={"deleted_at", "publish_from", "other_locations"}),
             publish=Staging(source=row.publish_from) if row.publish_from is not None else None,
             staging_branch=staging.get(row.id),
             catalog=catalogs[row.catalog_id].name,
@@ -476,13 +477,9 @@ def _check_branch(table: Table, branch: str) -> None:
 
 def check_places(settings: Settings, index_warehouse: str, table: Table) -> None:
     """Raise InvalidError unless a table lies where it may, outside its index."""
-    for location in (table.location(), *_other_locations(table)):
+    for location in (table.location(), *named_places(table.properties)):
         check_location(settings, location)
     check_index_place(index_warehouse, table.location())
-
-
-def _other_locations(table: Table) -> tuple[str, ...]:
-    return tuple(table.properties[name] for name in _LOCATION_PROPERTIES if name in table.properties)
 
 
 def _loaded(catalog: Catalog, identifier: tuple[str, ...], table: Table) -> LoadedTable:
@@ -493,7 +490,7 @@ def _loaded(catalog: Catalog, identifier: tuple[str, ...], table: Table) -> Load
         table.metadata.format_version,
         table.location(),
         frozenset(table.schema().column_names),
-        _other_locations(table),
+        tuple(named_places(table.properties)),
     )
 
 

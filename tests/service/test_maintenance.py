@@ -7,6 +7,7 @@ import pytest
 
 from service.db.database import utc_now
 from service.records.jobs import Job
+from stores.table_metadata import PLACE_PROPERTIES
 from tests.service.conftest import ON_BOTH, Running, alike_on_both
 from tests.service.iceberg_tables import SCHEMA, IcebergCatalog
 
@@ -176,6 +177,30 @@ def test_an_expiry_is_told_of_tables_whose_locations_overlap(
         assert assignment is not None
         assert assignment["table"]["overlapping_locations"] == told
         service.finish(assignment, status="failed")
+
+
+def test_a_removal_is_told_of_tables_whose_files_go_into_the_tables_location(
+    service: Running, iceberg: IcebergCatalog, table: dict[str, Any]
+) -> None:
+    """As the other table says when it is enrolled, and when it is looked at again."""
+    inside = f"{iceberg.catalog.load_table('db.t').location()}/data"
+    places = {name: f"{inside}/{name}" for name in PLACE_PROPERTIES}
+    iceberg.catalog.create_table("db.other", SCHEMA, properties=places)
+    other = service.enroll("db.other")
+
+    def told() -> list[str]:
+        body = {"kind": ORPHANS, "dry_run": True}
+        assert service.admin.post(f"/tables/{table['id']}/jobs", json=body).status_code == 202
+        assignment = service.claim(service.start_worker())
+        assert assignment is not None
+        service.finish(assignment, status="failed")
+        return list(assignment["table"]["overlapping_locations"])
+
+    assert told() == sorted(places.values())
+    loaded = iceberg.catalog.load_table("db.other")
+    loaded.transaction().set_properties({PLACE_PROPERTIES[0]: f"{inside}/moved"}).commit_transaction()
+    service.poll(other["id"])
+    assert f"{inside}/moved" in told()
 
 
 def dry_run(service: Running, table: dict[str, Any], files: list[str], status: str = "succeeded") -> str:

@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 from pyiceberg.table.metadata import TableMetadata
 
+from stores.table_metadata import PLACE_PROPERTIES
 from trust.bounds import ANSWER_BYTES, LimitExceededError, unpacked
 from trust.locations import LocationNotAllowedError, normalize_location
 from worker.attempt.pinned_table import PinnedTable
@@ -55,12 +56,6 @@ _METADATA_NAMES = _NOT_FREE | {
     "next-row-id",
     "encryption-keys",
 }
-PLACE_PROPERTIES = (
-    "write.data.path",
-    "write.metadata.path",
-    "write.object-storage.path",
-    "write.folder-storage.path",
-)
 UNNAMED_AT_MOST = 100_000
 _PARTITION = "partition"  # column of statistics of partitions
 TOO_LARGE = f"it has more than {ANSWER_BYTES:,} bytes"

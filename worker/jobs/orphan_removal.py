@@ -21,6 +21,7 @@ import pyarrow as pa
 from py4j.protocol import Py4JError
 from pyspark.errors.exceptions.captured import CapturedException
 
+from stores.table_metadata import named_places
 from trust.bounds import LimitExceededError, unpacked
 from trust.locations import AmbiguousLocationError, is_under, normalize_location, parse_location
 from worker.attempt.job import Job
@@ -32,7 +33,6 @@ from worker.erasure.holds import is_never_deleted_from
 from worker.erasure.metadata_files import (
     GZIP,
     MALFORMED,
-    PLACE_PROPERTIES,
     metadata_files,
     read_whole,
     statistics_files,
@@ -150,8 +150,7 @@ class Place:
 
     @classmethod
     def of(cls, table: PinnedTable, index: str) -> Place:
-        properties, location = table.metadata.properties, table.metadata.location.rstrip("/")
-        named = (properties[key] for key in PLACE_PROPERTIES if key in properties)
+        location, named = table.metadata.location.rstrip("/"), named_places(table.metadata.properties)
         known = frozenset(map(normalize_location, metadata_files(table)))
         return cls(location, (f"{location}/data", f"{location}/metadata", *named), known, index)
 

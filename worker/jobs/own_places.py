@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from stores.table_metadata import PLACE_PROPERTIES
 from trust.locations import is_under, normalize_location
 from worker.attempt.job import Job
 from worker.attempt.pinned_table import PinnedTable
-from worker.erasure.metadata_files import PLACE_PROPERTIES
 from worker.process.errors import JobError
 
 
@@ -36,5 +36,5 @@ def check_own_places(job: Job, table: PinnedTable) -> None:
             raise FilesElsewhereError(f"{key} is {place}, which is not in the location {metadata.location}.")
     if others := job.assignment.table.overlapping_locations:
         raise FilesElsewhereError(
-            f"Its location {metadata.location} overlaps that of another enrolled table: {others[0]}."
+            f"Its location {metadata.location} overlaps a place of another enrolled table: {others[0]}."
         )

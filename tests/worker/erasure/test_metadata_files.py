@@ -17,10 +17,10 @@ from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 from pyiceberg.transforms import IdentityTransform, Transform, VoidTransform
 from pyiceberg.types import LongType, NestedField, StringType
 
+from stores.table_metadata import PLACE_PROPERTIES
 from tests.worker.erasure.test_keys import erased
 from worker.erasure.columns import FormerColumns
 from worker.erasure.metadata_files import (
-    PLACE_PROPERTIES,
     look_at_metadata,
     look_at_partition_statistics,
     told_in_metadata,

@@ -304,7 +304,11 @@ def with_property(name: str, value: str) -> Callable[[TableBuilder], None]:
         (gone_on, {}, "00001-y.metadata.json is newer than the metadata that the catalog names"),
         (with_property("gc.enabled", "false"), {}, "gc.enabled is not true"),
         (with_property("write.data.path", "file:/lake/other"), {}, "write.data.path is file:/lake/other"),
-        (age, {"overlapping_locations": ["file:/lake/other"]}, "overlaps that of another enrolled table"),
+        (
+            age,
+            {"overlapping_locations": ["file:/lake/other"]},
+            "overlaps a place of another enrolled table",
+        ),
         (age, {"location": "file:/lake/before"}, "was file:/lake/before at the last look"),
     ],
 )

@@ -215,7 +215,7 @@ def test_a_table_whose_place_may_be_anothers_keeps_its_past(
     new_table: NewTable, jobs: Jobs, tmp_path: Path
 ) -> None:
     table = in_past(new_table())
-    with pytest.raises(JobError, match="overlaps that of another enrolled table: file:/lake/other"):
+    with pytest.raises(JobError, match="overlaps a place of another enrolled table: file:/lake/other"):
         expire(jobs, overlapping_locations=["file:/lake/other"])
     table.java.updateProperties().set("write.data.path", (tmp_path / "other").as_uri()).commit()
     with pytest.raises(JobError, match=r"write.data.path is .*other, which is not in the location"):

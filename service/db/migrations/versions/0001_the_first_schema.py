@@ -277,6 +277,7 @@ def _create_tables() -> None:
         sa.Column("table_uuid", sa.String(), nullable=False),
         sa.Column("format_version", sa.Integer(), nullable=False),
         sa.Column("location", sa.String(), nullable=False),
+        sa.Column("other_locations", JSON, nullable=False),
         sa.Column("paused", sa.Boolean(), nullable=False),
         sa.Column("version", sa.Integer(), nullable=False),
         sa.Column("created_at", AT, nullable=False),
