@@ -12,17 +12,19 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
 from py4j.protocol import Py4JError
+from pyiceberg.exceptions import ValidationError
+from pyiceberg.table.metadata import TableMetadata
 from pyspark.errors.exceptions.captured import CapturedException
 
-from stores.table_metadata import named_places
-from trust.bounds import LimitExceededError, unpacked
+from stores.table_metadata import named_places, parse_table_metadata
+from trust.bounds import LimitExceededError, check_json, unpacked
 from trust.locations import AmbiguousLocationError, is_under, normalize_location, parse_location
 from worker.attempt.job import Job
 from worker.attempt.outcome import Outcome, outcome
@@ -51,14 +53,17 @@ from worker.table.manifests import paths_of_all_snapshots
 LISTED_AT_MOST = 1_000
 """Files that a dry run names, and that the removal which goes by it may delete."""
 METADATA_FILES_AT_MOST = 100_000
-"""In the location and not in the table's log, of which it is looked at whose they are."""
+"""In the location, of which it is looked at whose they are."""
+UNNAMED_METADATA_AT_MOST = 100
+"""Not in the table's log and no older than that, of which it is looked at what they name."""
 _IN_COMMIT_SECONDS = 3_600
 """A metadata file that is younger may be one that is about to be committed."""
 _METADATA = re.compile(r"\.metadata\.json(\.gz)?$")
 _SUFFIXES = (".parquet", ".orc", ".avro", ".puffin", ".stats")
 _OTHER_FORMATS = re.compile(r"/(_delta_log|\.hoodie)/|/schema/schema-0$")
 """What Delta Lake, Hudi and Paimon have in the location of each of their tables."""
-_UUID = re.compile(rb'"table-uuid"\s*:\s*"([0-9A-Fa-f-]{36})"')
+_FIELD = re.compile(r'\s*("(?:[^"\\]|\\.)*")\s*:\s*("(?:[^"\\]|\\.)*"|-?\d+)\s*,')
+"""Of JSON, and not cut off."""
 _HEAD_BYTES = 4096
 
 
@@ -75,10 +80,15 @@ class TableMovedError(JobError):
     remedy = "Nothing was deleted. Request a dry run, and look at what it lists."
 
 
+class TableReplacedError(JobError):
+    code = "table_replaced"
+    title = "The catalog has another table of this name by now"
+    remedy = "Nothing was deleted. Request a dry run of the table that is there now."
+
+
 class NothingToCompareError(JobError):
     code = "nothing_to_compare"
     title = "It can't be told which files the table needs"
-    remedy = "Nothing was deleted. Remove the files by hand if you know that nothing needs them."
 
 
 class NamedElsewhereError(JobError):
@@ -95,8 +105,8 @@ class NewerMetadataError(JobError):
     code = "newer_metadata"
     title = "Another catalog may go on with this table"
     remedy = (
-        "If it is registered in another catalog, too, remove no orphan files. Else that file is left from a "
-        "commit that failed: commit once more, or delete the file."
+        "Nothing was deleted. If the table is registered in another catalog, too, or on a branch of its "
+        "catalog, remove no orphan files. Else that file is left from a commit that failed: delete it."
     )
 
 
@@ -115,44 +125,59 @@ def remove_orphans(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> O
         raise TableMovedError(f"it was at {location}, and is at {table.metadata.location}")
     place = Place.of(table, job.assignment.index.warehouse)
     with job.stage("look"):
-        _check_metadata(table, files, place)
+        also_needed = _named_by(table, _check_metadata(table, files, place))
     old = [one for one in files if one.modified_at < older_than.timestamp() and place.may_have(one.location)]
     if not job.assignment.job.dry_run:
         listed = {*job.assignment.orphan_files}
         old = [one for one in old if one.location in listed]
-    return _Removal(job, table, older_than).of(old, len(files), warehouse)
+    return _Removal(job, table, older_than, also_needed).of(old, len(files), warehouse)
 
 
 def _check(job: Job, table: PinnedTable) -> None:
     """Raises JobError where files of others may lie in the table's location, or all may be needed."""
     metadata = table.metadata
+    _check_uuid(job, metadata)
     if not parse_location(metadata.location).path.strip("/"):
         raise FilesElsewhereError(f"Its location {metadata.location} is all of a store.")
     check_own_places(job, table)
     if is_never_deleted_from(metadata):
-        raise NothingToCompareError("The table's property gc.enabled is not true: others may have its files.")
+        raise NothingToCompareError(
+            "The table's property gc.enabled is not true: others may have its files.",
+            "Nothing was deleted. Set it to true only if no other table has the same files, such as one of "
+            "which this is a copy.",
+        )
     if not metadata.snapshots:
-        raise NothingToCompareError("The table has no snapshot yet.")
+        raise NothingToCompareError(
+            "The table has no snapshot yet.",
+            "Nothing was deleted. Request a dry run once the first rows are committed: what lies there may "
+            "be of the load that commits them.",
+        )
+
+
+def _check_uuid(job: Job, metadata: TableMetadata) -> None:
+    known, found = job.assignment.table.table_uuid.lower(), str(metadata.table_uuid).lower()
+    if known not in ("", found):
+        raise TableReplacedError(f"Its UUID is {found}, and was {known} when the job was requested.")
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where orphan files of a table may lie.
 
-    location: the table's. folders: into which it writes. metadata_files: its own, in one spelling. index:
-    where indexes are.
+    location: the table's. folders: into which it writes. metadata_folders: where its metadata files are, in
+    one spelling. index: where indexes are.
     """
 
     location: str
     folders: tuple[str, ...]
-    metadata_files: frozenset[str]
+    metadata_folders: frozenset[str]
     index: str
 
     @classmethod
     def of(cls, table: PinnedTable, index: str) -> Place:
         location, named = table.metadata.location.rstrip("/"), named_places(table.metadata.properties)
-        known = frozenset(map(normalize_location, metadata_files(table)))
-        return cls(location, (f"{location}/data", f"{location}/metadata", *named), known, index)
+        own = frozenset(normalize_location(path).rpartition("/")[0] for path in metadata_files(table))
+        return cls(location, (f"{location}/data", f"{location}/metadata", *named), own, index)
 
     def may_have(self, path: str) -> bool:
         """Whether a file may be the table's by its place and its name, and is none of Icestream's.
@@ -194,58 +219,121 @@ class Place:
         if is_under(place, self.index):
             return False
         folder, _, name = place.rpartition("/")
-        is_elsewhere = folder not in {known.rpartition("/")[0] for known in self.metadata_files}
+        is_elsewhere = folder not in self.metadata_folders
         return bool((_METADATA.search(name) and is_elsewhere) or _OTHER_FORMATS.search(place))
 
 
-def _check_metadata(table: PinnedTable, files: Sequence[StoredFile], place: Place) -> None:
-    """Raises JobError if another table lies in the location, or another catalog may go on with this one."""
+def _check_metadata(table: PinnedTable, files: Sequence[StoredFile], place: Place) -> list[str]:
+    """Paths of the table's metadata files that it does not name, though they are no older than what it names.
+
+    Raises JobError if another table lies in the location, or another catalog may go on with this one.
+    """
     if others := [one.location for one in files if place.of_other_table(one.location)]:
         raise FilesElsewhereError(f"Another table lies in its location: it has {min(others)}.")
-    unknown = [
-        one
-        for one in files
-        if _METADATA.search(one.name) and normalize_location(one.location) not in place.metadata_files
-    ]
-    if len(unknown) > METADATA_FILES_AT_MOST:
+    current, *logged = map(_name, metadata_files(table))
+    found = [one for one in files if _METADATA.search(one.name) and one.name != current]
+    if len(found) > METADATA_FILES_AT_MOST:
         raise NothingToCompareError(
-            f"{len(unknown):,} metadata files lie in its location that it does not name any more, and only of"
-            f" {METADATA_FILES_AT_MOST:,} it is looked at whose they are. Delete the oldest of them, and set"
-            " write.metadata.delete-after-commit.enabled."
+            f"{len(found):,} metadata files lie in its location, and of {METADATA_FILES_AT_MOST:,} at most"
+            " it is looked at whose they are.",
+            "Nothing was deleted. Set write.metadata.delete-after-commit.enabled, and delete the oldest of "
+            "them that the table's log does not name.",
         )
     with Threads(FILES_AT_ONCE, "look") as threads:
-        uuids = [*threads.map(lambda one: _table_uuid(table.storage, one.location), unknown)]
+        said = [*threads.map(lambda one: _beginning(table.storage, one.location), found)]
     own = str(table.metadata.table_uuid).lower()
-    for one, uuid in zip(unknown, uuids, strict=True):
-        if uuid not in (own, None):
+    of_own: dict[str, int] = {}
+    for one, fields in zip(found, said, strict=True):
+        if fields is None:
+            continue
+        if (uuid := str(fields.get("table-uuid", "no table that it names")).lower()) != own:
             raise FilesElsewhereError(f"Another table lies in its location: {one.location} is of {uuid}.")
-    current = table.storage.find(metadata_files(table)[0])
-    since = current.modified_at if current is not None else 0.0
+        if not isinstance(updated_ms := fields.get("last-updated-ms"), int):
+            raise _unreadable(one.location, "it does not say when it was written")
+        of_own[one.location] = updated_ms
+    unknown = [one for one in found if one.location in of_own and one.name not in logged]
+    now_named = table.storage.find(metadata_files(table)[0])
+    since = now_named.modified_at if now_named is not None else 0.0
     before = time.time() - _IN_COMMIT_SECONDS
     if newer := [one.location for one in unknown if since < one.modified_at < before]:
         raise NewerMetadataError(f"{min(newer)} is newer than the metadata that the catalog names.")
+    oldest = min((entry.timestamp_ms for entry in table.metadata.metadata_log), default=0)
+    beside = [one.location for one in unknown if of_own[one.location] >= oldest]
+    if len(beside) > UNNAMED_METADATA_AT_MOST:
+        raise NothingToCompareError(
+            f"{len(beside):,} metadata files that the table does not name are no older than its log, such as"
+            f" {min(beside)}, and of {UNNAMED_METADATA_AT_MOST} at most it is looked at what they need.",
+            "Nothing was deleted. If the table is registered in another catalog, too, or on a branch of its "
+            "catalog, remove no orphan files. Else these are left from commits that failed: delete them.",
+        )
+    return beside
 
 
-def _table_uuid(storage: Storage, path: str) -> str | None:
-    """Of which table a metadata file is, which says so at its beginning; None if it is gone."""
+def _named_by(table: PinnedTable, others: Iterable[str]) -> set[str]:
+    """What snapshots need that only other metadata files name, such as those of another catalog.
+
+    What they name and is gone, nobody needs. Raises JobError if one of them can't be read.
+    """
+    io, read = table.storage.io, set[str]()
+    known = {one.manifest_list for one in table.metadata.snapshots}
+    needed = set[str]()
+    for path in others:
+        try:
+            metadata = parse_table_metadata(_whole(table.storage, path))
+        except FileNotFoundError:
+            continue
+        except (*MALFORMED, ValidationError, LimitExceededError) as error:
+            raise _unreadable(path, error) from error
+        needed.update(statistics_files(metadata))
+        snapshots = [one for one in metadata.snapshots if one.manifest_list not in known]
+        known |= {one.manifest_list for one in snapshots}
+        only_its = metadata.model_copy(update={"snapshots": snapshots})
+        needed |= paths_of_all_snapshots(only_its, io, read, may_be_gone=True)
+    return needed
+
+
+def _beginning(storage: Storage, path: str) -> Mapping[str, Any] | None:
+    """What a metadata file says of its table, if need be all of it; None if it is gone."""
     try:
-        content = storage.read(path, 0, _HEAD_BYTES)
-        if (found := _UUID.search(content)) is not None:
-            return found[1].decode().lower()
-        content = read_whole(storage, path)
-        told = json.loads(unpacked(content, path) if content.startswith(GZIP) else content)
-        return str(told.get("table-uuid", "no table that it names")).lower()
+        head = storage.read(path, 0, _HEAD_BYTES).decode(errors="replace").lstrip()
+        found: dict[str, Any] = {}
+        at = 1 if head.startswith("{") else len(head)
+        while (field := _FIELD.match(head, at)) is not None:
+            found[json.loads(field[1])], at = json.loads(field[2]), field.end()
+        if found.keys() >= {"table-uuid", "last-updated-ms"}:
+            return found
+        told = json.loads(_whole(storage, path))
+        if not isinstance(told, dict):
+            raise ValueError("it is no JSON object")
+        return told
     except FileNotFoundError:
         return None
     except (*MALFORMED, LimitExceededError) as error:
-        raise NothingToCompareError(f"It can't be told of which table {path} is: {error}.") from error
+        raise _unreadable(path, error) from error
+
+
+def _whole(storage: Storage, path: str) -> bytes:
+    """A metadata file, unpacked. Raises LimitExceededError."""
+    content = read_whole(storage, path)
+    content = unpacked(content, path) if content.startswith(GZIP) else content
+    check_json(content, path)
+    return content
+
+
+def _unreadable(path: str, why: object) -> NothingToCompareError:
+    return NothingToCompareError(
+        f"It can't be told of which table {path} is: {why}.",
+        "Nothing was deleted. Restore the file, or move it elsewhere if it is no metadata of a table.",
+    )
 
 
 class _Removal:
-    def __init__(self, job: Job, table: PinnedTable, older_than: datetime) -> None:
+    def __init__(self, job: Job, table: PinnedTable, older_than: datetime, also_needed: set[str]) -> None:
+        """also_needed: paths of what other metadata than the table's own name."""
         self._job = job
         self._table = table
         self._older_than = older_than
+        self._also_needed = also_needed
 
     def of(self, old: Sequence[StoredFile], found: int, warehouse: IndexWarehouse) -> Outcome:
         """What becomes of files that may be orphans. found: how many files lie in the location."""
@@ -279,7 +367,7 @@ class _Removal:
         with job.stage("look"):
             check_manifests(table)
             needed = paths_of_all_snapshots(table.metadata, table.storage.io)
-            needed.update(metadata_files(table), statistics_files(table.metadata))
+            needed.update(metadata_files(table), statistics_files(table.metadata), self._also_needed)
         place = Place.of(table, job.assignment.index.warehouse)
         if elsewhere := [path for path in needed if place.may_be_another_name(path)]:
             raise NamedElsewhereError(f"It needs {min(elsewhere)}, and lies at {place.location}.")
@@ -333,6 +421,7 @@ class _Removal:
         table, known = self._table, {one.snapshot_id for one in self._table.metadata.snapshots}
         with self._job.stage("plan"):
             latest = pin_table(self._job, reads_files=False).metadata
+            _check_uuid(self._job, latest)
             if latest.location != table.metadata.location:
                 raise TableMovedError(f"it was at {table.metadata.location}, and is at {latest.location}")
             since = [one for one in latest.snapshots if one.snapshot_id not in known]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Set
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from io import BytesIO
@@ -150,32 +150,54 @@ def data_files_of_all_snapshots(metadata: TableMetadata, io: FileIO) -> set[str]
     return {path for files, _ in _entries(metadata, io, manifests) for path in _paths(files)}
 
 
-def paths_of_all_snapshots(metadata: TableMetadata, io: FileIO) -> set[str]:
-    """Every path that some snapshot needs: of manifest lists, manifests, data and delete files."""
-    manifests = manifests_of_all_snapshots(metadata, io)
+def paths_of_all_snapshots(
+    metadata: TableMetadata, io: FileIO, read_before: set[str] | None = None, *, may_be_gone: bool = False
+) -> set[str]:
+    """Every path that some snapshot needs: of manifest lists, manifests, data and delete files.
+
+    read_before: manifests that are not read again; those that are read join them. may_be_gone: what is
+    missing of the metadata is left out.
+    """
+    manifests = manifests_of_all_snapshots(metadata, io, may_be_gone=may_be_gone)
     needed = {snapshot.manifest_list for snapshot in metadata.snapshots} | manifests.keys()
-    for files, deletes in _entries(metadata, io, manifests):
+    read_before = set() if read_before is None else read_before
+    new = {path: one for path, one in manifests.items() if path not in read_before}
+    for files, deletes in _entries(metadata, io, new, may_be_gone=may_be_gone):
         needed.update(_paths(files), (file.path for file in deletes))
+    read_before |= new.keys()
     return needed
 
 
 def manifests_of_all_snapshots(
-    metadata: TableMetadata, io: FileIO, content: ManifestContent | None = None
+    metadata: TableMetadata, io: FileIO, content: ManifestContent | None = None, *, may_be_gone: bool = False
 ) -> dict[str, Manifest]:
     """Of whatever snapshot, by path. content: of this alone. Reads every manifest list."""
     snapshots = {snapshot.manifest_list: snapshot for snapshot in metadata.snapshots}
+
+    def read(snapshot: Snapshot) -> list[Manifest]:
+        with suppress(*(FileNotFoundError,) * may_be_gone):
+            return read_manifest_list(io, snapshot)
+        return []
+
     with Threads(_READ_THREADS) as threads:
-        read = threads.map(lambda snapshot: read_manifest_list(io, snapshot), snapshots.values())
-        return {one.path: one for of_list in read for one in of_list if content in (None, one.content)}
+        lists = threads.map(read, snapshots.values())
+        return {one.path: one for of_list in lists for one in of_list if content in (None, one.content)}
 
 
 def _entries(
-    metadata: TableMetadata, io: FileIO, manifests: Mapping[str, Manifest]
-) -> Iterable[tuple[DataFiles, list[DeleteFile]]]:
+    metadata: TableMetadata, io: FileIO, manifests: Mapping[str, Manifest], *, may_be_gone: bool = False
+) -> Iterator[tuple[DataFiles, list[DeleteFile]]]:
     """What manifests name. A path that some snapshot shows is live in a manifest of its."""
-    specs = {spec.spec_id: spec for spec in metadata.partition_specs}
+    specs, all_of_them = {spec.spec_id: spec for spec in metadata.partition_specs}, [*manifests.values()]
+
+    def read(manifest: Manifest) -> tuple[DataFiles, list[DeleteFile]] | None:
+        with suppress(*(FileNotFoundError,) * may_be_gone):
+            return read_manifest(io, manifest, specs)
+        return None
+
     with Threads(_READ_THREADS) as threads:
-        return list(threads.map(lambda one: read_manifest(io, one, specs), manifests.values()))
+        for start in range(0, len(all_of_them), _READ_AHEAD):
+            yield from filter(None, threads.map(read, all_of_them[start : start + _READ_AHEAD]))
 
 
 def _paths(files: DataFiles) -> Iterator[str]:

@@ -20,7 +20,7 @@ from tests.thorough import V3_FIRST
 from trust.locations import normalize_location, parse_location
 from worker.io.storage import Storage
 from worker.jobs import orphan_removal
-from worker.jobs.orphan_removal import Place, _Removal
+from worker.jobs.orphan_removal import UNNAMED_METADATA_AT_MOST, Place, _Removal
 from worker.process.errors import JobError
 
 NewTable = Callable[..., TableBuilder]
@@ -50,6 +50,13 @@ def put(table: TableBuilder, *names: str, content: bytes = b"orphan") -> list[st
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
     return [str(place_of(table) / name) for name in names]
+
+
+def beginning(table: TableBuilder, updated_ms: int) -> bytes:
+    """Of a metadata file of the table, which has properties first."""
+    uuid = str(table.metadata.table_uuid)
+    said = {"properties": {"table-uuid": "?"}, "table-uuid": uuid, "last-updated-ms": updated_ms}
+    return json.dumps(said).encode()
 
 
 def age(table: TableBuilder, seconds: float = 30 * 86_400) -> None:
@@ -115,7 +122,7 @@ def test_orphans_go_that_a_dry_run_has_listed_and_nothing_that_is_needed_or_anot
     left_by_a_failed_commit = put(
         table,
         "metadata/00000-x.metadata.json",
-        content=json.dumps({"table-uuid": str(table.metadata.table_uuid)}).encode(),
+        content=beginning(table, updated_ms=0),
     )
     age(table)
     os.utime(left_by_a_failed_commit[0], (1e9, 1e9))
@@ -211,6 +218,27 @@ def test_iceberg_lets_nothing_go_that_has_the_path_of_a_needed_file_in_another_s
 
 
 @pytest.mark.integration
+def test_what_another_catalog_has_committed_beside_this_one_stays(
+    new_table: NewTable, jobs: Jobs, spark: SparkSession
+) -> None:
+    """Even if this one commits last, so that the other's metadata looks as old as its own."""
+    table = new_table()
+    table.append([row(1)])
+    location, fork = table.metadata_location, f"{table.identifier}_fork"
+    catalog, name = fork.split(".")[0], ".".join(fork.split(".")[1:])
+    spark.sql(f"CALL {catalog}.system.register_table('{name}', '{location}')")
+    beside = TableBuilder(spark, fork)
+    beside.append([row(2)])
+    beside.append([row(3)])
+    table.append([row(4)])
+    (orphan,) = put(table, "data/a.parquet")
+    age(table)
+    told = remove(jobs)
+    assert paths(told) == [orphan]
+    assert visible_rows(spark, fork).total() == 3
+
+
+@pytest.mark.integration
 def test_one_that_finds_a_file_needed_keeps_it(
     new_table: NewTable, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -273,6 +301,19 @@ def nested(table: TableBuilder) -> None:
     put(table, "data/other/metadata/00000-x.metadata.json", content=b"{}")
 
 
+def of_another_by_its_name(table: TableBuilder) -> None:
+    """The table's log names it, too, and a property has the UUID of the table."""
+    log = table.metadata.metadata_log[-1].metadata_file
+    said = {"properties": {"table-uuid": str(table.metadata.table_uuid)}, "table-uuid": "of-another"}
+    Path(parse_location(log).path).write_text(json.dumps(said))
+
+
+def many_beside(table: TableBuilder) -> None:
+    for number in range(UNNAMED_METADATA_AT_MOST + 1):
+        put(table, f"metadata/{number}-z.metadata.json", content=beginning(table, 2**50))
+    age(table)
+
+
 def of_another(table: TableBuilder) -> None:
     uuid = "00000000-0000-0000-0000-000000000001"
     put(table, "metadata/00001-y.metadata.json", content=json.dumps({"table-uuid": uuid}).encode())
@@ -283,8 +324,7 @@ def unreadable(table: TableBuilder) -> None:
 
 
 def gone_on(table: TableBuilder) -> None:
-    told = json.dumps({"table-uuid": str(table.metadata.table_uuid)}).encode()
-    (path,) = put(table, "metadata/00001-y.metadata.json", content=told)
+    (path,) = put(table, "metadata/00001-y.metadata.json", content=beginning(table, 0))
     age(table)
     os.utime(path, (time.time() - 7200,) * 2)
 
@@ -300,6 +340,9 @@ def with_property(name: str, value: str) -> Callable[[TableBuilder], None]:
         (nested, {}, "Another table lies in its location: it has .*other/metadata/00000-x.metadata.json"),
         (delta, {}, "Another table lies in its location: it has .*_delta_log"),
         (of_another, {}, "00001-y.metadata.json is of 00000000-0000-0000-0000-000000000001"),
+        (of_another_by_its_name, {}, "metadata.json is of of-another"),
+        (many_beside, {}, "101 metadata files that the table does not name are no older than its log"),
+        (age, {"table_uuid": "of-another"}, "Its UUID is .*, and was of-another when the job was requested"),
         (unreadable, {}, "can't be told of which table .*00001-y"),
         (gone_on, {}, "00001-y.metadata.json is newer than the metadata that the catalog names"),
         (with_property("gc.enabled", "false"), {}, "gc.enabled is not true"),
@@ -345,7 +388,7 @@ def test_a_table_without_snapshots_or_with_a_whole_store_as_its_location_is_refu
 PLACE = Place(
     "s3://lake/t",
     ("s3://lake/t/data", "s3a://lake/t/metadata"),
-    frozenset({"s3://lake/t/metadata/00001-a.metadata.json"}),
+    frozenset({"s3://lake/t/metadata"}),
     "s3://lake/t/data/index",
 )
 
