@@ -276,10 +276,12 @@ def update_policy(
     That of the whole system is changed by those who may attach another one there. leave_staged: what is
     staged and not published stays where it is, on branches that are published no more.
     """
-    with restaging(session, "body.settings.publish.from", leave_staged=leave_staged):
+    doing = f"{principal.name} changed policy {get_policy(session, policy_id).name!r}"
+    with restaging(session, doing, "body.settings.publish.from", leave_staged=leave_staged):
         row = get_policy(session, policy_id, for_update=True)
         is_of_system = session.get_one(PolicyAttachment, SYSTEM_TARGET).policy_id == row.id
-        authorize(session, principal, _needed_at(is_system=is_of_system), "policy.update", row.name)
+        needed = _needed_at(is_system=is_of_system)
+        authorize(session, principal, needed, "policy.update", row.name, leave_staged=leave_staged)
         _refuse_built_in(row)
         check_version(if_match, row.version)
         if patch.name is not None and patch.name != row.name:
@@ -338,10 +340,13 @@ def attach_policy(
 
     leave_staged: as for `update_policy`.
     """
-    with restaging(session, "body.policy", leave_staged=leave_staged):
+    does = "detached a policy from" if request.policy is None else f"attached policy {request.policy!r} to"
+    doing = f"{principal.name} {does} the {request.level.value}"
+    with restaging(session, doing, "body.policy", leave_staged=leave_staged):
         target, catalog_id, table = _target_of(session, request, for_update=True)
         needed = _needed_at(is_system=request.level is Level.SYSTEM)
-        authorize(session, principal, needed, "policy.attach", target, policy=request.policy)
+        said = {"policy": request.policy, "leave_staged": leave_staged}
+        authorize(session, principal, needed, "policy.attach", target, **said)
         if request.policy is None and request.level is Level.SYSTEM:
             raise InvalidError("system-needs-policy", "Detaching it would leave values without a source.")
         row = _attach(

@@ -6,6 +6,7 @@ whoever says so; and what is staged is left behind only if somebody says that, t
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from sqlmodel import Session, col, select
 
@@ -15,6 +16,7 @@ from service.policies.places import table_target, targets_of
 from service.quantities import counted
 from service.records.catalogs import Catalog
 from service.records.health import TableHealth
+from service.records.jobs import Event
 from service.records.policies import Policy, PolicyAttachment
 from service.records.tables import EnrolledTable
 
@@ -42,37 +44,60 @@ def check_staging(session: Session, table: EnrolledTable, field: str = "body.pub
 
 def leave_staging_branch(
     session: Session, left: Sequence[tuple[EnrolledTable, str | None]], *, leave_staged: bool
-) -> None:
+) -> dict[str, str]:
     """Forget what was seen on the staging branches that these tables had until now.
 
-    Raises ConflictError if any of that is not published, unless it may be left.
+    Returns what is left there unpublished, in words, by the ids of the tables that have anything. Raises
+    ConflictError if any have, unless it may be left.
     """
     branches = {table.id: (table.name, branch) for table, branch in left}
-    known = session.exec(select(TableHealth).where(col(TableHealth.table_id).in_(branches))).all()
+    # A look at one of them is over by then, or stores nothing of the former branch.
+    rows = select(EnrolledTable.id).where(col(EnrolledTable.id).in_(branches)).order_by(col(EnrolledTable.id))
+    session.exec(rows.with_for_update(key_share=FOR_UPDATE["key_share"])).all()
+    known = session.exec(
+        select(TableHealth)
+        .where(col(TableHealth.table_id).in_(branches))
+        .order_by(col(TableHealth.table_id))
+        .with_for_update()
+        .execution_options(populate_existing=True)
+    ).all()
     waiting = [health for health in known if health.oldest_staged_at is not None]
     if waiting and not leave_staged:
         first, others = waiting[0], len(waiting) - 1
-        rows = counted(first.staged_rows, "row")
-        has = f"{counted(first.staged_snapshots, 'snapshot')} with {rows} and row-level deletes"
         name, branch = branches[first.table_id]
         raise ConflictError(
             "staged-rows-left",
-            f"Branch {branch!r} of {name} has {has if first.staged_snapshots else 'perhaps snapshots'}"
+            f"Branch {branch!r} of {name} has {_staged_on(first)}"
             " that are not published, as far as the last look at the table knows"
             + (f"; and so have those of {counted(others, 'other table')}." if others else "."),
             staged_snapshots=sum(health.staged_snapshots for health in waiting),
             staged_rows=sum(health.staged_rows for health in waiting),
         )
+    told = {health.table_id: _staged_on(health) for health in waiting}
     for health in known:  # the next poll looks at the other branch
         health.staged_snapshots = health.staged_rows = 0
         health.oldest_staged_at = health.first_staged_id = health.stopped_at = None
         health.staging_is_cut, health.staging_is_unproven, health.kept_snapshots = False, False, 0
         session.add(health)
+    return told
+
+
+def restaged(before: str | None, after: str | None, left: str | None) -> tuple[str, dict[str, Any]]:
+    """What an event says, in words and as fields, of a table that has another staging branch by now.
+
+    left: unpublished on the former one, as `leave_staging_branch` has it.
+    """
+    sentence = f"Staging branch: {after or 'none'}, formerly {before or 'none'}."
+    if left is not None:
+        sentence += f" Left there unpublished: {left}."
+    return sentence, {"staging_branch": after, "former_staging_branch": before, "left_staged": left}
 
 
 @contextmanager
-def restaging(session: Session, field: str, *, leave_staged: bool) -> Iterator[None]:
+def restaging(session: Session, doing: str, field: str, *, leave_staged: bool) -> Iterator[None]:
     """Lets the body change policies, or where they are attached.
+
+    doing: who does what, for the events of tables that have another staging branch by that.
 
     Raises as `check_staging` and `leave_staging_branch` do of every table that has another staging branch by
     that. Jobs that publish the former one commit nothing any more: `claims` and `attempts` look at that.
@@ -92,7 +117,7 @@ def restaging(session: Session, field: str, *, leave_staged: bool) -> Iterator[N
     ).all()
     before, after = _resolved(tables, former), _resolved(tables, current)
     changed = [table for table in tables if before.get(table.id) != after.get(table.id)]
-    leave_staging_branch(
+    left = leave_staging_branch(
         session, [(table, before.get(table.id)) for table in changed], leave_staged=leave_staged
     )
     enrolments: dict[str, list[EnrolledTable]] = {}
@@ -101,6 +126,16 @@ def restaging(session: Session, field: str, *, leave_staged: bool) -> Iterator[N
     for table in changed:
         others = [other for other in enrolments[table.table_uuid] if other is not table]
         _check(table, others, after, field)
+        told, fields = restaged(before.get(table.id), after.get(table.id), left.get(table.id))
+        message = f"{doing}. {told}"
+        session.add(Event(kind="table.changed", message=message, table_id=table.id, fields=fields))
+
+
+def _staged_on(health: TableHealth) -> str:
+    if not health.staged_snapshots:
+        return "perhaps snapshots"
+    rows = counted(health.staged_rows, "row")
+    return f"{counted(health.staged_snapshots, 'snapshot')} with {rows} and row-level deletes"
 
 
 def _check(

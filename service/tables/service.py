@@ -7,6 +7,7 @@ the database and return what `enroll_*` functions then store.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from typing import Any
 
 from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 from pyiceberg.table import Table
@@ -27,7 +28,7 @@ from service.jobs import queue
 from service.jobs.events import record_table_event
 from service.jobs.queue import check_index_unused
 from service.policies import service as policies
-from service.policies.staging import check_staging, leave_staging_branch, staging_branches
+from service.policies.staging import check_staging, leave_staging_branch, restaged, staging_branches
 from service.problems import PROBLEM_PATH
 from service.records.catalogs import Catalog
 from service.records.health import HealthStatus, TableHealth
@@ -322,9 +323,8 @@ def update_table(
         # As whoever enrols: one of two who take the same branch sees the other.
         _catalog(session, get_table(session, table_id).catalog_id, for_update=True)
     row = get_table(session, table_id, for_update=True)
-    authorize(
-        session, principal, Role.OPERATOR, "table.update", row.name, fields=sorted(patch.model_fields_set)
-    )
+    said = {"fields": sorted(patch.model_fields_set), "leave_staged": leave_staged}
+    authorize(session, principal, Role.OPERATOR, "table.update", row.name, **said)
     check_version(if_match, row.version)
     before = staging_branches(session, [row]).get(row.id)
     if "policy" in patch.model_fields_set:
@@ -335,28 +335,33 @@ def update_table(
         row.key_sets = patch.key_sets or []
     if "publish" in patch.model_fields_set:
         row.publish_from = patch.publish.source if patch.publish is not None else None
-    _restage(session, principal, row, before, leave_staged=leave_staged)
+    told, fields = _restage(session, principal, row, before, leave_staged=leave_staged)
     changed = _changed(session, settings, row)
     keys = " and ".join(f"({', '.join(key_set)})" for key_set in changed.key_sets) or "none"
     sentence = f"Changed by {principal.name}: policy {changed.policy or 'inherited'}, declared keys {keys}."
-    if changed.staging_branch != before:
-        sentence += f" Staging branch: {changed.staging_branch or 'none'}."
+    sentence += told
     if added and columns is None:
         sentence += " The catalog could not be reached, so whether the table has these columns is not known."
-    record_table_event(session, row.id, "table.changed", sentence, utc_now())
+    record_table_event(session, row.id, "table.changed", sentence, utc_now(), **fields)
     return changed
 
 
 def _restage(
     session: Session, principal: Principal, row: EnrolledTable, before: str | None, *, leave_staged: bool
-) -> None:
-    """What another staging branch than before, or none, takes; jobs that publish are cancelled."""
-    if staging_branches(session, [row]).get(row.id) == before:
-        return
-    leave_staging_branch(session, [(row, before)], leave_staged=leave_staged)
+) -> tuple[str, dict[str, Any]]:
+    """What another staging branch than before, or none, takes; jobs that publish are cancelled.
+
+    Returns what the table's event says of it, in words and as fields; empty if the branch is the same.
+    """
+    after = staging_branches(session, [row]).get(row.id)
+    if after == before:
+        return "", {}
+    left = leave_staging_branch(session, [(row, before)], leave_staged=leave_staged)
     check_staging(session, row)
     reason = f"{principal.name} changed the staging branch"
     queue.cancel_jobs_of_table(session, row.id, reason, utc_now(), JobKind.PUBLISH)
+    told, fields = restaged(before, after, left.get(row.id))
+    return f" {told}", fields
 
 
 def pause_table(

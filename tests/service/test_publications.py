@@ -247,8 +247,10 @@ def test_a_staging_branch_is_set_up_later_and_taken_back_with_its_jobs(
     assert (staged_of(left), left["staged_age_seconds"]) == ((0, 0), 0)
     assert "publish" not in health(local, table)["decisions"]
     told = [event["message"] for event in local.admin.get(f"{path}/events").json()["items"]]
-    assert any("Staging branch: ingest." in message for message in told)
-    assert any("Staging branch: none." in message for message in told)
+    assert any("Staging branch: ingest, formerly none." in message for message in told)
+    waited = "1 snapshot with 1 row and row-level deletes"
+    left_there = f"Staging branch: none, formerly ingest. Left there unpublished: {waited}."
+    assert any(left_there in message for message in told)
 
 
 def test_a_pattern_enrols_tables_with_their_staging_branch(local: Running, iceberg: IcebergCatalog) -> None:
@@ -351,6 +353,18 @@ def test_no_change_of_a_policy_leaves_staged_rows_behind_by_accident(
 
     assert patch(local, f"/policies/{changed}?leave_staged=true", without).status_code == 200
 
+    event = local.admin.get(f"{path}/events?kind=table.changed").json()["items"][-1]
+    waited = "1 snapshot with 1 row and row-level deletes"
+    assert event["message"].endswith(
+        f"changed policy 'staged'. Staging branch: none, formerly ingest. Left there unpublished: {waited}."
+    )
+    assert event["fields"] == {
+        "staging_branch": None,
+        "former_staging_branch": "ingest",
+        "left_staged": waited,
+    }
+    entries = local.admin.get("/audit?action=policy.update").json()["items"]
+    assert any(entry["fields"].get("leave_staged") for entry in entries)
     left = local.admin.get(f"{path}/health").json()
     assert (staged_of(left), left["staged_age_seconds"]) == ((0, 0), 0)
     assert local.claim(local.start_worker()) is None, "nobody publishes that branch any more"

@@ -12,8 +12,11 @@ from sqlalchemy import text
 from sqlmodel import Session
 
 from service.auth.models import SYSTEM
+from service.db.database import utc_now
 from service.jobs.models import JobRequest
 from service.jobs.service import request_job, retry_job
+from service.records.health import health_of
+from service.records.tables import get_table
 from service.scheduling.poller import Poller
 from service.tables.models import TablePatch
 from service.tables.service import update_table
@@ -167,3 +170,28 @@ def test_an_attachment_beside_another_change_of_its_table_counts_as_a_change_of_
     assert attaching.result().status_code == 200
     assert changed.version == table["version"] + 1
     assert service.admin.get(f"/tables/{table['id']}").json()["version"] == changed.version + 1
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("database_kind", ["postgresql"])
+def test_rows_that_are_seen_while_a_policy_changes_are_not_left_behind(
+    service: Running, iceberg: IcebergCatalog, pool: ThreadPoolExecutor
+) -> None:
+    service.register(iceberg)
+    table_id = service.enroll()["id"]
+    body = {"name": "staged", "settings": {"publish": {"from": "ingest"}}}
+    service.admin.post("/policies", json=body)
+    place = {"level": "catalog", "catalog": "local"}
+    service.admin.put("/policy-attachments", json=place | {"policy": "staged"})
+    service.poll(table_id)
+
+    with service.database.write() as session:  # as the poller does
+        get_table(session, table_id, for_update=True)
+        health = health_of(session, table_id)
+        health.staged_snapshots, health.oldest_staged_at = 1, utc_now()
+        session.flush()
+        detaching = begin_and_wait(
+            service, pool, lambda: service.admin.put("/policy-attachments", json=place | {"policy": None})
+        )
+
+    assert detaching.result().status_code == 409
