@@ -9,6 +9,7 @@ from pyiceberg.table.snapshots import Snapshot
 
 from service.catalogs.measure import summarized
 from staging.history import (
+    BRANCH,
     History,
     Publication,
     PublicationUnreadableError,
@@ -16,6 +17,7 @@ from staging.history import (
     is_flinks,
     is_idle,
     only_clears,
+    properties,
     staged_snapshots,
 )
 
@@ -38,6 +40,8 @@ class Staged:
     """Whether expiry has taken what says, by metadata alone, that the target has what was published."""
     kept: int = 0
     """Snapshots of the branch of which none may expire, since Flink would be refused without them."""
+    was_published: bool = False
+    """Whether anything of the branch ever was, as far as the snapshots that are left tell."""
 
 
 def measure_staged(metadata: TableMetadata, source: str, target: str) -> Staged:
@@ -46,7 +50,11 @@ def measure_staged(metadata: TableMetadata, source: str, target: str) -> Staged:
     by_flink = metadata.format_version >= 3 and (not staging or any(map(is_flinks, staging)))
     is_cut = by_flink and _is_cut(staging or History.of(metadata, target).snapshots)
     kept = len(staging) if by_flink and not is_cut else 0
-    return replace(_measured(metadata, source, target), is_cut=is_cut, kept=kept)
+    was_published = any(map(only_clears, staging)) or any(
+        properties(one).get(BRANCH) == source for one in History.of(metadata, target).snapshots
+    )
+    measured = _measured(metadata, source, target)
+    return replace(measured, is_cut=is_cut, kept=kept, was_published=was_published)
 
 
 def _measured(metadata: TableMetadata, source: str, target: str) -> Staged:

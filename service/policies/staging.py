@@ -78,6 +78,7 @@ def leave_staging_branch(
         health.staged_snapshots = health.staged_rows = 0
         health.oldest_staged_at = health.first_staged_id = health.stopped_at = None
         health.staging_is_cut, health.staging_is_unproven, health.kept_snapshots = False, False, 0
+        health.watched_branch = None
         session.add(health)
     return told
 

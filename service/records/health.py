@@ -78,6 +78,9 @@ class TableHealth(SQLModel, table=True):
     """Whether only a job can tell that the table's branch still has all that was published."""
     kept_snapshots: int = 0
     """Of the staging branch, if none may expire, since Flink needs all."""
+    watched_branch: str | None = None
+    """The staging branch that is published without asking: the enrolment names it, or it had nothing that
+    waits when a policy did, or somebody has published it."""
     small_manifests: int = 0
     """Of the head: what a rewriting would take."""
     small_data_files: int = 0

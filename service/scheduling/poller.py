@@ -530,7 +530,10 @@ class Poller:
         health.oldest_convertible_at = _since(oldest, health.oldest_convertible_at, now)
         policy = effective_policy(session, table)
         # Nobody publishes any more what was looked at, if that was taken back meanwhile.
-        _store_staged(health, staged if policy.publish.source == source else Staged(), now)
+        is_same = policy.publish.source == source
+        _store_staged(health, staged if is_same else Staged(), now)
+        if source and is_same:
+            _ask_at_first(health, staged, source, by_enrolment=table.publish_from is not None)
         cancel_publications_but(session, table_id, policy.publish.source, now)
         health.small_manifests = found.small_manifests
         health.data_files = found.data_files
@@ -621,6 +624,27 @@ def _store_staged(health: TableHealth, staged: Staged, now: datetime) -> None:
         health.stopped_at = {"code": trouble.code, "reason": reason, "remedy": trouble.remedy}
     elif staged.first_id is None or stopped.get("snapshot_id") != staged.first_id:
         health.stopped_at = None  # what a report names is published by now, or gone
+
+
+def _ask_at_first(health: TableHealth, staged: Staged, source: str, *, by_enrolment: bool) -> None:
+    """Let nothing be published by itself that a branch had before a policy named it, for a table or for many.
+
+    Nobody may have thought of this table, and publishing empties the branch. A publication that somebody
+    requests is the answer.
+    """
+    trouble = staged.trouble
+    has_none = staged.first_id is None and (
+        trouble is None or isinstance(trouble, StagingBranchNotFoundError)
+    )
+    if by_enrolment or staged.was_published or has_none:
+        health.watched_branch = source
+    elif health.watched_branch != source and health.stopped_at is None:
+        health.stopped_at = {
+            "code": "staged_before_policy",
+            "reason": f"Branch {source} had snapshots before a policy named it as staging branch.",
+            "remedy": "A dry run of a publish job says what they are. Request one to publish them, and all"
+            ' that follows by itself; or let the table have no staging branch (`{"from": ""}`).',
+        }
 
 
 def _since(committed_at: datetime | None, before: datetime | None, now: datetime) -> datetime | None:

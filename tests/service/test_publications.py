@@ -296,6 +296,7 @@ def test_a_policy_names_the_staging_branch_of_tables_that_do_not(
         "db.none": ({"from": ""}, None),
     }
 
+    assert staged_of(health(local, before)) == (0, 0)
     stage(iceberg, 1, 2)
     assert staged_of(health(local, before)) == (1, 2)
     (job,) = queued(local)
@@ -319,6 +320,36 @@ def test_a_policy_names_the_staging_branch_of_tables_that_do_not(
         "publish.from = flink: from the enrolment of table db.own."
         in (local.admin.get(f"/tables/{own['id']}/policy").json()["explanation"])
     )
+
+
+def test_what_a_branch_had_before_a_policy_named_it_is_published_once_somebody_asks(
+    local: Running, iceberg: IcebergCatalog
+) -> None:
+    policy(local, "staged", **FROM_INGEST, age_seconds=0)
+    table = local.enroll()
+    path = f"/tables/{table['id']}"
+    last = stage(iceberg, 1)
+    assert attach(local, "staged").status_code == 200
+
+    for _ in range(2):
+        found = health(local, table)
+        assert (found["status"], found["stopped_at"]["code"]) == ("blocked", "staged_before_policy")
+        assert "ingest had snapshots before a policy named it" in found["status_reason"]
+        assert queued(local) == []
+        last = stage(iceberg, 2)
+
+    assert patch(local, path, {"publish": FROM_INGEST}).status_code == 200, "that is an answer, too"
+    assert health(local, table)["stopped_at"] is None
+    patch(local, f"{path}?leave_staged=true", {"publish": {"from": ""}})
+    assert patch(local, path, {"publish": None}).json()["staging_branch"] == "ingest"
+    assert health(local, table)["stopped_at"]["code"] == "staged_before_policy"
+    (job,) = queued(local) or [local.admin.post(f"{path}/jobs", json={"kind": "publish"}).json()]
+    assert job["trigger"] == "request"
+    publish_up_to(iceberg, last)
+    local.admin.post(f"/jobs/{job['id']}/cancel")
+    assert health(local, table)["stopped_at"] is None
+    stage(iceberg, 3)
+    assert health(local, table)["decisions"]["publish"]["action"] == "trigger"
 
 
 def test_no_change_of_a_policy_leaves_staged_rows_behind_by_accident(

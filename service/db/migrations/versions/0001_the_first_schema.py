@@ -515,6 +515,7 @@ def _create_tables() -> None:
         sa.Column("staging_is_cut", sa.Boolean(), nullable=False),
         sa.Column("staging_is_unproven", sa.Boolean(), nullable=False),
         sa.Column("kept_snapshots", sa.Integer(), nullable=False),
+        sa.Column("watched_branch", sa.String(), nullable=True),
         sa.Column("data_files", sa.Integer(), nullable=False),
         sa.Column("unindexed_data_files", sa.Integer(), nullable=False),
         sa.Column("new_data_files", sa.Integer(), nullable=False),
