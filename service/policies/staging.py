@@ -21,6 +21,20 @@ from service.records.policies import Policy, PolicyAttachment
 from service.records.tables import EnrolledTable
 
 
+def lock_enrolments(session: Session) -> None:
+    """Lets nobody else enrol a table, or change a staging branch, until this transaction ends.
+
+    So one of two who take the same branch sees the other, also if their catalogs are two records of the same
+    place; and whoever removes a catalog sees its tables.
+    """
+    session.exec(
+        select(Catalog)
+        .order_by(col(Catalog.id))
+        .with_for_update(key_share=FOR_UPDATE["key_share"])
+        .execution_options(populate_existing=True)
+    ).all()
+
+
 def staging_branches(session: Session, tables: Iterable[EnrolledTable]) -> dict[str, str]:
     """What is published on the branches of tables, by their ids; those without any are absent."""
     return _resolved(tables, _of_policies(session))
@@ -103,10 +117,7 @@ def restaging(session: Session, doing: str, field: str, *, leave_staged: bool) -
     Raises as `check_staging` and `leave_staging_branch` do of every table that has another staging branch by
     that. Jobs that publish the former one commit nothing any more: `claims` and `attempts` look at that.
     """
-    # As whoever enrols: one of two who take the same branch sees the other.
-    session.exec(
-        select(Catalog.id).order_by(col(Catalog.id)).with_for_update(key_share=FOR_UPDATE["key_share"])
-    ).all()
+    lock_enrolments(session)
     former = _of_policies(session)
     yield
     session.flush()

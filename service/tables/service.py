@@ -28,7 +28,13 @@ from service.jobs import queue
 from service.jobs.events import record_table_event
 from service.jobs.queue import check_index_unused
 from service.policies import service as policies
-from service.policies.staging import check_staging, leave_staging_branch, restaged, staging_branches
+from service.policies.staging import (
+    check_staging,
+    leave_staging_branch,
+    lock_enrolments,
+    restaged,
+    staging_branches,
+)
 from service.problems import PROBLEM_PATH
 from service.records.catalogs import Catalog
 from service.records.health import HealthStatus, TableHealth
@@ -88,8 +94,8 @@ def catalog_of_request(database: Database, name_or_id: str) -> Catalog:
         return _catalog(session, name_or_id)
 
 
-def _catalog(session: Session, name_or_id: str, *, for_update: bool = False) -> Catalog:
-    found = find_catalog(session, name_or_id, for_update=for_update)
+def _catalog(session: Session, name_or_id: str) -> Catalog:
+    found = find_catalog(session, name_or_id)
     if found is not None:
         return found
     names = session.exec(select(Catalog.name).where(col(Catalog.deleted_at).is_(None)).limit(20)).all()
@@ -134,8 +140,8 @@ def enroll_table(
         "table.enroll",
         f"{loaded.catalog.name}.{'.'.join(loaded.identifier)}",
     )
-    # Whoever removes the catalog waits, and sees this table then.
-    catalog = _catalog(session, loaded.catalog.id, for_update=True)
+    lock_enrolments(session)
+    catalog = _catalog(session, loaded.catalog.id)
     for location in (loaded.location, *loaded.other_locations):
         check_location(settings, location)
     check_index_place(index_warehouse(settings, catalog), loaded.location)
@@ -320,8 +326,7 @@ def update_table(
     enrolment's, or that has what would be left unless it is told so.
     """
     if patch.model_fields_set & {"policy", "publish"}:
-        # As whoever enrols: one of two who take the same branch sees the other.
-        _catalog(session, get_table(session, table_id).catalog_id, for_update=True)
+        lock_enrolments(session)
     row = get_table(session, table_id, for_update=True)
     said = {"fields": sorted(patch.model_fields_set), "leave_staged": leave_staged}
     authorize(session, principal, Role.OPERATOR, "table.update", row.name, **said)

@@ -18,7 +18,7 @@ from service.jobs.service import request_job, retry_job
 from service.records.health import health_of
 from service.records.tables import get_table
 from service.scheduling.poller import Poller
-from service.tables.models import TablePatch
+from service.tables.models import Staging, TablePatch
 from service.tables.service import update_table
 from tests.service.conftest import Running
 from tests.service.iceberg_tables import IcebergCatalog
@@ -195,3 +195,29 @@ def test_rows_that_are_seen_while_a_policy_changes_are_not_left_behind(
         )
 
     assert detaching.result().status_code == 409
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("database_kind", ["postgresql"])
+def test_two_records_of_a_catalog_do_not_take_one_branch_at_once_for_different_things(
+    service: Running, iceberg: IcebergCatalog, pool: ThreadPoolExecutor
+) -> None:
+    catalog = service.register(iceberg)
+    other = {"name": "again", "type": catalog["type"], "properties": iceberg.properties}
+    assert service.admin.post("/catalogs", json=other).status_code == 201
+    iceberg.append("db.t", [1])
+    made = iceberg.catalog.load_table("db.t").manage_snapshots()
+    made.create_branch(iceberg.head("db.t"), "ingest").commit()
+    again = IcebergCatalog(iceberg.directory, "again").catalog
+    again.create_namespace("db")
+    again.register_table("db.t", iceberg.catalog.load_table("db.t").metadata_location)
+    table = service.enroll()
+    staged = TablePatch(publish=Staging(source="ingest"))
+    branch = {"catalog": "again", "identifier": ["db", "t"], "branch": "ingest"}
+
+    with service.database.write() as session:
+        update_table(session, service.settings, SYSTEM, table["id"], staged, "*", None)
+        session.flush()
+        enrolling = begin_and_wait(service, pool, lambda: service.admin.post("/tables", json=branch))
+
+    assert enrolling.result().json()["type"] == "/problems/staging-branch-in-use"
