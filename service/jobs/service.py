@@ -95,6 +95,8 @@ def request_job(session: Session, principal: Principal, table_id: str, request: 
             session, table, parameters, utc_now(), dry_run=request.dry_run
         )
     refuse_paused(session, table)
+    if kind is JobKind.PUBLISH:
+        queue.cancel_publications_but(session, table.id, policy.publish.source, utc_now())
     job, _ = queue.enqueue(
         session,
         table,
