@@ -606,8 +606,8 @@ PROBLEMS: dict[str, ProblemType] = {
     "staged-rows-left": ProblemType(
         (409,),
         "What is staged is not published yet",
-        "Without the staging branch in enrolment or policy, nobody looks at what it has any more: readers "
-        "would never see these rows, and their snapshots would stay.",
+        "Without the enrolment, or the staging branch in enrolment or policy, nobody looks at what it has "
+        "any more: readers would never see these rows, and their snapshots would stay.",
         "Request a job of kind publish and wait for it; or change it all the same (`leave_staged`), and drop "
         "the branch once nobody needs its rows.",
         {

@@ -46,11 +46,17 @@ Cron = Annotated[str, AfterValidator(check_cron)]
 """Five fields, in the policy's time zone; empty for none."""
 
 
+NO_BRANCH = "none"
+"""What forms and pages have in place of the empty name, so no staging branch is called like this."""
+
+
 def _check_staging_branch(source: str) -> str:
     if source == MAIN_BRANCH:
         raise ValueError(
             "readers read main, and a staging branch is emptied: name the one that the writer commits to"
         )
+    if source == NO_BRANCH:
+        raise ValueError("this is how pages say that there is none: leave the name empty for that")
     return source
 
 

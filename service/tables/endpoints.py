@@ -185,10 +185,16 @@ def delete_table(
     table_id: TableId,
     response: Response,
     drop_index: Annotated[bool, Query(description="The files of its index are deleted, too.")] = False,
+    leave_staged: Annotated[
+        bool,
+        Query(description="It is removed even if its staging branch has what is not published."),
+    ] = False,
     if_match: OptionalIfMatch = None,
 ) -> JobView | None:
     """Forget a table, and with drop_index its index. The Iceberg table stays as it is."""
-    job = service.delete_table(session, caller, table_id, drop_index=drop_index, if_match=if_match)
+    job = service.delete_table(
+        session, caller, table_id, drop_index=drop_index, leave_staged=leave_staged, if_match=if_match
+    )
     if job is None:
         return None
     response.status_code = 202

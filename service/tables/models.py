@@ -23,7 +23,7 @@ class Staging(Message):
 
     source: StagingBranch = ModelField(alias="from")
     """The writer commits to this branch, and nobody reads it, since what is published leaves it. It need not
-    exist yet, and is never `main`. Empty for none, whatever the policy says."""
+    exist yet, and is never `main` nor `none`. Empty for none, whatever the policy says."""
 
 
 class TableRequest(Message):

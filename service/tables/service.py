@@ -391,18 +391,23 @@ def delete_table(
     table_id: str,
     *,
     drop_index: bool = False,
+    leave_staged: bool = False,
     if_match: str | None = None,
 ) -> Job | None:
     """Forget a table: queued jobs are cancelled, a running one is asked to stop, history stays readable.
 
     The Iceberg table is left as it is, and so is its index, unless `drop_index`: the job that is returned
-    then deletes it, however long that takes. Raises ConflictError if the index is another enrolment's too.
+    then deletes it, however long that takes. Raises ConflictError if the index is another enrolment's too, or
+    if its staging branch has what is not published, unless that may be left.
     """
     row = get_table(session, table_id, for_update=True)
-    authorize(session, principal, Role.OPERATOR, "table.delete", row.name, drop_index=drop_index)
+    said = {"drop_index": drop_index, "leave_staged": leave_staged}
+    authorize(session, principal, Role.OPERATOR, "table.delete", row.name, **said)
     check_version(if_match, row.version)
     if drop_index:
         check_index_unused(session, row)
+    branch = staging_branches(session, [row]).get(row.id)
+    leave_staging_branch(session, [(row, branch)], leave_staged=leave_staged)
     now = utc_now()
     policy = policies.effective_policy(session, row)
     queue.cancel_jobs_of_table(session, row.id, f"the table was removed by {principal.name}", now)

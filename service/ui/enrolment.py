@@ -18,6 +18,7 @@ from service.discovery import candidates, patterns
 from service.discovery.models import StandingPatternPatch, StandingPatternRequest
 from service.errors import ForbiddenError, IcestreamError, InvalidError, NotFoundError, PreconditionError
 from service.http.paging import EVERYTHING, PageRequest
+from service.policies.models import NO_BRANCH
 from service.settings import CurrentSettings
 from service.tables import service as tables
 from service.tables.models import PatternRequest, PatternResult, TableRequest, TableView
@@ -276,7 +277,7 @@ def pause_pattern(
 def staging_of(typed: Typed) -> dict[str, str] | None:
     """The staging branch that a form names, as calls take it; `none` for none, whatever the policy says."""
     source = typed.given("publish")
-    return {"from": "" if source == "none" else source} if source is not None else None
+    return {"from": "" if source == NO_BRANCH else source} if source is not None else None
 
 
 def _enrol(

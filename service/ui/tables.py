@@ -22,6 +22,7 @@ from service.jobs import events
 from service.jobs import service as jobs
 from service.jobs.models import JobRequest, JobView, RequestableKind
 from service.policies import service as policies
+from service.policies.models import NO_BRANCH
 from service.records.health import HealthStatus, Resolution, TableHealth
 from service.records.jobs import JobKind, JobStatus
 from service.records.reports import SnapshotId
@@ -237,8 +238,14 @@ def delete_table(
     drop_index = typed["drop_index"] == "true"
     try:
         with database.write() as session:
+            leaves = typed["leave_staged"] == "true"
             job = tables.delete_table(
-                session, sender, table_id, drop_index=drop_index, if_match=typed.if_match
+                session,
+                sender,
+                table_id,
+                drop_index=drop_index,
+                leave_staged=leaves,
+                if_match=typed.if_match,
             )
             target = f"/jobs/{job.id}" if job else "/tables"
     except NotFoundError:
@@ -266,7 +273,7 @@ def pause_table(
 def _filled(table: TableView) -> Fields:
     return Fields.of(
         policy=table.policy or "",
-        publish=table.publish.source or "none" if table.publish is not None else "",
+        publish=table.publish.source or NO_BRANCH if table.publish is not None else "",
         key_sets="\n".join(", ".join(keys) for keys in table.key_sets),
         version=str(table.version),
     )

@@ -223,6 +223,8 @@ def test_main_is_never_a_staging_branch_since_readers_would_lose_it(
         assert answer.status_code == 422
         told = {error["field"]: error["message"] for error in answer.json()["errors"]}
         assert "name the one that the writer commits to" in told["body.publish.from"]
+    none = patch(local, f"/tables/{table['id']}", {"publish": {"from": "none"}})
+    assert "leave the name empty" in none.json()["errors"][0]["message"], "pages would take it for no branch"
 
 
 def test_a_staging_branch_is_set_up_later_and_taken_back_with_its_jobs(
@@ -246,11 +248,16 @@ def test_a_staging_branch_is_set_up_later_and_taken_back_with_its_jobs(
     left = local.admin.get(f"{path}/health").json()
     assert (staged_of(left), left["staged_age_seconds"]) == ((0, 0), 0)
     assert "publish" not in health(local, table)["decisions"]
+    patch(local, path, {"publish": FROM_INGEST})
+    health(local, table)
+    removed = local.admin.delete(path)
+    assert (removed.status_code, removed.json()["type"]) == (409, "/problems/staged-rows-left")
     told = [event["message"] for event in local.admin.get(f"{path}/events").json()["items"]]
     assert any("Staging branch: ingest, formerly none." in message for message in told)
     waited = "1 snapshot with 1 row and row-level deletes"
     left_there = f"Staging branch: none, formerly ingest. Left there unpublished: {waited}."
     assert any(left_there in message for message in told)
+    assert local.admin.delete(f"{path}?leave_staged=true").status_code == 204
 
 
 def test_a_pattern_enrols_tables_with_their_staging_branch(local: Running, iceberg: IcebergCatalog) -> None:
@@ -424,6 +431,25 @@ def test_a_running_publication_stops_once_a_policy_names_another_branch(
         health(local, table)
 
     assert local.admin.get(f"/jobs/{job['id']}").json()["cancel_requested"]
+
+
+def test_a_queued_job_of_the_former_branch_gives_way_to_a_request(local: Running) -> None:
+    changed = policy(local, "staged", **FROM_INGEST)
+    attach(local, "staged", level="system", catalog=None)
+    path = f"/tables/{local.enroll()['id']}/jobs"
+    former = local.admin.post(path, json={"kind": "publish"}).json()
+    attach(local, "staged", level="namespace", namespace=["db"])
+    assert attach(local, "standard", level="system", catalog=None).status_code == 200
+    other = {"settings": {"publish": {"from": "other"}}}
+    assert patch(local, f"/policies/{changed}", other).status_code == 200
+
+    asked = local.admin.post(path, json={"kind": "publish"})
+
+    assert (asked.status_code, asked.json()["parameters"]) == (202, {"from": "other"})
+    assert local.admin.get(f"/jobs/{former['id']}").json()["status"] == "cancelled"
+    retried = local.admin.post(f"/jobs/{former['id']}/retry")
+    assert retried.json()["type"] == "/problems/job-not-retryable"
+    assert "which the table has no more" in retried.json()["detail"]
 
 
 @ON_BOTH

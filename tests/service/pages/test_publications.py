@@ -40,6 +40,7 @@ def test_a_staging_branch_is_set_up_shown_published_and_taken_back(
     assert "1 snapshot with 2 rows and row-level deletes that are not published" in refused.text
     admin.send("/edit", publish="", leave_staged="true")
     assert service.admin.get(path).json()["publish"] is None
+    assert "leave_staged" not in admin.open(path).html
     assert "Staged rows" not in admin.open(path).text
 
 
@@ -98,3 +99,15 @@ def test_a_policy_that_would_leave_staged_rows_is_changed_once_somebody_says_so(
     assert "Branch 'ingest' of waiting.t has 1 snapshot" in refused.text
     admin.send("/edit", settings__publish__from="none", leave_staged="true")
     assert service.admin.get(f"/tables/{table['id']}").json()["staging_branch"] is None
+
+    admin.open(f"{path}/edit")
+    admin.send("/edit", settings__publish__from="ingest")
+    service.poll(table["id"])
+    admin.open(f"/tables/{table['id']}")
+    refused = admin.send("/delete")
+    assert "1 snapshot with 1 row and row-level deletes that are not published" in refused.text
+    admin.open(path)
+    refused = admin.send("/attach", {"detach": "yes"})
+    assert "1 snapshot with 1 row and row-level deletes that are not published" in refused.text
+    admin.send("/attach", {"detach": "yes", "leave_staged": "true"})
+    assert "Nowhere yet" in admin.page.text
