@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,9 @@ PLACE_PROPERTIES = (
 _NESTED = frozenset(("struct", "list", "map"))
 _TYPES = frozenset(("type", "element", "key", "value"))
 """Under which a schema's JSON has a type."""
+_WITH_NUMBERS = ("decimal", "fixed")
+"""Types that are known, so that one with other numbers is no new one."""
+_DEEP = "Its columns lie too deep within each other"
 _OPERATIONS = frozenset(one.value for one in Operation)
 _BLOBS = frozenset(("apache-datasketches-theta-v1", "deletion-vector-v1"))
 
@@ -131,6 +135,8 @@ def parse_table_metadata(content: bytes) -> TableMetadata:
     text = content.decode()
     try:
         return TableMetadataUtil.parse_raw(text)
+    except RecursionError as error:
+        raise ValidationError(_DEEP) from error
     except NOT_MODELLED as error:
         try:
             said = json.loads(text)
@@ -147,6 +153,8 @@ def table_metadata_of(said: Any) -> TableMetadata:
         return TableMetadataUtil.parse_obj(_modelled(said))
     except ValidationError:
         raise
+    except RecursionError as error:
+        raise ValidationError(_DEEP) from error
     except (*NOT_MODELLED, ValueError) as error:
         raise ValidationError(error) from error
 
@@ -180,10 +188,12 @@ def _typed(of_schema: Any) -> Any:
 def _type(name: str) -> str | IcebergType:
     if name in _NESTED:
         return name
-    try:
-        return IcebergType.model_validate(name)
-    except (ValueError, ValidationError):
-        return OpaqueType(name)
+    for written in (name, name.lower()):  # Iceberg's Java library takes both
+        with suppress(ValueError, ValidationError):
+            return IcebergType.model_validate(written)
+    if name.lower().startswith(_WITH_NUMBERS):
+        raise ValueError(f"{name} is no type of Iceberg")
+    return OpaqueType(name)
 
 
 def _with_operation(snapshots: Any) -> Any:

@@ -8,7 +8,7 @@ import pytest
 from pyiceberg.exceptions import ValidationError
 from pyiceberg.table.metadata import TableMetadataUtil
 from pyiceberg.table.snapshots import Operation
-from pyiceberg.types import LongType, NestedField
+from pyiceberg.types import DecimalType, LongType, NestedField
 
 from stores.table_metadata import OpaqueType, parse_schema, parse_table_metadata
 
@@ -41,6 +41,13 @@ def _schema(kind: Any, **further: Any) -> dict[str, Any]:
 
 def _struct(kind: str) -> dict[str, Any]:
     return {"type": "struct", "fields": [{"id": 3, "name": "in", "type": kind, "required": False}]}
+
+
+def _deep() -> Any:
+    kind: Any = "variant"
+    for at in range(400):
+        kind = {"type": "list", "element-id": 500 - at, "element": kind, "element-required": False}
+    return kind
 
 
 NEW_TYPES = {
@@ -131,6 +138,11 @@ def test_what_a_reader_of_rows_does_not_need_may_be_new() -> None:
     assert [one.statistics_path for one in read.statistics] == ["file:///t/s.puffin"]
 
 
+def test_a_type_in_capitals_is_what_java_takes_it_for() -> None:
+    said = json.dumps(described(schemas=[_schema("DECIMAL(9, 2)")]))
+    assert parse_table_metadata(said.encode()).schema().find_type(2) == DecimalType(9, 2)
+
+
 def test_what_pyiceberg_reads_is_read_as_it_reads_it() -> None:
     said = json.dumps(described(schemas=[_schema("unknown")]))
     assert parse_table_metadata(said.encode()) == TableMetadataUtil.parse_raw(said)
@@ -169,6 +181,7 @@ def test_what_pyiceberg_reads_is_read_as_it_reads_it() -> None:
                 ("timestamp_ns", 1.5),
             ]
         ),
+        *(json.dumps(described(schemas=[_schema(kind)])) for kind in ["decimal(50,2)", "fixed[x]", _deep()]),
         json.dumps(described(partition_specs=[{"spec-id": 0, "fields": [{"source-ids": [1, 2]}]}])),
     ],
 )
