@@ -455,6 +455,27 @@ def test_a_page_is_found_by_keyboard_from_any_other(signed_in: Page, service: Ru
     expect(words).to_be_hidden()
 
 
+def test_a_search_that_fails_is_told_and_leaves_the_page_as_it_is(
+    signed_in: Page, service: RunningService
+) -> None:
+    signed_in.goto(f"{service.url}/jobs")
+    signed_in.evaluate(
+        """() => {
+            const known = window.fetch;
+            window.fetch = async (asked) => {
+                if (asked.endsWith("=cut")) throw new TypeError("Failed to fetch");
+                return asked.endsWith("=busy") ? new Response("", { status: 503 }) : known(asked);
+            };
+        }"""
+    )
+    signed_in.keyboard.press("Control+k")
+    failed = "The search could not be answered: try again."
+    for typed, said in {"cut": failed, "no such": "Nothing has", "busy": failed}.items():
+        signed_in.get_by_label("Name or id").fill(typed)
+        expect(signed_in.get_by_role("dialog").get_by_text(said)).to_be_visible()
+    expect(signed_in).to_have_url(f"{service.url}/jobs")
+
+
 def test_the_theme_that_is_chosen_is_that_of_the_next_page(
     visit: Callable[..., Page], service: RunningService
 ) -> None:

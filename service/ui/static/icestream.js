@@ -191,11 +191,21 @@ function offerSearch(dialog, link) {
 
   async function search() {
     const asked = words.value;
-    const answer = await fetch(`/search?${new URLSearchParams({ search: asked })}`).catch(() => null);
-    if (!answer?.ok || answer.redirected) return location.assign(`/search?${new URLSearchParams({ search: asked })}`);
-    const found = new DOMParser().parseFromString(await answer.text(), "text/html").getElementById("found");
+    const found = await answerTo(asked).catch(() => null);
     // An answer that was overtaken is none to what is typed now.
-    if (asked === words.value) results.replaceChildren(...document.importNode(found, true).childNodes);
+    if (asked !== words.value) return;
+    if (found) return results.replaceChildren(...document.importNode(found, true).childNodes);
+    // The page stays, with whatever its form has.
+    const told = document.createElement("p");
+    told.className = "detail";
+    told.textContent = "The search could not be answered: try again.";
+    results.replaceChildren(told);
+  }
+
+  async function answerTo(asked) {
+    const answer = await fetch(`/search?${new URLSearchParams({ search: asked })}`);
+    if (!answer.ok || answer.redirected) return null;
+    return new DOMParser().parseFromString(await answer.text(), "text/html").getElementById("found");
   }
 
   function open() {
