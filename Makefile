@@ -135,6 +135,10 @@ bench-fleet: install ## Find how many checkpoints a second a fleet of tables hol
 bench-duplicates: install ## Measure reports of duplicates beside DuckDB, for docs/benchmarks.md
 	@$(BIN)/python -m tests.benchmarks.duplicates $(ARGS)
 
+.PHONY: bench-readers
+bench-readers: install ## Fit what a read of Spark and DuckDB costs to files, rows and deletes, for docs/benchmarks.md
+	@$(BIN)/python -m tests.benchmarks.reader_cost $(ARGS)
+
 .PHONY: bench-store
 bench-store: install ## Count and time the requests of lookups in a store that answers after 20 ms, for docs/benchmarks.md
 	@$(BIN)/python -m tests.benchmarks.object_store $(ARGS)

@@ -16,6 +16,7 @@ class Part(StrEnum):
     WRITES = "writes"
     WRITES_ALONE = "writes-alone"
     PUBLISH = "publish"
+    READER_COST = "reader-cost"
     DUPLICATES = "duplicates"
     OBJECT_STORES = "object-stores"
     QUEUE = "queue"
@@ -31,6 +32,7 @@ class Part(StrEnum):
             Part.WRITES: "Writes by key",
             Part.WRITES_ALONE: "Writes by key, twice the rows",
             Part.PUBLISH: "Publication of staging branches",
+            Part.READER_COST: "What a read costs",
             Part.DUPLICATES: "Duplicates",
             Part.OBJECT_STORES: "Object stores",
             Part.QUEUE: "Queue and polling",
