@@ -6,11 +6,12 @@ looked at before the commit is tried again. Safe to repeat: what is published is
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 from pyiceberg.table.refs import MAIN_BRANCH
 
 from staging.history import RENEWED, SKIPPED, SNAPSHOT_ID, Publication, StagingError, properties
@@ -29,6 +30,7 @@ from worker.publication.plan import SUMMARY, Part, Plan
 from worker.publication.staged import Staged, Stop
 from worker.table.commit import LOOKS, CommittedSnapshot, check_clock
 from worker.table.commit_errors import CommitConflictError
+from worker.table.files import DeleteFile, SnapshotFiles
 
 CLEARING_ATTEMPTS = 10
 
@@ -122,8 +124,10 @@ class _Publication:
         stop = part.staged.stop if part is not None else None
         if part is not None and part.staged.skipped is not None:
             job.decide(_left_out(part.staged, table.branch))
-        if part is not None and (spared := _spared(part.staged, table)) is not None:
-            job.decide(spared)
+        if part is not None:
+            deletes, spec_id = part.staged.files.equality_deletes, table.metadata.default_spec_id
+            if (told := spared(deletes, table.files, spec_id)) is not None:
+                job.decide(told)
         if stop is not None:
             job.decide(
                 f"Nothing is published from staged snapshot {stop.snapshot_id} on: {stop.why.reason}."
@@ -248,16 +252,34 @@ def _left_out(staged: Staged, target: str) -> str:
     )
 
 
-def _spared(staged: Staged, target: PinnedTable) -> str | None:
-    """Staged equality deletes that a writer confined to a partition spec which the table has no more."""
-    current = {target.metadata.default_spec_id, *target.files.global_spec_ids}
-    former = [one for one in staged.files.equality_deletes if one.partition.spec_id not in current]
-    specs = {one.partition.spec_id for one in former}
-    if not former or {kind.partition.spec_id for kind in target.files.data_files.kinds} <= specs:
+def spared(deletes: Sequence[DeleteFile], files: SnapshotFiles, current_spec_id: int) -> str | None:
+    """What is told of equality deletes that Iceberg confines to a partition spec: rows of another, they spare.
+
+    deletes: staged ones. files: of the target. Rows that came under another spec later don't count: these are
+    hit by their key.
+    """
+    data_files, of_all = files.data_files, files.global_spec_ids
+    specs = np.array([kind.partition.spec_id for kind in data_files.kinds], np.int32)
+    confined = [one for one in deletes if one.partition.spec_id not in of_all]
+    if not any({*specs.tolist()} - {one.partition.spec_id} for one in confined):
         return None
+    spec_of, numbers = specs[data_files.kind_of], data_files.data_sequence_numbers
+    oldest = {int(spec): int(numbers[spec_of == spec].min()) for spec in np.unique(spec_of)}
+    found = [
+        one
+        for one in confined
+        if any(
+            spec != one.partition.spec_id and number < one.data_sequence_number
+            for spec, number in oldest.items()
+        )
+    ]
+    if not found:
+        return None
+    is_former = any(one.partition.spec_id != current_spec_id for one in found)
     return (
-        f"{counted(len(former), 'staged equality delete file')} of a former partition spec of the table: rows"
-        " that lay under another one before, these spare, as Iceberg has it. Start the writer anew."
+        f"{counted(len(found), 'staged equality delete file')} of a partition: rows that lay under another"
+        " partition spec before, these spare, as Iceberg has it."
+        + (" Some are of a former spec: start the writer anew." if is_former else "")
     )
 
 
