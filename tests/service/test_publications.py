@@ -272,6 +272,25 @@ def test_a_pattern_enrols_tables_with_their_staging_branch(local: Running, icebe
     assert found == {"db.t": FROM_INGEST, "db.u": FROM_INGEST}
 
 
+def test_a_pattern_enrols_tables_under_a_policy_that_names_their_staging_branch(
+    local: Running, iceberg: IcebergCatalog
+) -> None:
+    """What one had there before waits for a person; and a detachment leaves it if told so."""
+    policy(local, "staged", **FROM_INGEST, age_seconds=0)
+    assert attach(local, "staged", level="namespace", namespace=["db"]).status_code == 200
+    stage(iceberg, 1)
+    standing = {"catalog": "local", "pattern": "db.*"}
+    local.background.patterns.run(local.admin.post("/patterns", json=standing).json()["id"])
+    (table,) = local.admin.get("/tables").json()["items"]
+    assert (table["publish"], table["staging_branch"]) == (None, "ingest")
+    assert health(local, table)["stopped_at"]["code"] == "staged_before_policy"
+
+    place = {"level": "namespace", "namespace": ["db"]}
+    assert attach(local, None, **place).json()["type"] == "/problems/staged-rows-left"
+    assert attach(local, None, "true", **place).status_code == 200
+    assert local.admin.get(f"/tables/{table['id']}").json()["staging_branch"] is None
+
+
 def policy(service: Running, name: str, **publish: Any) -> str:
     body = {"name": name, "settings": {"publish": publish}}
     return str(service.admin.post("/policies", json=body).json()["id"])
