@@ -285,7 +285,7 @@ def test_a_pattern_enrols_tables_under_a_policy_that_names_their_staging_branch(
     assert (table["publish"], table["staging_branch"]) == (None, "ingest")
     assert health(local, table)["stopped_at"]["code"] == "staged_before_policy"
 
-    place = {"level": "namespace", "namespace": ["db"]}
+    place: dict[str, Any] = {"level": "namespace", "namespace": ["db"]}
     assert attach(local, None, **place).json()["type"] == "/problems/staged-rows-left"
     assert attach(local, None, "true", **place).status_code == 200
     assert local.admin.get(f"/tables/{table['id']}").json()["staging_branch"] is None

@@ -253,7 +253,7 @@ def _left_out(staged: Staged, target: str) -> str:
 
 
 def spared(deletes: Sequence[DeleteFile], files: SnapshotFiles, current_spec_id: int) -> str | None:
-    """What is told of equality deletes that Iceberg confines to a partition spec: rows of another, they spare.
+    """What is told of deletes by key that Iceberg confines to a partition spec: rows of another, they spare.
 
     deletes: staged ones. files: of the target. Rows that came under another spec later don't count: these are
     hit by their key.
