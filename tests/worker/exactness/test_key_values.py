@@ -329,12 +329,12 @@ def test_a_variant_beside_the_key_is_nothing_that_a_conversion_reads(exactly: Ex
 
 @pytest.mark.thorough
 def test_each_kind_of_job_leaves_variants_as_they_are(exactly: Exactness) -> None:
-    table, jobs = exactly.table("id bigint, v variant", format_version=3), exactly.jobs
+    table, jobs = exactly.table("id bigint, at bigint, v variant", format_version=3), exactly.jobs
     by_id = {"key_columns": ["id"]}
 
     def insert(first: int, last: int, branch: str = "") -> None:
         variant = "parse_json(concat('[', id, ', \"x\"]'))"
-        rows = f"SELECT id, {variant} FROM range({first}, {last})"
+        rows = f"SELECT id, id, {variant} FROM range({first}, {last})"
         table.spark.sql(f"INSERT INTO {table.identifier}{branch} {rows}")
 
     def shown() -> list[int]:
@@ -345,6 +345,7 @@ def test_each_kind_of_job_leaves_variants_as_they_are(exactly: Exactness) -> Non
     insert(0, 6)
     jobs.run("index", key_sets=[["id"]])
     assert jobs.run("verify").result["key_sets"][0]["differences"] == 0
+    assert jobs.run("report_duplicates").result["key_sets"][0]["duplicate_keys"] == 0
     assert jobs.run("delete", rows=[{"id": 3}], parameters=by_id).result["rows_deleted"] == 1
     told = jobs.run("erase", rows=[{"id": 4}], parameters={**by_id, "erasure_id": "e"}).result["erasure"]
     assert (shown(), told["counts"]["gone"], told["data_files_rewritten"]) == ([0, 1, 2, 5], 1, 1)
@@ -359,6 +360,10 @@ def test_each_kind_of_job_leaves_variants_as_they_are(exactly: Exactness) -> Non
     jobs.run("rewrite_manifests")
     jobs.run("expire_snapshots", parameters={"older_than_seconds": 0})
     assert shown() == [0, 1, 2, 5, 7]
+    # Once it is dropped, rows can be written, and the files with it are still read.
+    table.spark.sql(f"ALTER TABLE {table.identifier} DROP COLUMN v")
+    rows, newer = [{"id": 0, "at": 0}, {"id": 1, "at": 9}], {"only_if_newer_than": "at"}
+    assert jobs.run("upsert", rows=rows, parameters=by_id | newer).result["left_out"] == [0]
 
 
 NEW_TYPES: dict[str, Callable[[Any, Any], Any]] = {
