@@ -48,6 +48,7 @@ _threads = Threads(_FILES_AT_ONCE, "rows")
 _decoders = Threads(os.cpu_count() or 1, "decoded-rows")
 """On a local disk nothing is waited for, and each holds pages of a file."""
 _NO_ROWS = "Ask for places alone (without `select`), or rewrite the file as Parquet (rewrite_data_files)."
+_NO_NAMES = "Ask for places alone (without `select`), or set that property to what its columns are called."
 _LARGE_PAGE = "Select other columns, or rewrite the file with smaller pages (write.parquet.page-size-bytes)."
 _MOMENTS = TimestampType | TimestamptzType | TimestampNanoType | TimestamptzNanoType
 """Arrow's ORC reader turns them into nanoseconds that wrap around."""
@@ -181,7 +182,7 @@ def _read_parquet(
         footer = table.cache.get(
             ("footer", *name), lambda: ParquetFooter.read(source), lambda one: one.size_bytes
         )
-        projected = _projected(table, footer.schema, schema)
+        projected = _projected(table, file, footer.schema, schema)
         names = [field.name for field in projected.fields]
 
         def keep(chunk: tuple[int, int], make: Callable[[], Pages]) -> Pages:
@@ -210,7 +211,8 @@ def _read_others(
         holding(min(file.file_size_bytes, SCAN_BYTES)),
         open_columns(table.storage, file.path, file.file_format, file.file_size_bytes) as source,
     ):
-        projected = _projected(table, pa.schema(_known(source.schema, file.file_format)), schema)
+        in_file = pa.schema(_known(source.schema, file.file_format))
+        projected = _projected(table, file, in_file, schema)
         names = [field.name for field in projected.fields] or source.schema.names[:1]
         parts, start = [], 0
         for batch in source.batches([(name,) for name in names]):
@@ -240,7 +242,7 @@ def _known(fields: Iterable[pa.Field], file_format: str) -> list[pa.Field]:
     ]
 
 
-def _projected(table: TableSnapshot, in_file: pa.Schema, schema: Schema) -> Schema:
+def _projected(table: TableSnapshot, file: DataFile, in_file: pa.Schema, schema: Schema) -> Schema:
     """What a file has of the columns that are asked for, with its own names.
 
     Names tell only where no column has an id, as with keys. PyIceberg goes by them as soon as one has none.
@@ -249,7 +251,11 @@ def _projected(table: TableSnapshot, in_file: pa.Schema, schema: Schema) -> Sche
     fields = list(in_file)
     if any(field_id_of(field) is not None for field in fields):
         fields, mapping = _asked(fields, ids), None
-    elif mapping is not None:
+    elif mapping is None:
+        raise UnreadableError(
+            f"{file.path} has no field ids, and the table no `schema.name-mapping.default`.", _NO_NAMES
+        )
+    else:
         names = {name for one in mapping if one.field_id in ids for name in one.names}
         fields = [field for field in fields if field.name in names]
     of_file = pyarrow_to_schema(pa.schema(fields), mapping, format_version=table.metadata.format_version)

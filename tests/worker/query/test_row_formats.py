@@ -10,6 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.factories import TableBuilder
+from tests.worker.exactness.test_schemas import plain_file
 from worker.contract.lookups import AskedKeys
 from worker.io.storage import Storage
 from worker.query.answers import Answers, TablePlace
@@ -98,3 +99,16 @@ def test_rows_beside_a_variant_are_told_by_ids_whatever_names_are_mapped(
     ]
     table.java.updateProperties().set("schema.name-mapping.default", json.dumps(top)).commit()
     assert _found(table, [3, 7], select) == expected
+
+
+def test_a_file_that_does_not_say_which_columns_it_has_is_refused_and_what_helps_is_told(
+    spark: SparkSession, table_name: str
+) -> None:
+    table = TableBuilder.create(spark, table_name, "id bigint, value bigint")
+    table.commit(plain_file(table, [{"id": 1, "value": 2}]))
+    with pytest.raises(UnreadableError, match="has no field ids") as refused:
+        _found(table, [1], ["value"])
+    assert "without `select`" in refused.value.remedy
+    names = json.dumps([{"field-id": 1, "names": ["id"]}, {"field-id": 2, "names": ["value"]}])
+    table.java.updateProperties().set("schema.name-mapping.default", names).commit()
+    assert _found(table, [1], ["value"]) == [{"value": 2}]
