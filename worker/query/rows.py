@@ -16,7 +16,12 @@ import numpy as np
 import pyarrow as pa
 from pyiceberg.conversions import from_json
 from pyiceberg.exceptions import ResolveError
-from pyiceberg.io.pyarrow import _to_requested_schema, pyarrow_to_schema, schema_to_pyarrow
+from pyiceberg.io.pyarrow import (
+    UnsupportedPyArrowTypeException,
+    _to_requested_schema,
+    pyarrow_to_schema,
+    schema_to_pyarrow,
+)
 from pyiceberg.schema import Schema, prune_columns
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import (
@@ -258,7 +263,10 @@ def _projected(table: TableSnapshot, file: DataFile, in_file: pa.Schema, schema:
     else:
         names = {name for one in mapping if one.field_id in ids for name in one.names}
         fields = [field for field in fields if field.name in names]
-    of_file = pyarrow_to_schema(pa.schema(fields), mapping, format_version=table.metadata.format_version)
+    try:
+        of_file = pyarrow_to_schema(pa.schema(fields), mapping, format_version=table.metadata.format_version)
+    except UnsupportedPyArrowTypeException as error:  # nanoseconds in a table of version 2, as INT96 has
+        raise ResolveError(error) from error
     # Lists and maps follow from what is in them.
     leaves = {i for i in ids if not isinstance(schema.find_type(i), ListType | MapType)}
     return prune_columns(of_file, leaves, select_full_types=False)

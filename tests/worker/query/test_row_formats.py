@@ -6,6 +6,7 @@ import json
 from decimal import Decimal
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 from pyspark.sql import SparkSession
 
@@ -104,11 +105,13 @@ def test_rows_beside_a_variant_are_told_by_ids_whatever_names_are_mapped(
 def test_a_file_that_does_not_say_which_columns_it_has_is_refused_and_what_helps_is_told(
     spark: SparkSession, table_name: str
 ) -> None:
-    table = TableBuilder.create(spark, table_name, "id bigint, value bigint")
-    table.commit(plain_file(table, [{"id": 1, "value": 2}]))
+    table = TableBuilder.create(spark, table_name, "id bigint, value bigint, at timestamp_ntz")
+    table.commit(plain_file(table, [{"id": 1, "value": 2, "at": np.datetime64(1, "ns")}]))
     with pytest.raises(UnreadableError, match="has no field ids") as refused:
         _found(table, [1], ["value"])
     assert "without `select`" in refused.value.remedy
-    names = json.dumps([{"field-id": 1, "names": ["id"]}, {"field-id": 2, "names": ["value"]}])
-    table.java.updateProperties().set("schema.name-mapping.default", names).commit()
+    names = [{"field-id": at, "names": [name]} for at, name in enumerate(("id", "value", "at"), start=1)]
+    table.java.updateProperties().set("schema.name-mapping.default", json.dumps(names)).commit()
     assert _found(table, [1], ["value"]) == [{"value": 2}]
+    with pytest.raises(UnreadableError, match="a column of another type"):
+        _found(table, [1], ["at"])
