@@ -128,6 +128,7 @@ FIELDS: dict[str, Any] = {
     "DeliveryView.status_code": 204,
     "DeliveryView.webhook_id": _WEBHOOK,
     "Assignment.orphan_files": [],
+    "Assignment.orphans_older_than": None,
     "AssignedCatalog.name": "lake",
     "AssignedCatalog.properties": {"uri": "https://catalog.example", "token": "env:CATALOG_TOKEN"},
     "AssignedCatalog.type": "rest",

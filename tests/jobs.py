@@ -105,6 +105,7 @@ class Jobs:
         rows: Sequence[Mapping[str, Any]] | None = None,
         parameters: Mapping[str, Any] | None = None,
         orphan_files: Sequence[str] = (),
+        orphans_older_than: str | None = None,
         **table: Any,
     ) -> Outcome:
         """out_of_memory: how many earlier attempts said that they lacked memory."""
@@ -119,6 +120,7 @@ class Jobs:
                 },
                 "rows": rows,
                 "orphan_files": orphan_files,
+                "orphans_older_than": orphans_older_than,
                 "attempt": attempt,
                 "previous_attempts": [lacking] * out_of_memory,
                 "ended_attempts": ended_attempts,

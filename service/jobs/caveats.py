@@ -1,5 +1,5 @@
 """What the result of a job that succeeded asks a person to look at: deletes that stay, what is not indexed or
-not published, keys that are not gone.
+not published, keys and files that are not gone.
 
 Pure. Results come from workers of any version, so nothing in them is taken for granted.
 """
@@ -27,8 +27,22 @@ def caveat_of(kind: JobKind, result: Mapping[str, Any] | None, *, dry_run: bool)
             return _of_verification(_key_sets(result), dry_run=dry_run)
         case JobKind.ERASE:
             return _of_erasure((result or {}).get("erasure"))
+        case JobKind.REMOVE_ORPHAN_FILES:
+            return _of_orphan_removal((result or {}).get("orphans"))
         case _:
             return None
+
+
+def _of_orphan_removal(report: object) -> Caveat | None:
+    failed = _number(report, "files_failed") if isinstance(report, Mapping) else 0
+    if not isinstance(report, Mapping) or not failed:
+        return None
+    return Caveat(
+        title=f"{counted(failed, 'orphan file')} could not be deleted",
+        detail="The job's decisions name the cause.",
+        remedy="Let the worker delete files in the table's location, and retry the job by its dry run.",
+        did_nothing=not _number(report, "files_deleted"),
+    )
 
 
 def _of_conversion(result: Mapping[str, Any]) -> Caveat | None:

@@ -236,7 +236,8 @@ def claim(
             session.refresh(job)
             continue
         _record_attempt(session, job, worker, previous, now)
-        return _assignment(session, settings, job, table, catalog, key_sets, policy, previous)
+        listed = orphan_removals.listed_for(session, job, now)
+        return _assignment(session, settings, job, table, catalog, key_sets, policy, previous, listed)
     return None
 
 
@@ -487,6 +488,7 @@ def _assignment(
     key_sets: KeySets,
     policy: EffectivePolicy,
     previous: Sequence[AttemptView],
+    listed: orphan_removals.Listed,
 ) -> Assignment:
     return Assignment(
         job=AssignedJob(id=job.id, kind=job.kind, dry_run=job.dry_run, parameters=job.parameters),
@@ -516,7 +518,8 @@ def _assignment(
         allowed_secrets=list(settings.secret_rules),
         own_files=list(settings.own_files),
         rows=rows_of(session, job),
-        orphan_files=orphan_removals.listed_for(session, job),
+        orphan_files=listed.files,
+        orphans_older_than=listed.older_than,
     )
 
 

@@ -338,3 +338,6 @@ class Assignment(Message):
     orphan_files: list[str]
     """A dry run has listed these files, of which a removal of orphan files deletes those that are orphans
     still; empty for other kinds of jobs."""
+    orphans_older_than: datetime | None
+    """The listed files were written before this time; null for other kinds of jobs, or if the dry run is gone
+    or ended more than seven days ago: the removal fails then."""

@@ -1,6 +1,7 @@
 """Removals of orphan files: each deletes what a dry run of the same table has listed, and nothing else."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -34,13 +35,12 @@ def parameters_of(
         or (job.table_id, job.table_uuid) != (table.id, table.table_uuid)
         or (job.kind, job.dry_run) != (JobKind.REMOVE_ORPHAN_FILES.value, True)
         or job.status != JobStatus.SUCCEEDED.value
-        or job.ended_at is None
     ):
         raise _refused(
             f"{job_id} is no dry run of a removal of orphan files of {table.name} that succeeded.",
             "Name one that did.",
         )
-    if job.ended_at < now - _LISTED_FOR:
+    if not counts(job.ended_at, now):
         raise _refused(
             f"Dry run {job_id} ended more than {_LISTED_FOR.days} days ago.",
             "Request another one, and look at what it lists.",
@@ -48,13 +48,32 @@ def parameters_of(
     return {"older_than_seconds": job.parameters["older_than_seconds"], "dry_run_job_id": job_id}
 
 
-def listed_for(session: Session, job: Job) -> list[str]:
-    """What the dry run of a removal has listed; nothing if that is gone by now, or of another kind of job."""
+@dataclass(frozen=True)
+class Listed:
+    """What a dry run has listed, and before which time that was written; None if it doesn't count."""
+
+    files: list[str] = field(default_factory=list)
+    older_than: datetime | None = None
+
+
+def listed_for(session: Session, job: Job, now: datetime) -> Listed:
+    """By the dry run of a removal, unless that is gone or too old by now, or the job is of another kind."""
     if job.kind != JobKind.REMOVE_ORPHAN_FILES.value or job.dry_run:
-        return []
+        return Listed()
     seen = session.get(Job, job.parameters.get("dry_run_job_id", ""))
-    result = (seen.result if seen is not None else None) or {}
-    return list((result.get("orphans") or {}).get("files") or [])
+    if seen is None or not counts(seen.ended_at, now):
+        return Listed()
+    found = (seen.result or {}).get("orphans") or {}
+    # No later than it can have been by the service's clock, whatever the worker said.
+    latest = (seen.started_at or seen.created_at) - timedelta(seconds=seen.parameters["older_than_seconds"])
+    said = found.get("older_than")
+    older_than = min(datetime.fromisoformat(said), latest) if said else latest
+    return Listed(list(found.get("files") or []), older_than)
+
+
+def counts(ended_at: datetime | None, now: datetime) -> bool:
+    """Whether a dry run that ended then may still be gone by."""
+    return ended_at is not None and ended_at >= now - _LISTED_FOR
 
 
 def _refused(detail: str, remedy: str) -> InvalidError:

@@ -455,9 +455,11 @@ class OrphanFilesReport(Message):
     """This many files were deleted."""
     bytes_deleted: Amount = 0
     """They had this many bytes."""
+    files_failed: Amount = 0
+    """This many could not be deleted, such as for lack of a permission."""
     files_kept: Amount = 0
-    """This many of those that the dry run has listed were not deleted: they are needed by now, were written
-    again, or are gone."""
+    """This many of those that the dry run has listed were left: they are needed by now, were written again,
+    or are gone."""
 
 
 class ReaderReport(Message):

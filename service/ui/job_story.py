@@ -403,6 +403,7 @@ def _orphans_figures(report: dict[str, Any]) -> list[Figure]:
         found,
         Figure("Files deleted", count(report.get("files_deleted")), size(report.get("bytes_deleted"))),
         Figure("Listed files that stay", count(report.get("files_kept"))),
+        *([Figure("Files not deleted", count(report["files_failed"]))] if report.get("files_failed") else []),
     ]
 
 

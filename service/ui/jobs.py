@@ -10,7 +10,7 @@ from service.auth.access import Operator, Viewer
 from service.catalogs import service as catalogs
 from service.db.database import CurrentDatabase, ReadSession, utc_now
 from service.http.paging import EVERYTHING, Page, PageRequest
-from service.jobs import events
+from service.jobs import events, orphan_removals
 from service.jobs import service as jobs
 from service.jobs.models import BulkRequest, EventView
 from service.records.jobs import JobKind, JobStatus
@@ -97,6 +97,7 @@ def show_job(request: Request, session: ReadSession, reader: Viewer, job_id: str
         key_set_table=key_set_table(job),
         differences=differences_of(job),
         duplicates=duplicates_of(job),
+        may_delete_orphans=orphan_removals.counts(job.ended_at, now),
         now=now,
     )
 

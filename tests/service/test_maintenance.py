@@ -1,6 +1,6 @@
 """Jobs that maintain a table: when policies start them, and that others may go on doing it."""
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -211,7 +211,10 @@ def dry_run(service: Running, table: dict[str, Any], files: list[str], status: s
     assert assignment is not None
     assert assignment["job"]["parameters"] == {"older_than_seconds": 604_800}
     assert assignment["orphan_files"] == []
-    result = {"dry_run": True, "orphans": {"orphan_files": 9, "files": files}}
+    result = {
+        "dry_run": True,
+        "orphans": {"orphan_files": 9, "files": files, "older_than": "2100-01-01T00:00:00Z"},
+    }
     service.finish(assignment, status=status, **({"result": result} if status == "succeeded" else {}))
     return str(answer.json()["id"])
 
@@ -233,12 +236,37 @@ def test_orphan_files_are_removed_that_a_dry_run_of_the_table_has_listed(
     assignment = service.claim(service.start_worker())
     assert assignment is not None
     assert (assignment["job"]["dry_run"], assignment["orphan_files"]) == (False, files)
+    older_than = datetime.fromisoformat(assignment["orphans_older_than"])
+    assert older_than < utc_now() - timedelta(days=7), "what the worker said could not be"
     assert assignment["table"]["location"].endswith("/db/t")
-    service.finish(assignment, status="failed", retryable=False)
+    service.finish(assignment, result={"orphans": {"files_deleted": 1, "files_failed": 1}})
+    caveat = service.admin.get(f"/jobs/{answer.json()['id']}").json()["caveat"]
+    assert (caveat["title"], caveat["did_nothing"]) == ("1 orphan file could not be deleted", False)
 
+    answer = removal(service, table, dry_run_job_id=seen)
+    assignment = service.claim(service.start_worker())
+    assert assignment is not None
+    service.finish(assignment, status="failed", retryable=False)
     again = service.admin.post(f"/jobs/{answer.json()['id']}/retry")
     assert again.status_code == 202
     assert "remove_orphan_files" not in service.admin.get(f"/tables/{table['id']}/health").json()["decisions"]
+
+
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_a_removal_is_told_of_no_files_once_its_dry_run_is_too_old_or_gone(
+    service: Running, table: dict[str, Any], is_gone: bool
+) -> None:
+    """Its worker fails then."""
+    seen = dry_run(service, table, ["s3://lake/t/data/a.parquet"])
+    removed = removal(service, table, dry_run_job_id=seen).json()["id"]
+    with service.database.write() as session:
+        if is_gone:
+            session.get_one(Job, removed).parameters = {"older_than_seconds": 604_800, "dry_run_job_id": "?"}
+        else:
+            session.get_one(Job, seen).ended_at = utc_now() - timedelta(days=8)
+    assignment = service.claim(service.start_worker())
+    assert assignment is not None
+    assert (assignment["orphan_files"], assignment["orphans_older_than"]) == ([], None)
 
 
 def test_a_removal_of_orphan_files_that_no_dry_run_went_before_is_refused(

@@ -327,6 +327,8 @@ class Assignment(Limits):
     """What a job writes by key: rows, or keys of rows to be deleted."""
     orphan_files: list[str] = []
     """What a dry run has listed, of which a removal of orphan files deletes those that are orphans still."""
+    orphans_older_than: AwareDatetime | None = None
+    """Before which these were written; None if there is no dry run, or none that counts any more."""
 
 
 class _Registered(Body):

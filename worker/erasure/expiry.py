@@ -7,7 +7,7 @@ left could be read by then, and does not name it.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from itertools import groupby
+from itertools import compress, groupby
 from operator import itemgetter
 from pathlib import Path
 
@@ -160,15 +160,15 @@ def delete_unneeded(job: Job, table: PinnedTable, look: Look, paths: Collection[
     for _, of_rank in groupby(unneeded, key=itemgetter(0)):
         of_these = [path for _, path in of_rank]
         naming = {path for path in of_these if not undeleted.isdisjoint(look.named_in(path))}
-        number, failed = delete_paths(job, table, [path for path in of_these if path not in naming], "expire")
-        deleted += number
+        gone, failed = delete_paths(job, table, [path for path in of_these if path not in naming], "expire")
+        deleted += len(gone)
         undeleted |= naming | failed
     job.decide(f"{counted(deleted, 'file')} deleted that no snapshot needs.")
     return left | undeleted
 
 
-def delete_paths(job: Job, table: PinnedTable, paths: Sequence[str], stage: str) -> tuple[int, set[str]]:
-    """Deletes files that no snapshot needs: how many were there, and those that it could not delete, which
+def delete_paths(job: Job, table: PinnedTable, paths: Sequence[str], stage: str) -> tuple[set[str], set[str]]:
+    """Deletes files that no snapshot needs: those that were there, and those that it could not delete, which
     is told."""
     failures: dict[str, Exception] = {}
 
@@ -180,7 +180,7 @@ def delete_paths(job: Job, table: PinnedTable, paths: Sequence[str], stage: str)
             return False
 
     with job.stage(stage), Threads(FILES_AT_ONCE, "delete") as threads:
-        deleted = sum(threads.map(delete, paths))
+        deleted = {*compress(paths, threads.map(delete, paths))}
     if failures:
         told = counted(len(failures), "file")
         cause = next(iter(failures.values()))

@@ -56,6 +56,10 @@ METADATA_FILES_AT_MOST = 100_000
 """In the location, of which it is looked at whose they are."""
 UNNAMED_METADATA_AT_MOST = 100
 """Not in the table's log and no older than that, of which it is looked at what they name."""
+_DELETED_AT_ONCE = 100
+"""Files: before each of so many it is looked whether somebody has committed meanwhile, and for the lease."""
+_LOOKS_AT_MOST = 20
+"""At what others commit meanwhile, until they pause for as long as a look takes."""
 _IN_COMMIT_SECONDS = 3_600
 """A metadata file that is younger may be one that is about to be committed."""
 _METADATA = re.compile(r"\.metadata\.json(\.gz)?$")
@@ -72,6 +76,12 @@ class OrphanRemovalError(JobError):
     title = "Orphan files could not be removed"
     remedy = "The table is as it was. Look at the cause; it is tried again."
     retryable = True
+
+
+class OrphansNotListedError(JobError):
+    code = "orphans_not_listed"
+    title = "The dry run that the removal goes by is no longer valid"
+    remedy = "Nothing was deleted. Request another dry run, look at what it lists, and name it."
 
 
 class TableMovedError(JobError):
@@ -115,6 +125,10 @@ def remove_orphans(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> O
     _check(job, table)
     age_seconds = job.assignment.job.remove_orphan_files.older_than_seconds
     older_than = datetime.now(UTC) - timedelta(seconds=age_seconds + max(job.reporter.seconds_ahead, 0))
+    if not job.assignment.job.dry_run:
+        if (seen := job.assignment.orphans_older_than) is None:
+            raise OrphansNotListedError("It ended more than 7 days ago, or the service has forgotten it.")
+        older_than = min(older_than, seen)  # what was written again since, nobody has seen
     location = table.metadata.location.rstrip("/")
     with job.stage("list"):
         files = table.storage.walk(location)
@@ -334,6 +348,8 @@ class _Removal:
         self._table = table
         self._older_than = older_than
         self._also_needed = also_needed
+        self._seen = {one.snapshot_id for one in table.metadata.snapshots}
+        self._manifests = set[str]()
 
     def of(self, old: Sequence[StoredFile], found: int, warehouse: IndexWarehouse) -> Outcome:
         """What becomes of files that may be orphans. found: how many files lie in the location."""
@@ -366,7 +382,7 @@ class _Removal:
         job, table = self._job, self._table
         with job.stage("look"):
             check_manifests(table)
-            needed = paths_of_all_snapshots(table.metadata, table.storage.io)
+            needed = paths_of_all_snapshots(table.metadata, table.storage.io, self._manifests)
             needed.update(metadata_files(table), statistics_files(table.metadata), self._also_needed)
         place = Place.of(table, job.assignment.index.warehouse)
         if elsewhere := [path for path in needed if place.may_be_another_name(path)]:
@@ -406,27 +422,44 @@ class _Removal:
 
     def _delete(self, orphans: Sequence[StoredFile]) -> dict[str, int]:
         job, listed = self._job, len(self._job.assignment.orphan_files)
-        job.reporter.confirm_lease()
-        needed = self._needed_since()
-        orphans = _unnamed(orphans, needed)
-        deleted, left = expiry.delete_paths(job, self._table, [one.location for one in orphans], "delete")
-        freed = sum(one.size_bytes for one in orphans if one.location not in left)
-        job.decide(
-            f"{counted(deleted, 'file')} of {freed:,} bytes were deleted, of {listed:,} that were listed."
-        )
-        return {"files_deleted": deleted, "bytes_deleted": freed, "files_kept": listed - deleted}
+        deleted, failed = set[str](), set[str]()
+        for start in range(0, len(orphans), _DELETED_AT_ONCE):
+            some = self._still_unneeded(orphans[start : start + _DELETED_AT_ONCE])
+            job.reporter.confirm_lease()
+            gone, left = expiry.delete_paths(job, self._table, [one.location for one in some], "delete")
+            deleted |= gone
+            failed |= left
+        freed = sum(one.size_bytes for one in orphans if one.location in deleted)
+        told = f"{counted(len(deleted), 'file')} of {freed:,} bytes"
+        job.decide(f"{told} were deleted, of {listed:,} that were listed.")
+        return {
+            "files_deleted": len(deleted),
+            "bytes_deleted": freed,
+            "files_failed": len(failed),
+            "files_kept": listed - len(deleted) - len(failed),
+        }
 
-    def _needed_since(self) -> set[str]:
-        """Paths of what snapshots need that were committed since the look: an old file may be added, too."""
-        table, known = self._table, {one.snapshot_id for one in self._table.metadata.snapshots}
-        with self._job.stage("plan"):
-            latest = pin_table(self._job, reads_files=False).metadata
-            _check_uuid(self._job, latest)
-            if latest.location != table.metadata.location:
-                raise TableMovedError(f"it was at {table.metadata.location}, and is at {latest.location}")
-            since = [one for one in latest.snapshots if one.snapshot_id not in known]
-            added = latest.model_copy(update={"snapshots": since})
-            return paths_of_all_snapshots(added, table.storage.io) | {*statistics_files(latest)}
+    def _still_unneeded(self, orphans: Sequence[StoredFile]) -> list[StoredFile]:
+        """Those that nothing needs which was committed since the last look: an old file may be added, too.
+
+        Looks until no other snapshot has come meanwhile.
+        """
+        location = self._table.metadata.location
+        for _ in range(_LOOKS_AT_MOST):
+            with self._job.stage("plan"):
+                table = pin_table(self._job, reads_files=False)
+            _check(self._job, table)
+            if table.metadata.location != location:
+                raise TableMovedError(f"it was at {location}, and is at {table.metadata.location}")
+            orphans = _unnamed(orphans, statistics_files(table.metadata))
+            new = [one for one in table.metadata.snapshots if one.snapshot_id not in self._seen]
+            if not new:
+                return _unnamed(orphans, self._also_needed)
+            with self._job.stage("look"):
+                added = table.metadata.model_copy(update={"snapshots": new})
+                self._also_needed |= paths_of_all_snapshots(added, table.storage.io, self._manifests)
+            self._seen.update(one.snapshot_id for one in new)
+        raise OrphanRemovalError(f"Others have committed during each of {_LOOKS_AT_MOST} looks at the table.")
 
 
 def _unnamed(files: Sequence[StoredFile], needed: Iterable[str]) -> list[StoredFile]:

@@ -224,7 +224,7 @@ class _Expiry:
         deleted, left = expiry.delete_paths(self._job, table, paths, "delete")
         if left:
             raise SnapshotExpiryError(f"{counted(len(left), 'file')} could not be deleted.")
-        return deleted
+        return len(deleted)
 
     def _finish_earlier(self, table: PinnedTable) -> bool:
         """Deletes what attempts that died let expire and left. False if it can't be told what that is."""

@@ -496,7 +496,14 @@ def test_what_a_dry_run_lists_of_orphan_files_is_deleted_from_its_page(
     assert "Orphan files 3,000" in words(page)
     assert "this is what the job would do. Nothing was written." in words(page)
     assert "s3://t/data/a.parquet" in words(page)
+    with service.database.write() as session:
+        session.get_one(Job, job).ended_at = utc_now() - timedelta(days=8)
+    assert "Delete what is listed" in words(page)
+    assert "Delete what is listed" not in words(admin.open(f"/jobs/{job}"))
+    with service.database.write() as session:
+        session.get_one(Job, job).ended_at = utc_now()
 
+    admin.open(f"/jobs/{job}")
     admin.send(f"/tables/{table}/jobs", {"kind": "remove_orphan_files"})
 
     assignment = service.claim(worker)

@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from tests.jobs import Jobs
 from tests.readers import duckdb_rows
 from tests.thorough import V3_FIRST
 from trust.locations import normalize_location, parse_location
+from worker.attempt.pinned_table import pin_table
+from worker.contract.control_plane import StaleAttemptError
 from worker.io.storage import Storage
 from worker.jobs import orphan_removal
 from worker.jobs.orphan_removal import UNNAMED_METADATA_AT_MOST, Place, _Removal
@@ -78,6 +81,7 @@ def remove(jobs: Jobs, listed: dict[str, Any] | None = None, **how: Any) -> dict
         "parameters": {"older_than_seconds": WEEK},
         "dry_run": listed is None,
         "orphan_files": files,
+        "orphans_older_than": None if listed is None else listed["older_than"],
         **how,
     }
     how["parameters"] = {"older_than_seconds": WEEK}
@@ -149,25 +153,86 @@ def test_orphans_go_that_a_dry_run_has_listed_and_nothing_that_is_needed_or_anot
 
 @pytest.mark.integration
 def test_what_is_needed_or_written_again_since_the_dry_run_stays(
-    new_table: NewTable, jobs: Jobs, spark: SparkSession
+    new_table: NewTable, jobs: Jobs, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Even what is added while the job is about to delete it."""
+    """Even what is added during the last look, or during what comes of that."""
     table = new_table()
     table.append([row(1)])
-    first, second = table.data_files([row(2), row(3)], files=2)
+    first, *later = table.data_files([row(2), row(3), row(4)], files=3)
     again, gone = put(table, "data/again.parquet", "data/gone.parquet")
     age(table)
     told = remove(jobs)
-    assert told["orphan_files"] == 4
+    assert told["orphan_files"] == 5
     table.commit(first)
     Path(again).write_bytes(b"written again")
-    jobs.reporter.before_commit = lambda: table.commit(second)
 
+    def pin_and_commit(*given: Any, **how: Any) -> Any:
+        found = pin_table(*given, **how)
+        if later:
+            table.commit(later.pop())
+        return found
+
+    monkeypatch.setattr(orphan_removal, "pin_table", pin_and_commit)
     done = remove(jobs, told)
 
-    assert (done["files_deleted"], done["files_kept"], Path(gone).exists()) == (1, 3, False)
+    assert (done["files_deleted"], done["files_kept"], Path(gone).exists()) == (1, 4, False)
     assert Path(again).exists()
-    assert visible_rows(spark, table.identifier).total() == 3
+    assert visible_rows(spark, table.identifier).total() == 4
+
+
+@pytest.mark.integration
+def test_a_lease_that_is_lost_during_the_last_look_lets_nothing_go(
+    new_table: NewTable, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the job gives up if others commit during each look."""
+    table = new_table()
+    table.append([row(1)])
+    (orphan,) = put(table, "data/a.parquet")
+    age(table)
+    told, looks = remove(jobs), list[dict[str, Any]]()
+
+    def lose() -> None:
+        assert looks[-1] == {"reads_files": False}
+        raise StaleAttemptError
+
+    def pin(*given: Any, **how: Any) -> Any:
+        looks.append(how)
+        return pin_table(*given, **how)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(orphan_removal, "pin_table", pin)
+        patch.setattr(jobs.reporter, "before_commit", lose)
+        with pytest.raises(StaleAttemptError):
+            remove(jobs, told)
+    monkeypatch.setattr(orphan_removal, "_LOOKS_AT_MOST", 0)
+    with pytest.raises(JobError, match="Others have committed during each of 0 looks"):
+        remove(jobs, told)
+    assert Path(orphan).exists()
+
+
+@pytest.mark.integration
+def test_what_can_not_be_deleted_is_told_and_the_others_go(
+    new_table: NewTable, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What somebody else has deleted meanwhile counts as kept."""
+    table = new_table()
+    table.append([row(1)])
+    put(table, "data/denied.parquet", "data/gone.parquet", "data/left.parquet")
+    age(table)
+    told, delete = remove(jobs), Storage.delete
+
+    def denied(storage: Storage, location: str) -> bool:
+        if "denied" in location:
+            raise PermissionError("Access Denied")
+        if "gone" in location:
+            delete(storage, location)
+        return delete(storage, location)
+
+    monkeypatch.setattr(Storage, "delete", denied)
+    done = remove(jobs, told)
+    names = ("files_deleted", "bytes_deleted", "files_failed", "files_kept")
+    assert [done[name] for name in names] == [1, 6, 1, 1]
+    assert any("could not be deleted, such as: Access Denied" in each for each in jobs.reporter.decisions)
 
 
 @pytest.mark.integration
@@ -194,7 +259,7 @@ def test_a_file_is_needed_whatever_way_leads_to_it(
     age(table)
     told = remove(jobs)
     assert paths(told) == [orphan]
-    remove(jobs, {"files": [f"file:{path}" for path in files_of(table)]})
+    remove(jobs, told | {"files": [f"file:{path}" for path in files_of(table)]})
     assert not Path(orphan).exists()
     assert visible_rows(spark, table.identifier).total() == 1
 
@@ -280,6 +345,23 @@ def test_a_clock_that_is_ahead_makes_no_file_older(new_table: NewTable, jobs: Jo
 
 
 @pytest.mark.integration
+def test_a_file_that_was_written_again_since_it_was_listed_stays_however_old_it_is(
+    new_table: NewTable, jobs: Jobs
+) -> None:
+    table = new_table()
+    table.append([row(1)])
+    again, same = put(table, "data/again.parquet", "data/same.parquet")
+    age(table)
+    told = remove(jobs)
+    then = datetime.now(UTC) - timedelta(seconds=2 * WEEK)
+    os.utime(again, (then.timestamp() + 60,) * 2)
+    remove(jobs, told | {"older_than": then.isoformat()})
+    assert (Path(again).exists(), Path(same).exists()) == (True, False)
+    with pytest.raises(JobError, match="more than 7 days ago, or the service has forgotten it"):
+        remove(jobs, told | {"older_than": None})
+
+
+@pytest.mark.integration
 def test_who_follows_a_killed_removal_ends_it(new_table: NewTable, jobs: Jobs) -> None:
     table = new_table()
     table.append([row(1)])
@@ -362,7 +444,7 @@ def test_nothing_goes_where_files_may_be_anothers(
     table.append([row(1)])
     put(table, "data/a.parquet")
     age(table)
-    listed = {"files": [str(place_of(table) / "data/a.parquet")]}
+    listed = {"files": [str(place_of(table) / "data/a.parquet")], "older_than": "2100-01-01T00:00:00Z"}
     make(table)
     before = files_of(table)
     with pytest.raises(JobError, match=match):
