@@ -444,7 +444,8 @@ class OrphanFilesReport(Message):
     files_in_location: Amount = 0
     """This many files lie in the table's location, of whatever kind."""
     orphan_files: Amount = 0
-    """This many are orphans; of a removal, of those that its dry run has listed."""
+    """This many are orphans, of the hundred thousand largest that may be such; of a removal, of those that
+    its dry run has listed."""
     orphan_bytes: Amount = 0
     """The orphans have this many bytes."""
     files: list[Place] = ModelField(default_factory=list, max_length=1000)

@@ -28,6 +28,7 @@ from tests.s3 import S3, s3_server
 from tests.thorough import thorough_unless
 from trust.rest_answers import SESSION_END
 from worker.deletes.existing import FILES_AT_ONCE
+from worker.io.storage import Storage
 from worker.process.errors import JobError
 from worker.table import catalogs
 from worker.table.catalogs import file_io_properties
@@ -195,6 +196,23 @@ def test_a_network_that_breaks_costs_an_attempt_and_no_row(
     for kind in ("index", "compact", "compact"):
         s3_jobs.run(kind)
     assert strays(table, s3_jobs.index_location, server.properties()) == set()
+
+
+def test_orphan_files_of_an_object_store_are_listed_and_removed(
+    s3_jobs: S3Jobs, table: TableBuilder, spark: SparkSession, server: S3
+) -> None:
+    """The table's own files, which are as old, stay."""
+    orphan = f"{table.metadata.location}/data/left.parquet"
+    with Storage(server.properties()).open_output(orphan) as file:
+        file.write(b"left")
+    how: dict[str, Any] = {"parameters": {"older_than_seconds": 0}}
+    told = s3_jobs.run("remove_orphan_files", dry_run=True, **how).result["orphans"]
+    assert (told["files"], told["orphan_files"]) == ([orphan], 1)
+    how |= {"orphan_files": told["files"], "orphans_older_than": told["older_than"]}
+    done = s3_jobs.run("remove_orphan_files", **how).result["orphans"]
+    assert (done["files_deleted"], done["bytes_deleted"], done["files_failed"]) == (1, 4, 0)
+    assert not Storage(server.properties()).exists(orphan)
+    assert visible_rows(spark, table.identifier) == EXPECTED
 
 
 @pytest.mark.parametrize("format_version", [2, pytest.param(3, marks=pytest.mark.thorough)])

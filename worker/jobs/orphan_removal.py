@@ -52,6 +52,10 @@ from worker.table.manifests import paths_of_all_snapshots
 
 LISTED_AT_MOST = 1_000
 """Files that a dry run names, and that the removal which goes by it may delete."""
+FILES_AT_MOST = 1_000_000
+"""In the location, if the job may hold all that jobs usually do: each takes some 400 bytes."""
+CANDIDATES_AT_MOST = 100_000
+"""Of which Iceberg is asked, the largest first: it holds what it finds twice."""
 METADATA_FILES_AT_MOST = 100_000
 """In the location, of which it is looked at whose they are."""
 UNNAMED_METADATA_AT_MOST = 100
@@ -82,6 +86,15 @@ class OrphansNotListedError(JobError):
     code = "orphans_not_listed"
     title = "The dry run that the removal goes by is no longer valid"
     remedy = "Nothing was deleted. Request another dry run, look at what it lists, and name it."
+
+
+class TooManyFilesError(JobError):
+    code = "too_many_files"
+    title = "The table's location has too many files"
+    remedy = (
+        "Nothing was deleted. Have small data files rewritten and snapshots expire, so that fewer are left, "
+        "or remove orphan files by another tool first."
+    )
 
 
 class TableMovedError(JobError):
@@ -132,6 +145,10 @@ def remove_orphans(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> O
     location = table.metadata.location.rstrip("/")
     with job.stage("list"):
         files = table.storage.walk(location)
+    if len(files) > (most := int(FILES_AT_MOST * job.memory_fraction)):
+        raise TooManyFilesError(
+            f"{len(files):,} files lie in its location, and the job holds {most:,} at most."
+        )
     with job.stage("plan"):
         table = pin_table(job)  # since then: what is committed by now is no orphan, and its metadata is known
     _check(job, table)
@@ -140,8 +157,17 @@ def remove_orphans(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> O
     place = Place.of(table, job.assignment.index.warehouse)
     with job.stage("look"):
         also_needed = _named_by(table, _check_metadata(table, files, place))
-    old = [one for one in files if one.modified_at < older_than.timestamp() and place.may_have(one.location)]
-    if not job.assignment.job.dry_run:
+    old = [one for one in files if one.modified_at < older_than.timestamp()]
+    young, others = len(files) - len(old), len(old)
+    old = [one for one in old if place.may_have(one.location)]
+    others -= len(old)
+    if job.assignment.job.dry_run:
+        job.decide(
+            f"Of {counted(len(files), 'file')} in the location, {young:,} were written since"
+            f" {older_than:%F %T} UTC, and {others:,} more are not where the table's writers write, or are"
+            " called otherwise: all these stay."
+        )
+    else:
         listed = {*job.assignment.orphan_files}
         old = [one for one in old if one.location in listed]
     return _Removal(job, table, older_than, also_needed).of(old, len(files), warehouse)
@@ -364,7 +390,7 @@ class _Removal:
         }
         told = f"{counted(len(orphans), 'file')} of {size_bytes:,} bytes"
         if dry_run:
-            largest = sorted(orphans, key=lambda one: (-one.size_bytes, one.location))[:LISTED_AT_MOST]
+            largest = orphans[:LISTED_AT_MOST]
             report["files"] = [one.location for one in largest]
             report["bytes_listed"] = sum(one.size_bytes for one in largest)
             job.decide(
@@ -376,7 +402,7 @@ class _Removal:
         return outcome(job, table, warehouse, result, table.files, [], table.snapshot_id)
 
     def _orphans(self, old: Sequence[StoredFile]) -> list[StoredFile]:
-        """Those that neither Iceberg's action nor our own look finds needed by anything."""
+        """Those that neither Iceberg's action nor our own look finds needed, the largest first."""
         if not old:
             return []
         job, table = self._job, self._table
@@ -387,7 +413,12 @@ class _Removal:
         place = Place.of(table, job.assignment.index.warehouse)
         if elsewhere := [path for path in needed if place.may_be_another_name(path)]:
             raise NamedElsewhereError(f"It needs {min(elsewhere)}, and lies at {place.location}.")
-        old = _unnamed(old, needed)
+        old = sorted(_unnamed(old, needed), key=lambda one: (-one.size_bytes, one.location))
+        if len(old) > CANDIDATES_AT_MOST:
+            job.decide(
+                f"Of {len(old):,} that may be orphans, the {CANDIDATES_AT_MOST:,} largest are looked at."
+            )
+            del old[CANDIDATES_AT_MOST:]
         unneeded = self._unneeded(old) if old else set[str]()
         return [one for one in old if normalize_location(one.location) in unneeded]
 

@@ -104,6 +104,8 @@ def test_orphans_go_that_a_dry_run_has_listed_and_nothing_that_is_needed_or_anot
     head = table.snapshot_id
     table.java.manageSnapshots().createTag("kept", head).createBranch("staged", head).commit()
     table.commit(*table.data_files([row(40)]), branch="staged")
+    (unpublished,) = table.data_files([row(50)])
+    table.java.newAppend().appendFile(table.parsed(unpublished)).set("wap.id", "w").stageOnly().commit()
     spark.sql(f"DELETE FROM {table.identifier} WHERE id = 3")
     table.upsert([row(1)], key=["id"])
     spark.sparkContext._jvm.org.apache.iceberg.spark.actions.SparkActions.get().computeTableStats(  # type: ignore[union-attr]
@@ -359,6 +361,34 @@ def test_a_file_that_was_written_again_since_it_was_listed_stays_however_old_it_
     assert (Path(again).exists(), Path(same).exists()) == (True, False)
     with pytest.raises(JobError, match="more than 7 days ago, or the service has forgotten it"):
         remove(jobs, told | {"older_than": None})
+
+
+@pytest.mark.integration
+def test_the_largest_are_listed_and_what_is_beyond_is_left(
+    new_table: NewTable, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = new_table()
+    table.append([row(1)])
+    small, other = put(table, "data/a.parquet", "data/b.parquet")
+    (large,) = put(table, "data/c.parquet", content=b"large orphan")
+    put(table, "data/notes.txt", "data/_hidden.parquet")
+    age(table)
+    put(table, "data/young.parquet")
+    with monkeypatch.context() as patch:
+        patch.setattr(orphan_removal, "LISTED_AT_MOST", 1)
+        told = remove(jobs)
+        patch.setattr(orphan_removal, "CANDIDATES_AT_MOST", 2)
+        assert (remove(jobs)["orphan_files"], told["orphan_files"]) == (2, 3)
+    assert (paths(told), told["bytes_listed"], told["orphan_bytes"]) == ([large], 12, 24)
+    left = next(one for one in jobs.reporter.decisions if one.startswith("Of "))
+    number = told["files_in_location"]
+    assert f"Of {number:,} files in the location, 1 were written since" in left
+    remove(jobs, told)
+    assert [Path(path).exists() for path in (small, other, large)] == [True, True, False]
+    monkeypatch.setattr(orphan_removal, "FILES_AT_MOST", 2 * number - 4)
+    remove(jobs)
+    with pytest.raises(JobError, match=f"{number - 1:,} files lie in its location, and the job holds"):
+        remove(jobs, policy={"resources": {"memory_fraction": 0.5}})
 
 
 @pytest.mark.integration
