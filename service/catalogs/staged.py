@@ -50,7 +50,8 @@ def measure_staged(metadata: TableMetadata, source: str, target: str) -> Staged:
     by_flink = metadata.format_version >= 3 and (not staging or any(map(is_flinks, staging)))
     is_cut = by_flink and _is_cut(staging or History.of(metadata, target).snapshots)
     kept = len(staging) if by_flink and not is_cut else 0
-    was_published = any(map(only_clears, staging)) or any(
+    # What clears the branch says nothing: it may be made off another one that was cleared.
+    was_published = any(
         properties(one).get(BRANCH) == source for one in History.of(metadata, target).snapshots
     )
     measured = _measured(metadata, source, target)

@@ -116,7 +116,7 @@ _START = (
     .values(
         status=JobStatus.RUNNING.value,
         attempt=Job.attempt + 1,
-        started_at=func.coalesce(Job.started_at, bindparam("now")),
+        started_at=func.coalesce(Job.started_at, bindparam("now", type_=UtcDateTime())),
         lease_expires_at=bindparam("expires_at"),
         progress=None,
         held_because=None,

@@ -4,15 +4,14 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import func, insert, or_
+from sqlalchemy import func, or_
 from sqlmodel import Session, col, select
 
 from service.http.paging import Page, PageRequest, Sorting, read_page, within
 from service.jobs.models import EventView
 from service.records.jobs import Event, Job
-from service.webhooks.outbox import write_deliveries
+from service.webhooks.outbox import write_event
 
-_INSERT = insert(Event)
 SORTING = Sorting({"id": Event.id}, key=Event.id, default="id")
 """Their ids, which are given in order, and not their times: replicas' clocks differ."""
 
@@ -21,7 +20,7 @@ def record_job_event(
     session: Session, job: Job, kind: str, message: str, now: datetime, *, level: str = "info", **fields: Any
 ) -> None:
     """Add an event about a job; its status goes along, so that a reader of events needs nothing else."""
-    _record(
+    write_event(
         session,
         at=now,
         kind=kind,
@@ -45,7 +44,7 @@ def record_table_event(
     **fields: Any,
 ) -> None:
     """Add an event about a table, such as a decision not to run anything."""
-    _record(
+    write_event(
         session,
         at=now,
         kind=kind,
@@ -56,15 +55,6 @@ def record_table_event(
         attempt=None,
         fields=fields,
     )
-
-
-def _record(session: Session, **event: Any) -> None:
-    """Write an event behind what it tells of, with its deliveries."""
-    session.flush()
-    connection = session.connection()
-    key = connection.execute(_INSERT, event).inserted_primary_key
-    assert key is not None
-    write_deliveries(connection, key[0], **event)
 
 
 def list_events(

@@ -10,15 +10,15 @@ from typing import Any
 
 from sqlmodel import Session, col, select
 
-from service.db.database import FOR_UPDATE
+from service.db.database import FOR_UPDATE, utc_now
 from service.errors import ConflictError, InvalidError
 from service.policies.places import table_target, targets_of
 from service.quantities import counted
 from service.records.catalogs import Catalog
 from service.records.health import TableHealth
-from service.records.jobs import Event
 from service.records.policies import Policy, PolicyAttachment
 from service.records.tables import EnrolledTable
+from service.webhooks.outbox import write_event
 
 
 def lock_enrolments(session: Session) -> None:
@@ -139,8 +139,17 @@ def restaging(session: Session, doing: str, field: str, *, leave_staged: bool) -
         others = [other for other in enrolments[table.table_uuid] if other is not table]
         _check(table, others, after, field)
         told, fields = restaged(before.get(table.id), after.get(table.id), left.get(table.id))
-        message = f"{doing}. {told}"
-        session.add(Event(kind="table.changed", message=message, table_id=table.id, fields=fields))
+        write_event(
+            session,
+            at=utc_now(),
+            kind="table.changed",
+            level="info",
+            message=f"{doing}. {told}",
+            table_id=table.id,
+            job_id=None,
+            attempt=None,
+            fields=fields,
+        )
 
 
 def _staged_on(health: TableHealth) -> str:

@@ -501,6 +501,9 @@ class Poller:
         table = session.get_one(EnrolledTable, table_id, with_for_update=FOR_UPDATE)
         if table.deleted_at is not None:
             return Polled(is_reachable=True)
+        policy = effective_policy(session, table)
+        # Before the table's health: where a job ends, they are locked in this order, too.
+        cancel_publications_but(session, table_id, policy.publish.source, now)
         health = health_of(session, table_id)
         if health.poll_error is not None:
             record_table_event(session, table_id, "poll.recovered", "The table can be read again.", now)
@@ -528,13 +531,11 @@ class Poller:
         health.convertible_bytes = sum(delete.size_bytes for delete in convertible)
         oldest = min((delete.committed_at for delete in convertible), default=None)
         health.oldest_convertible_at = _since(oldest, health.oldest_convertible_at, now)
-        policy = effective_policy(session, table)
         # Nobody publishes any more what was looked at, if that was taken back meanwhile.
         is_same = policy.publish.source == source
         _store_staged(health, staged if is_same else Staged(), now)
         if source and is_same:
             _ask_at_first(health, staged, source, by_enrolment=table.publish_from is not None)
-        cancel_publications_but(session, table_id, policy.publish.source, now)
         health.small_manifests = found.small_manifests
         health.data_files = found.data_files
         everything = found.new_since[None]
@@ -641,9 +642,10 @@ def _ask_at_first(health: TableHealth, staged: Staged, source: str, *, by_enrolm
     elif health.watched_branch != source and health.stopped_at is None:
         health.stopped_at = {
             "code": "staged_before_policy",
-            "reason": f"Branch {source} had snapshots before a policy named it as staging branch.",
+            "reason": f"Branch {source} had snapshots at the first look since a policy names it.",
             "remedy": "A dry run of a publish job says what they are. Request one to publish them, and all"
-            ' that follows by itself; or let the table have no staging branch (`{"from": ""}`).',
+            ' that follows by itself; or let the table have no staging branch (`{"from": ""}`). Enrolments'
+            " and patterns that name the branch themselves don't ask.",
         }
 
 

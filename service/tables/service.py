@@ -361,10 +361,11 @@ def _restage(
     after = staging_branches(session, [row]).get(row.id)
     if after == before:
         return "", {}
-    left = leave_staging_branch(session, [(row, before)], leave_staged=leave_staged)
-    check_staging(session, row)
+    # Jobs are locked before the table's health, as where one ends.
     reason = f"{principal.name} changed the staging branch"
     queue.cancel_jobs_of_table(session, row.id, reason, utc_now(), JobKind.PUBLISH)
+    left = leave_staging_branch(session, [(row, before)], leave_staged=leave_staged)
+    check_staging(session, row)
     told, fields = restaged(before, after, left.get(row.id))
     return f" {told}", fields
 
@@ -406,11 +407,12 @@ def delete_table(
     check_version(if_match, row.version)
     if drop_index:
         check_index_unused(session, row)
-    branch = staging_branches(session, [row]).get(row.id)
-    leave_staging_branch(session, [(row, branch)], leave_staged=leave_staged)
     now = utc_now()
+    branch = staging_branches(session, [row]).get(row.id)
     policy = policies.effective_policy(session, row)
+    # Jobs are locked before the table's health, as where one ends.
     queue.cancel_jobs_of_table(session, row.id, f"the table was removed by {principal.name}", now)
+    leave_staging_branch(session, [(row, branch)], leave_staged=leave_staged)
     policies.set_table_policy(session, row.id, None)
     row.deleted_at = now
     session.add(row)
@@ -450,7 +452,7 @@ def views(session: Session, settings: Settings, rows: Sequence[EnrolledTable]) -
             policy=attached.get(row.id),
             index_warehouse=index_warehouse(settings, catalogs[row.catalog_id]),
             status=HealthStatus(measured.status),
-            status_reason=measured.status_reason,
+            status_reason=measured.status_reason or "The table was not looked at yet.",
             pending_equality_deletes=measured.pending_equality_deletes,
             pending_equality_delete_files=measured.pending_equality_delete_files,
             lag_seconds=measured.lag_seconds(now),

@@ -1,25 +1,26 @@
-"""Writes deliveries: with each event that a webhook asks for, in the same transaction.
+"""Writes events, and with each one the deliveries to webhooks that ask for it, in the same transaction.
 
 Invariant: an event that was committed has a delivery for each webhook that was enabled then, and one that was
-rolled back has none: `service.jobs.events`, which alone inserts events, writes them at once.
+rolled back has none: nothing else inserts events.
 """
 
 from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Connection, insert, select
-from sqlmodel import col
+from sqlmodel import Session, col
 
 from service import __version__
 from service.db.database import new_id
 from service.records.catalogs import Catalog
-from service.records.jobs import Job
+from service.records.jobs import Event, Job
 from service.records.tables import EnrolledTable
 from service.records.webhooks import DeliveryStatus, Webhook, WebhookDelivery
 from telemetry.traces import current_traceparent
 
 CONTENT_TYPE = "application/cloudevents+json"
 SOURCE = "/icestream"
+_INSERT = insert(Event)
 _ENABLED = select(col(Webhook.id), col(Webhook.kinds)).where(col(Webhook.enabled))
 UNTOLD = frozenset(("job.progress", "job.message", "job.log"))
 """So many that they would hold up the others; GET /events has them."""
@@ -47,7 +48,16 @@ def cloud_event(
     }
 
 
-def write_deliveries(
+def write_event(session: Session, **event: Any) -> None:
+    """Write an event, by all its columns but the id, behind what it tells of."""
+    session.flush()
+    connection = session.connection()
+    key = connection.execute(_INSERT, event).inserted_primary_key
+    assert key is not None
+    _write_deliveries(connection, key[0], **event)
+
+
+def _write_deliveries(
     connection: Connection,
     event_id: int,
     *,

@@ -5,7 +5,9 @@ from typing import Any
 
 import httpx
 import pytest
+from sqlmodel import select
 
+from service.records.webhooks import Webhook, WebhookDelivery
 from staging.history import (
     BRANCH,
     CLEARED,
@@ -360,7 +362,7 @@ def test_what_a_branch_had_before_a_policy_named_it_is_published_once_somebody_a
     for _ in range(2):
         found = health(local, table)
         assert (found["status"], found["stopped_at"]["code"]) == ("blocked", "staged_before_policy")
-        assert "ingest had snapshots before a policy named it" in found["status_reason"]
+        assert "ingest had snapshots at the first look since a policy names it" in found["status_reason"]
         assert queued(local) == []
         last = stage(iceberg, 2)
 
@@ -408,8 +410,16 @@ def test_no_change_of_a_policy_leaves_staged_rows_behind_by_accident(
     assert patch(local, f"/policies/{changed}", faster).status_code == 200
     assert local.admin.get(f"/jobs/{job['id']}").json()["status"] == "queued"
 
+    with local.database.write() as session:
+        session.add(
+            Webhook(
+                name="all", url="https://hooks.example/", kinds=["table"], secret="env:HOOK", created_by="n"
+            )
+        )
     assert patch(local, f"/policies/{changed}?leave_staged=true", without).status_code == 200
 
+    with local.database.read() as session:
+        assert session.exec(select(WebhookDelivery.kind)).all() == ["table.changed"]
     event = local.admin.get(f"{path}/events?kind=table.changed").json()["items"][-1]
     waited = "1 snapshot with 1 row and row-level deletes"
     assert event["message"].endswith(
