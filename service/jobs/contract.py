@@ -78,9 +78,8 @@ class AssignedTable(Message):
     seen_equality_field_ids: list[list[int]]
     """Earlier reports had these key sets: no equality delete may be left that still names them."""
     overlapping_locations: list[str]
-    """These locations of other enrolled tables, or places that their properties name for their files, lie
-    within the location of this one, or around it. Only a job that lets snapshots expire or removes orphan
-    files is told."""
+    """These locations of other enrolled tables are within the location of this one, or around it, or hold
+    their files by their properties. Only a job that lets snapshots expire or removes orphan files is told."""
 
 
 class AssignedCatalog(Message):

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import BigInteger, Column, Index, text
+from sqlalchemy import BigInteger, Column, Index, desc, text
 from sqlmodel import Field, SQLModel
 
 from service.db.database import BigId, Json, UtcDateTime, new_id, utc_now
@@ -169,7 +169,7 @@ class Job(SQLModel, table=True):
         Index(
             "ix_jobs_turn",
             "catalog_id",
-            text("priority DESC"),
+            desc("priority"),
             "table_claimed_at",
             "available_at",
             "id",

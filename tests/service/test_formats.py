@@ -21,7 +21,7 @@ def test_every_policy_setting_has_words_of_its_own() -> None:
         f"{section}.{name}"
         for section, field in EffectivePolicy.model_fields.items()
         if isinstance(field.annotation, type)
-        for name in field.annotation.model_fields
+        for name in (named.alias or name for name, named in field.annotation.model_fields.items())
     }
     assert "compact.dead_ratio" in settings
     assert settings == set(formats.POLICY_SETTINGS)

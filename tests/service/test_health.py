@@ -735,7 +735,7 @@ def test_tables_are_listed_by_their_status(service: Running, iceberg: IcebergCat
         items = service.admin.get("/tables", params={"status": status}).json()["items"]
         return [(item["status"], item["status_reason"]) for item in items]
 
-    assert listed("unknown") == [("unknown", "")]
+    assert listed("unknown") == [("unknown", "The table was not looked at yet.")]
     assert listed("healthy") == []
     service.poll(table["id"])
     assert listed("unknown") == []
