@@ -274,6 +274,7 @@ after a first time, one after the other. The PostgreSQL server does not wait for
 |---|---|---:|---:|---:|
 {rows}
 
+The overview reads every sample of the span that its plot covers, which is most of its time.
 The service on SQLite took {memory / 2**20:,.0f} MiB at most (RSS).
 """
 
