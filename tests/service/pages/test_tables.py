@@ -66,7 +66,7 @@ def test_tables_are_found_by_name_status_and_place(
     admin.open("/tables")
 
     def found(**filters: str) -> set[str]:
-        links = admin.send("/tables", search="", namespace="", **filters).links
+        links = admin.send("/tables", search="", namespace="farm", **filters).links
         return {"farm.cows", "farm.pigs"} & links.keys()
 
     assert found() == {"farm.cows", "farm.pigs"}
