@@ -48,7 +48,13 @@ from service.policies.models import (
     VerifyPolicy,
     contradictions,
 )
-from service.policies.places import SYSTEM_TARGET, namespace_target, table_target, targets_of
+from service.policies.places import (
+    SYSTEM_TARGET,
+    namespace_target,
+    table_target,
+    targets_of,
+    targets_of_table,
+)
 from service.policies.schedules import MAX_WINDOWS
 from service.policies.staging import restaging
 from service.records.catalogs import Catalog
@@ -440,7 +446,7 @@ def list_attachments(
 
 def chain(session: Session, table: EnrolledTable) -> Sequence[tuple[PolicyAttachment, Policy]]:
     """The attachments that reach a table, nearest first; the last one is the system's."""
-    targets = _targets_of_table(table)
+    targets = targets_of_table(table)
     rows = session.exec(
         select(PolicyAttachment, Policy)
         .join(Policy, col(Policy.id) == col(PolicyAttachment.policy_id))
@@ -449,13 +455,9 @@ def chain(session: Session, table: EnrolledTable) -> Sequence[tuple[PolicyAttach
     return sorted(rows, key=lambda row: targets.index(row[0].target))
 
 
-def _targets_of_table(table: EnrolledTable) -> list[str]:
-    return [table_target(table.id), *targets_of(table.catalog_id, table.identifier[:-1])]
-
-
 def effective_policy(session: Session, table: EnrolledTable) -> EffectivePolicy:
     """What holds for a table: each value from the nearest policy that sets it, if the table does not."""
-    targets = _targets_of_table(table)
+    targets = targets_of_table(table)
     session.flush()
     settings = dict(session.connection().execute(_SETTINGS, {"targets": targets}).all())
     found = _effective(tuple(settings[target] for target in targets if target in settings))

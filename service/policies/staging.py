@@ -12,7 +12,7 @@ from sqlmodel import Session, col, select
 
 from service.db.database import FOR_UPDATE, utc_now
 from service.errors import ConflictError, InvalidError
-from service.policies.places import table_target, targets_of
+from service.policies.places import targets_of_table
 from service.quantities import counted
 from service.records.catalogs import Catalog
 from service.records.health import TableHealth
@@ -200,8 +200,7 @@ def _resolved(tables: Iterable[EnrolledTable], of_policies: Mapping[str, str]) -
     """As `staging_branches`."""
     found = {}
     for table in tables:
-        targets = [table_target(table.id), *targets_of(table.catalog_id, table.identifier[:-1])]
-        said = (of_policies[target] for target in targets if target in of_policies)
+        said = (of_policies[target] for target in targets_of_table(table) if target in of_policies)
         branch = table.publish_from if table.publish_from is not None else next(said, "")
         if branch:
             found[table.id] = branch
