@@ -20,7 +20,7 @@ from typing import Annotated, Any
 
 import httpx
 import typer
-from sqlalchemy import create_engine, insert, text
+from sqlalchemy import insert
 from sqlmodel import Session, SQLModel
 
 from service.auth.models import SYSTEM
@@ -33,7 +33,7 @@ from service.records.tables import EnrolledTable
 from tests.benchmarks.measure import high_water_mark
 from tests.benchmarks.page import PAGE, Part, write_part
 from tests.benchmarks.servers import KEY, SERVE, server
-from tests.service.postgresql import running_server
+from tests.service.postgresql import execute, running_server
 
 _AT_ONCE = 10_000
 """Rows of one statement."""
@@ -78,7 +78,7 @@ def main(
             directory, f"sqlite:///{directory}/icestream.db", "SQLite", tables, jobs, times
         )
         with running_server() as url:
-            _run(f"{url}/postgres", "CREATE DATABASE bench")
+            execute(f"{url}/postgres", "CREATE DATABASE bench")
             answers += measure(directory, f"{url}/bench", "PostgreSQL", tables, jobs, times)[0]
     finally:
         shutil.rmtree(directory)
@@ -99,7 +99,7 @@ def measure(
     with database.write() as session:
         paths = _fill(session, tables, jobs)
     if name == "PostgreSQL":  # as autovacuum does in time
-        _run(url, "ANALYZE")
+        execute(url, "ANALYZE")
     database.dispose()
     environment = {
         "ICESTREAM_DATABASE_URL": url,
@@ -124,13 +124,6 @@ def measure(
             answers.append(Answers(name, page, seconds[1:], len(answer.content)))
         memory = high_water_mark(process.pid)
     return answers, memory
-
-
-def _run(url: str, statement: str) -> None:
-    engine = create_engine(url, isolation_level="AUTOCOMMIT")
-    with engine.connect() as connection:
-        connection.execute(text(statement))
-    engine.dispose()
 
 
 def _fill(session: Session, tables: int, jobs: int) -> Mapping[str, str]:

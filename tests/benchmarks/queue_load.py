@@ -47,7 +47,7 @@ from tests.benchmarks.measure import high_water_mark
 from tests.benchmarks.page import PAGE, Part, write_part
 from tests.benchmarks.servers import KEY, SERVE, server
 from tests.service.iceberg_tables import IcebergCatalog
-from tests.service.postgresql import running_server
+from tests.service.postgresql import execute, running_server
 from tests.worker.table.catalog_servers import rest_server
 
 T = TypeVar("T")
@@ -142,10 +142,7 @@ def main(
     try:
         claims = [measure_claims(f"sqlite:///{directory / 'queue.db'}", "SQLite", workers, jobs)]
         with running_server() as server:
-            engine = create_engine(f"{server}/postgres", isolation_level="AUTOCOMMIT")
-            with engine.connect() as connection:
-                connection.execute(text("CREATE DATABASE bench"))
-            engine.dispose()
+            execute(f"{server}/postgres", "CREATE DATABASE bench")
             claims.append(measure_claims(f"{server}/bench", "PostgreSQL", workers, jobs))
         polling = measure_polling(directory, tables, seconds, interval, pending=pending, rest=rest)
     finally:

@@ -19,7 +19,6 @@ import httpx
 import pytest
 import uvicorn
 from pydantic import SecretStr
-from sqlalchemy import create_engine, text
 from starlette.types import ASGIApp
 
 from service.app import create_app, prepare
@@ -32,7 +31,7 @@ from service.scheduling.background import Background, Clock
 from service.settings import Settings
 from tests.patience import PATIENCE_SECONDS
 from tests.service.iceberg_tables import IcebergCatalog
-from tests.service.postgresql import running_server
+from tests.service.postgresql import execute, running_server
 
 ADMIN_KEY = "admin-key-of-these-tests-0123456789abcdef"
 # Loading the certificates takes longer than most tests, and none is ever needed.
@@ -73,10 +72,7 @@ def _migrate(url: str) -> None:
 
 
 def on_server(server: str, statement: str) -> None:
-    engine = create_engine(f"{server}/postgres", isolation_level="AUTOCOMMIT")
-    with engine.connect() as connection:
-        connection.execute(text(statement))
-    engine.dispose()
+    execute(f"{server}/postgres", statement)
 
 
 @pytest.fixture

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from sqlalchemy import create_engine, text
+
 from tests.patience import PATIENCE_SECONDS
 
 
@@ -84,3 +86,11 @@ def restartable_server() -> Iterator[Server]:
         if (directory / "data" / "postmaster.pid").exists():
             run(_binary("pg_ctl"), "-D", data, "-m", "immediate", "-w", "stop")
         shutil.rmtree(directory)
+
+
+def execute(url: str, statement: str) -> None:
+    """One that no transaction may have around it."""
+    engine = create_engine(url, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        connection.execute(text(statement))
+    engine.dispose()
