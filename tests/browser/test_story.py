@@ -85,7 +85,7 @@ def test_a_person_registers_a_catalog_enrols_a_table_and_sees_its_deletes_conver
     page.goto(service.url)
     page.get_by_role("link", name="Catalogs").click()
     page.get_by_role("link", name="Register a catalog").click()
-    page.get_by_label("Name").fill("lake")
+    page.get_by_label("Name", exact=True).fill("lake")
     page.get_by_label("Type").select_option("sql")
     page.get_by_label("Properties").fill("\n".join(f"{name} = {it}" for name, it in lake.properties.items()))
     page.get_by_role("button", name="Register").click()
