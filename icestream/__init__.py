@@ -1,4 +1,4 @@
-"""Icestream's client: where the rows of keys are, asked of the service; writes by key, and
+"""Icestream's client: where the rows of keys are, asked of the service; jobs, writes by key, and
 erasures with receipts.
 
     from icestream import Client
@@ -25,7 +25,8 @@ from icestream.errors import (
     UnknownNameError,
     UnreachableError,
 )
-from icestream.writes import WriteFailedError, Written
+from icestream.jobs import Job, JobFailedError
+from icestream.writes import Written
 
 __all__ = [
     "Answer",
@@ -36,6 +37,8 @@ __all__ = [
     "ForbiddenError",
     "IcestreamError",
     "InvalidError",
+    "Job",
+    "JobFailedError",
     "NotFoundError",
     "ProblemError",
     "Receipt",
@@ -45,6 +48,5 @@ __all__ = [
     "UnauthenticatedError",
     "UnknownNameError",
     "UnreachableError",
-    "WriteFailedError",
     "Written",
 ]

@@ -1,4 +1,4 @@
-"""Where the rows of some keys of a table are, asked over HTTP and answered as Arrow; and writes by key."""
+"""Where the rows of some keys of a table are, asked over HTTP and answered as Arrow; jobs, writes by key."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from icestream.connection import WHERE, Connection, Json
 from icestream.encoding import in_arrow, json_value, rows_of
 from icestream.erasures import Erasure, ask
 from icestream.errors import UnreachableError
+from icestream.jobs import Job, request_job
 from icestream.staging import Source, SparkFrame
 from icestream.writes import Written, json_rows, sent, write
 
@@ -107,6 +108,10 @@ class Client:
         The service is not asked until the table is: a key of lookups alone may name it, and list none.
         """
         return Table(self._connection, name)
+
+    def job(self, job_id: str) -> Job:
+        """One that was asked for before."""
+        return Job(self._connection, job_id)
 
     def erase(
         self,
@@ -209,7 +214,7 @@ class Table:
         whose keys exist are left out. duplicates: whether rows with one key are refused, or the last of them
         counts. dry_run: writes nothing.
 
-        Raises IcestreamError (WriteFailedError: the job has failed or was cancelled), ValueError, TypeError,
+        Raises IcestreamError (JobFailedError: the job has failed or was cancelled), ValueError, TypeError,
         and TimeoutError for a job that goes on after `wait_seconds`.
         """
         options = {
@@ -238,6 +243,22 @@ class Table:
         path = self._rows_path("delete")
         with sent(keys, "keys", staging, filesystem) as source:
             return self._write(path, source, {}, key_columns, dry_run, wait_seconds)
+
+    def request_job(
+        self,
+        kind: str,
+        *,
+        key: str | None = None,
+        dry_run: bool = False,
+        parameters: Mapping[str, Any] | None = None,
+    ) -> Job:
+        """Asks for a job of a kind such as `convert`; `wait` for it, or `cancel` it.
+
+        One of its kind that is queued already is the answer. key: what it is for, such as one run of a
+        pipeline: the same request with the same key is the same job, until that has failed or was cancelled.
+        """
+        body = {"kind": kind, "dry_run": dry_run, "parameters": dict(parameters or {})}
+        return request_job(self._connection, f"/api/v1/tables/{self.id}/jobs", body, key)
 
     def _rows_path(self, kind: str) -> str:
         """Asked for before anything is staged: a name that is wrong costs nothing then."""

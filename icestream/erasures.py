@@ -6,7 +6,6 @@ import base64
 import hashlib
 import hmac
 import json
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,12 +15,9 @@ from uuid import uuid4
 
 from icestream.connection import Connection, Json, json_of
 from icestream.errors import IcestreamError
+from icestream.jobs import wait_until_ended
 from icestream.writes import json_rows
 
-_ENDS: Final = ("succeeded", "failed", "cancelled")
-_FIRST_PAUSE_SECONDS: Final = 0.1
-_LONGEST_PAUSE_SECONDS: Final = 5.0
-_SLOWER: Final = 1.2
 _SIGNED: Final = ("webhook-id", "webhook-timestamp", "webhook-signature")
 _PREFIX: Final = "whsec_"
 _KEY_BYTES: Final = range(24, 65)
@@ -123,14 +119,13 @@ class Erasure:
 
         Raises TimeoutError for one that goes on after `wait_seconds`, and IcestreamError.
         """
-        give_up_at = time.monotonic() + wait_seconds
-        pause_seconds = _FIRST_PAUSE_SECONDS
-        while (erasure := self.view())["status"] not in _ENDS:
-            if time.monotonic() > give_up_at:
-                raise TimeoutError(f"Erasure {self.id} has not ended in {wait_seconds:g} s; it goes on.")
-            time.sleep(pause_seconds)
-            pause_seconds = min(_SLOWER * pause_seconds, _LONGEST_PAUSE_SECONDS)
-        return erasure
+        return wait_until_ended(
+            self.view,
+            wait_seconds,
+            f"Erasure {self.id}",
+            first_pause_seconds=0.1,
+            longest_pause_seconds=5.0,
+        )
 
     def receipt(self) -> Receipt:
         """What has become of each key, so far if `complete` is false. Raises IcestreamError."""

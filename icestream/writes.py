@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,28 +14,13 @@ import pyarrow as pa
 
 from icestream.connection import Connection, Json, json_of
 from icestream.encoding import arrow_reader, json_value, rows_of
-from icestream.errors import IcestreamError, ProblemError
+from icestream.errors import ProblemError
+from icestream.jobs import Job, JobFailedError
 from icestream.staging import Source, Staging
 
 ROWS_AT_ONCE: Final = 1_000
 """Of one request; more are staged as files."""
 _STAGING: Final = "name a place for them that the service may read (staging)"
-_FIRST_PAUSE_SECONDS: Final = 0.05
-_LONGEST_PAUSE_SECONDS: Final = 1.0
-_SLOWER: Final = 1.2
-"""Each pause than the one before: an answer comes a fifth of the job's time late at most."""
-_ENDS: Final = ("succeeded", "failed", "cancelled")
-
-
-class WriteFailedError(IcestreamError):
-    """The job has failed or was cancelled. code, title: what happened, for programs and in words. job_id: the
-    job, which tells more."""
-
-    def __init__(self, job_id: str, status: str, error: Mapping[str, Any]) -> None:
-        super().__init__(str(error.get("detail") or f"The job was {status}."), str(error.get("remedy", "")))
-        self.job_id = job_id
-        self.code = str(error.get("code") or status)
-        self.title = str(error.get("title") or f"The write was {status}")
 
 
 @dataclass(frozen=True)
@@ -59,9 +43,8 @@ class Written:
 def write(connection: Connection, path: str, source: Source, options: Json, wait_seconds: float) -> Written:
     """Sends a write, once however often it has to be sent, and waits until its job has ended.
 
-    Raises IcestreamError: WriteFailedError; and TimeoutError for a job that goes on after `wait_seconds`.
+    Raises IcestreamError: JobFailedError; and TimeoutError for a job that goes on after `wait_seconds`.
     """
-    give_up_at = time.monotonic() + wait_seconds
     headers = {"Idempotency-Key": str(uuid4())}
     source.in_use = True
     try:
@@ -69,16 +52,12 @@ def write(connection: Connection, path: str, source: Source, options: Json, wait
     except ProblemError as error:
         source.in_use = error.may_have_happened
         raise
-    pause_seconds = _FIRST_PAUSE_SECONDS
-    while job["status"] not in _ENDS:
-        if time.monotonic() > give_up_at:
-            raise TimeoutError(f"Job {job['id']} has not ended in {wait_seconds:g} s; it goes on.")
-        time.sleep(pause_seconds)
-        pause_seconds = min(_SLOWER * pause_seconds, _LONGEST_PAUSE_SECONDS)
-        job = json_of(connection.request("GET", f"/api/v1/jobs/{job['id']}"))
+    try:
+        job = Job(connection, job["id"]).wait(wait_seconds)
+    except JobFailedError:
+        source.in_use = False
+        raise
     source.in_use = False
-    if job["status"] != "succeeded":
-        raise WriteFailedError(job["id"], job["status"], job["error"] or {})
     result = job["result"] or {}
     return Written(
         job_id=job["id"],

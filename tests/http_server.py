@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import parse_qsl
 
 
 @dataclass
@@ -30,6 +31,7 @@ class Request:
     headers: Mapping[str, str]
     body: str
     """What is no UTF-8 as surrogates."""
+    query: Mapping[str, str] = field(default_factory=dict)
 
 
 Answers = dict[str, Answer | Callable[[Request], Answer]]
@@ -67,11 +69,13 @@ def answering(answers: Answers, tls: ssl.SSLContext | None = None) -> Iterator[H
             )
 
         def _answer(self, sent: str) -> None:
-            path = self.path.partition("?")[0]
+            path, _, query = self.path.partition("?")
             headers = {name.lower(): value for name, value in self.headers.items()}
             server.requests.append((f"{self.command} {path}", headers))
             found = answers.get(path, Answer("not found", 404))
-            answer = found if isinstance(found, Answer) else found(Request(headers, sent))
+            answer = (
+                found if isinstance(found, Answer) else found(Request(headers, sent, dict(parse_qsl(query))))
+            )
             time.sleep(answer.delay_seconds)
             is_text = isinstance(answer.body, str)
             body = (answer.body if is_text else json.dumps(answer.body)).encode(answer.encoding)

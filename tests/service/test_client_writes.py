@@ -151,7 +151,7 @@ def test_staged_rows_go_with_a_write_that_failed_and_stay_for_a_job_that_goes_on
     service: Running, table: icestream.Table, staging: Path
 ) -> None:
     told = {"code": "invalid_rows", "title": "No.", "detail": "Row 0.", "remedy": "Mend it."}
-    with Worker(service, status="failed", error=told), pytest.raises(icestream.WriteFailedError):
+    with Worker(service, status="failed", error=told), pytest.raises(icestream.JobFailedError):
         table.upsert(MANY, staging=str(staging))
     assert list(staging.iterdir()) == []
     with pytest.raises(icestream.InvalidError, match="outside the places"):
@@ -220,7 +220,7 @@ def test_a_delete_sends_keys(service: Running, table: icestream.Table) -> None:
 
 def test_a_write_that_failed_says_why(service: Running, table: icestream.Table) -> None:
     told = {"code": "duplicate_keys", "title": "Twice.", "detail": "2 rows.", "remedy": "Send one."}
-    with Worker(service, status="failed", error=told), pytest.raises(icestream.WriteFailedError) as caught:
+    with Worker(service, status="failed", error=told), pytest.raises(icestream.JobFailedError) as caught:
         table.upsert(ROWS)
     assert (caught.value.code, caught.value.title, str(caught.value)) == (
         "duplicate_keys",
