@@ -13,7 +13,7 @@ from uuid import uuid4
 from icestream.connection import Connection, Json, json_of
 from icestream.errors import IcestreamError
 
-ENDS: Final = ("succeeded", "failed", "cancelled")
+_ENDS: Final = ("succeeded", "failed", "cancelled")
 _SLOWER: Final = 1.2
 """Each pause than the one before: an answer comes a fifth of the job's time late at most."""
 _OVERLAP: Final = timedelta(minutes=1)
@@ -39,10 +39,23 @@ class Job:
     def __init__(self, connection: Connection, job_id: str) -> None:
         self.id = job_id
         self._connection = connection
+        self._told: dict[int, datetime] = {}
 
     def view(self) -> Json:
-        """The job as the API shows it: its `status`, `progress`, `result` and `error`."""
+        """The job as the API shows it: its `status`, `progress`, `result`, `error`, and `ended_at`."""
         found: Json = json_of(self._connection.request("GET", f"/api/v1/jobs/{self.id}"))
+        return found
+
+    def new_events(self) -> list[Json]:
+        """What has happened to it and was not told before, oldest first, such as progress, decisions and
+        lines of its log; `message` has it in words, `level` is `info`, `warning` or `error`."""
+        since = max(self._told.values()) - _OVERLAP if self._told else None
+        query = {} if since is None else {"since": since.isoformat()}
+        listed = self._connection.read_list(f"/api/v1/jobs/{self.id}/events", query)["items"]
+        found = [event for event in listed if event["id"] not in self._told]
+        if since is not None:
+            self._told = {known: at for known, at in self._told.items() if at >= since}
+        self._told |= {event["id"]: datetime.fromisoformat(event["at"]) for event in found}
         return found
 
     def cancel(self) -> Json:
@@ -52,19 +65,15 @@ class Job:
         return found
 
     def wait(self, wait_seconds: float = 600, on_event: OnEvent | None = None) -> Json:
-        """Waits until it has ended, and returns it as `view` does.
-
-        on_event: is told once each what happened to it, such as progress, decisions and lines of its log,
-        oldest first; `message` has that in words, `level` is `info`, `warning` or `error`.
+        """Waits until it has ended, and returns it as `view` does. on_event: is told `new_events`.
 
         Raises JobFailedError, and TimeoutError for a job that goes on after `wait_seconds`.
         """
-        events = Events(self)
 
         def look() -> Json:
             view = self.view()
             if on_event is not None:  # after the view: who is told of the end has been told of all before it
-                for event in events.new():
+                for event in self.new_events():
                     on_event(event)
             return view
 
@@ -72,25 +81,6 @@ class Job:
         if view["status"] != "succeeded":
             raise JobFailedError(self.id, view["status"], view["error"] or {})
         return view
-
-
-class Events:
-    """What happens to a job, from its beginning on."""
-
-    def __init__(self, job: Job) -> None:
-        self._job = job
-        self._told: dict[int, datetime] = {}
-
-    def new(self) -> list[Json]:
-        """What was not told before, oldest first. Raises IcestreamError."""
-        since = max(self._told.values()) - _OVERLAP if self._told else None
-        query = {} if since is None else {"since": since.isoformat()}
-        listed = self._job._connection.read_list(f"/api/v1/jobs/{self._job.id}/events", query)["items"]
-        found = [event for event in listed if event["id"] not in self._told]
-        if since is not None:
-            self._told = {known: at for known, at in self._told.items() if at >= since}
-        self._told |= {event["id"]: datetime.fromisoformat(event["at"]) for event in found}
-        return found
 
 
 def request_job(connection: Connection, path: str, body: Json, key: str | None) -> Job:
@@ -119,7 +109,7 @@ def wait_until_ended(
     """What `look` shows once its `status` is one of an end. Raises TimeoutError."""
     give_up_at = time.monotonic() + wait_seconds
     pause_seconds = first_pause_seconds
-    while (view := look())["status"] not in ENDS:
+    while (view := look())["status"] not in _ENDS:
         if time.monotonic() > give_up_at:
             raise TimeoutError(f"{named} has not ended in {wait_seconds:g} s; it goes on.")
         time.sleep(pause_seconds)

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 import icestream
-from icestream.jobs import Events
 from tests.http_server import Answer, Request, answering
 from tests.service.conftest import ADMIN_KEY, Running, alike_on_both
 from tests.service.iceberg_tables import IcebergCatalog
@@ -143,10 +142,10 @@ def test_events_that_are_listed_late_are_told_all_the_same() -> None:
         answering({"/api/v1/jobs/j/events": listed}) as server,
         icestream.Client(server.url, "key") as client,
     ):
-        events = Events(client.job("j"))
+        job = client.job("j")
 
         def told() -> list[int]:
-            return [int(one["id"]) for one in events.new()]
+            return [int(one["id"]) for one in job.new_events()]
 
         add(2, 0)
         assert told() == [2]
