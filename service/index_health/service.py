@@ -1,9 +1,10 @@
 """The health of a table as users see it: figures, a status word, the reason, and what to do."""
 
+import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from sqlalchemy import Float, cast, func
@@ -20,7 +21,16 @@ from service.policies.models import EffectivePolicy
 from service.policies.service import effective_policy
 from service.quantities import aged, counted
 from service.records.catalogs import Catalog
-from service.records.health import HealthSample, HealthStatus, Resolution, TableHealth, age_seconds
+from service.records.health import (
+    HealthSample,
+    HealthStatus,
+    PendingChange,
+    Resolution,
+    TableHealth,
+    age_seconds,
+    count_pending,
+    minute_of,
+)
 from service.records.jobs import Job, JobKind, JobStatus
 from service.records.reports import KeySetReport, StoppedAt, UnconvertibleDelete
 from service.records.tables import EnrolledTable
@@ -28,9 +38,8 @@ from staging.history import StagingBranchNotFoundError
 
 SAMPLE_SECONDS = 60
 """Samples are at most this dense while nothing but the lag changes."""
-DRAWN_SAMPLES = 20_000
-"""So many of the newest samples of all tables are drawn one by one, and of older ones the first of each hour
-or day: a page of many tables must not take long."""
+_STEPS = ((24 * 60, 1), (7 * 24 * 60, 10), (30 * 24 * 60, 60), (math.inf, 120))
+"""Spans in minutes, and the intervals that totals over them are told for: 1,440 of them at most."""
 # Numbered in the order of their times, and found by these numbers.
 SORTING = Sorting({"at": HealthSample.id}, key=HealthSample.id, default="-at")
 _RESUME = "Resume what is paused: the table, its catalog, or the whole system."
@@ -412,14 +421,13 @@ def summarize(session: Session, now: datetime) -> Summary:
     sums = [func.coalesce(func.sum(cast(column, Float)), 0) for column in columns]
     found: Sequence[Any] = session.exec(
         select(TableHealth.status, func.count(), func.min(TableHealth.oldest_equality_delete_at), *sums)
-        .select_from(EnrolledTable)
-        .join(TableHealth, col(TableHealth.table_id) == col(EnrolledTable.id), isouter=True)
-        .where(col(EnrolledTable.deleted_at).is_(None))
+        .where(~col(TableHealth.is_removed))
         .group_by(TableHealth.status)
     ).all()
-    tables = Counter[HealthStatus]()
-    for status, number, *_ in found:
-        tables[HealthStatus(status) if status is not None else HealthStatus.UNKNOWN] += number
+    tables = Counter({HealthStatus(status): number for status, number, *_ in found})
+    enrolled = select(func.count()).select_from(EnrolledTable).where(col(EnrolledTable.deleted_at).is_(None))
+    # Those that nothing is known of have no row.
+    tables[HealthStatus.UNKNOWN] += session.exec(enrolled).one() - tables.total()
     oldest_at = min((row[2] for row in found if row[2] is not None), default=None)
     files, deletes, snapshots, staged = (int(sum(row[3 + number] for row in found)) for number in range(4))
     return Summary(
@@ -442,8 +450,7 @@ def _oldest_awaited(session: Session, moment: Mapped[datetime | None], kind: Job
     """The oldest one of all tables for which a job of a kind starts by itself, as the last decision says."""
     oldest_first = session.exec(
         select(moment, TableHealth.decisions)
-        .join(EnrolledTable, col(EnrolledTable.id) == col(TableHealth.table_id))
-        .where(col(EnrolledTable.deleted_at).is_(None), moment.is_not(None))
+        .where(~col(TableHealth.is_removed), moment.is_not(None))
         .order_by(moment)
         .execution_options(yield_per=100)
     )
@@ -476,7 +483,7 @@ def failed_polls(session: Session) -> list[FailedPoll]:
         select(EnrolledTable, Catalog, TableHealth.poll_error)
         .join(TableHealth, col(TableHealth.table_id) == col(EnrolledTable.id))
         .join(Catalog, col(Catalog.id) == col(EnrolledTable.catalog_id))
-        .where(col(EnrolledTable.deleted_at).is_(None), col(TableHealth.poll_error).is_not(None))
+        .where(~col(TableHealth.is_removed), col(TableHealth.poll_error).is_not(None))
         .order_by(Catalog.name, EnrolledTable.name)
     )
     return [
@@ -486,49 +493,38 @@ def failed_polls(session: Session) -> list[FailedPoll]:
     ]
 
 
-def total_pending(
-    session: Session, since: datetime, now: datetime, resolution: Resolution
-) -> list[tuple[datetime, int]]:
-    """Equality deletes pending in all enrolled tables, each time that one of them was measured, oldest first.
+def total_pending(session: Session, since: datetime, now: datetime) -> list[tuple[datetime, int]]:
+    """Equality deletes pending in all tables that were enrolled, oldest first, from their first sample on.
 
-    A table counts with its latest sample, from its first one on. The first of these sums may be from before
-    `since`: it held then. Of more than DRAWN_SAMPLES samples, the older ones are read in `resolution`.
+    Each is the total at the end of a minute, of a longer interval if there are too many of them, or now.
+    The first one is of `since`, if anything was pending before.
     """
-    columns = (
-        select(HealthSample.table_id, HealthSample.at, HealthSample.pending_equality_deletes, HealthSample.id)
-        .join(EnrolledTable, col(EnrolledTable.id) == col(HealthSample.table_id))
-        .where(col(EnrolledTable.deleted_at).is_(None), HealthSample.at <= now)
-    )
-    newest_first = col(HealthSample.id).desc()
-    # Numbers of samples tell the order of their times, and cut off what is older without a look at it.
-    before = session.exec(
-        select(HealthSample.id).where(HealthSample.at < since).order_by(col(HealthSample.at).desc()).limit(1)
-    ).first()
-    within = columns.where(col(HealthSample.id) > (before or 0))
-    rows = list(session.exec(within.order_by(newest_first).limit(DRAWN_SAMPLES)))
-    if len(rows) == DRAWN_SAMPLES:
-        older = within.where(
-            col(HealthSample.id) < rows[-1][3], col(HealthSample.resolution).in_(_at_least(resolution))
-        )
-        rows += session.exec(older.order_by(newest_first))
-    if before is not None:
-        last = (
-            select(func.max(HealthSample.id))
-            .where(HealthSample.table_id == EnrolledTable.id, col(HealthSample.id) <= before)
-            .correlate(EnrolledTable)
-            .scalar_subquery()
-        )
-        rows += session.exec(columns.where(col(HealthSample.id) == last))
-    pending: dict[str, int] = {}
-    totals: dict[datetime, int] = {}
-    total = 0
-    for table_id, at, deletes, _ in sorted(rows, key=lambda row: (row[1], row[3])):
-        total += deletes - pending.get(table_id, 0)
-        pending[table_id] = deletes
-        totals[at] = total
-    times = list(totals)
-    earlier = sum(at < since for at in times)
-    return [(at, totals[at]) for at in times[max(earlier - 1, 0) :]]
+    began = minute_of(since)
+    first = session.exec(select(func.min(PendingChange.minute)).where(PendingChange.minute >= began)).one()
+    span = minute_of(now) - (began if first is None or _has_changes_before(session, began) else first)
+    step = next(minutes for most, minutes in _STEPS if span <= most)
+    began = began // step * step
+    interval = (col(PendingChange.minute) // step).label("interval")
+    changes = session.exec(
+        select(interval, func.sum(PendingChange.equality_deletes))
+        .where(PendingChange.minute >= began)
+        .group_by(interval)
+        .order_by(interval)
+    ).all()
+    counted = session.exec(select(func.sum(TableHealth.counted_equality_deletes))).one()
+    # From the end: what is older than the changes that are kept is in no row any more.
+    total = int(counted or 0) - sum(int(change) for _, change in changes)
+    totals = {since: total} if total else {}
+    for number, change in changes:
+        total += int(change)
+        end = datetime.fromtimestamp((number + 1) * step * 60, UTC)
+        totals[min(end, now)] = total
+    return list(totals.items())
+
+
+def _has_changes_before(session: Session, minute: int) -> bool:
+    older = select(PendingChange.minute).where(PendingChange.minute < minute).limit(1)
+    return session.exec(older).first() is not None
 
 
 def last_jobs(session: Session, table_id: str) -> Sequence[Job]:
@@ -553,6 +549,7 @@ def store_status(
     """Keep the status of now for lists, which can't judge every table anew."""
     view = get_health(session, table, policy)
     health.status, health.status_reason = view.status.value, view.status_reason
+    health.what_to_do = view.what_to_do
     session.add(health)
     return view
 
@@ -582,6 +579,7 @@ def record_sample(
         or now - last.at >= timedelta(seconds=SAMPLE_SECONDS)
     ):
         session.add(sample)
+    count_pending(session, health, view.pending_equality_deletes, now)
 
 
 def keep_last_look(session: Session, health: TableHealth) -> None:

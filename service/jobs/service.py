@@ -198,15 +198,16 @@ def converted_since(session: Session, since: datetime) -> Converted:
         cast(col(Job.result)[name].as_string(), String)
         for name in ("equality_deletes_resolved", "rows_deleted")
     )
-    results = session.exec(select(resolved, deleted).where(*done)).all()
     # As a float: SQLite's sum of integers fails beyond 64 bits.
-    of_attempts = select(func.coalesce(func.sum(cast(Attempt.bytes, Float)), 0))
-    moved = session.exec(of_attempts.join(Job, col(Job.id) == col(Attempt.job_id)).where(*done)).one()
+    of_attempts = select(func.sum(cast(Attempt.bytes, Float))).where(col(Attempt.job_id) == col(Job.id))
+    moved = func.coalesce(func.sum(of_attempts.correlate(Job).scalar_subquery()), 0)
+    alike = select(resolved, deleted, func.count(), moved).where(*done).group_by(resolved, deleted)
+    results = session.exec(alike).all()
     return Converted(
-        jobs=len(results),
-        equality_deletes=sum(_amount(told) for told, _ in results),
-        rows=sum(_amount(told) for _, told in results),
-        bytes=int(moved),
+        jobs=sum(number for *_, number, _ in results),
+        equality_deletes=sum(_amount(told) * number for told, _, number, _ in results),
+        rows=sum(_amount(told) * number for _, told, number, _ in results),
+        bytes=int(sum(part for *_, part in results)),
     )
 
 

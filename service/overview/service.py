@@ -18,7 +18,6 @@ from service.quantities import counted
 from service.records.health import HealthStatus
 from service.records.jobs import JobStatus
 from service.records.keys import Role
-from service.records.tables import get_table
 from service.settings import Settings
 from service.tables import service as tables
 from service.webhooks import service as webhooks
@@ -104,11 +103,10 @@ def _concerns(
     for status in _TROUBLED:
         found = tables.list_tables(session, settings, PageRequest(limit=_SHOWN), status=status)
         for table in found.items:
-            health = index_health.get_health(session, get_table(session, table.id))
             yield Concern(
-                title=f"{table.name} is {health.status.value}",
-                detail=health.status_reason,
-                remedy=health.what_to_do,
+                title=f"{table.name} is {table.status.value}",
+                detail=table.status_reason,
+                remedy=table.what_to_do,
                 path=f"/tables/{table.id}",
                 severity="error" if status is HealthStatus.BLOCKED else "warning",
             )

@@ -1,11 +1,12 @@
 """Measured health of each table: the latest state, and samples of it over time."""
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import BigInteger, Column, Index
-from sqlmodel import Field, Session, SQLModel
+from sqlalchemy import BigInteger, Column, Index, text
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlmodel import Field, Session, SQLModel, col
 
 from service.db.database import BigId, Json, UtcDateTime
 from service.records.report_columns import ReportedList, ReportedObject
@@ -43,15 +44,26 @@ class Resolution(StrEnum):
     DAY = "day"
 
 
+_FAILED = text("poll_error IS NOT NULL")
+
+
 class TableHealth(SQLModel, table=True):
     """The latest: pending figures from polling, the index from the last worker's report."""
 
     __tablename__ = "table_health"
+    __table_args__ = (
+        Index("ix_table_health_oldest_equality_delete_at", "oldest_equality_delete_at"),
+        Index("ix_table_health_oldest_staged_at", "oldest_staged_at"),
+        Index("ix_table_health_failed", "table_id", sqlite_where=_FAILED, postgresql_where=_FAILED),
+    )
 
     table_id: str = Field(foreign_key="tables.id", primary_key=True)
     status: str = Field(default=HealthStatus.UNKNOWN.value, index=True)
     """As of the last poll, with its reason."""
     status_reason: str = ""
+    what_to_do: str | None = None
+    is_removed: bool = False
+    """Whether its table is enrolled no more: said here too, for sums over all that are."""
     measured_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
     iceberg_snapshot_id: int | None = Field(default=None, sa_type=BigInteger)
     pending_equality_delete_files: int = 0
@@ -128,6 +140,8 @@ class TableHealth(SQLModel, table=True):
     )
     decisions: dict[str, Any] = Field(default_factory=dict, sa_type=Json)
     """The scheduler's latest decision per job kind: what, why, since when."""
+    counted_equality_deletes: int = Field(default=0, sa_type=BigInteger)
+    """So many of its equality deletes the totals have, by `count_pending`: those of its last sample."""
 
     def lag_seconds(self, now: datetime) -> float:
         """This is the age of the oldest live equality delete file; 0 when there is none."""
@@ -164,6 +178,49 @@ class HealthSample(SQLModel, table=True):
     staged_rows: int = Field(default=0, sa_type=BigInteger)
     staged_age_seconds: float = 0
     key_sets: list[dict[str, Any]] = Field(default_factory=list, sa_type=Json)
+
+
+class PendingChange(SQLModel, table=True):
+    """How the equality deletes pending in all enrolled tables together changed within a minute.
+
+    Invariant: these changes after a minute are what the sum of `TableHealth.counted_equality_deletes` differs
+    by from the total at its end, so no page sums up samples.
+    """
+
+    __tablename__ = "pending_changes"
+
+    minute: int = Field(primary_key=True, sa_type=BigId, sa_column_kwargs={"autoincrement": False})
+    """Whole minutes since 1970, UTC."""
+    equality_deletes: int = Field(sa_type=BigInteger)
+
+
+KEPT_CHANGES = timedelta(days=90)
+"""The longest span that the totals are drawn for."""
+_MOST_COUNTED = 10**14
+"""Of one table: what a catalog makes up must not make the totals of the others overflow."""
+
+
+def count_pending(session: Session, health: TableHealth, equality_deletes: int, now: datetime) -> None:
+    """Let the totals have so many deletes of a table from now on; 0 when it is removed.
+
+    Its row of `tables` is locked, so nobody else counts it meanwhile. All tables share the row of a minute:
+    whoever calls this ends the transaction soon.
+    """
+    counted = min(equality_deletes, _MOST_COUNTED)
+    change = counted - health.counted_equality_deletes
+    if not change:
+        return
+    health.counted_equality_deletes = counted
+    session.add(health)
+    insert = sqlite.insert if session.get_bind().dialect.name == "sqlite" else postgresql.insert
+    row = insert(PendingChange).values(minute=minute_of(now), equality_deletes=change)
+    total = col(PendingChange.equality_deletes) + change
+    session.execute(row.on_conflict_do_update(index_elements=["minute"], set_={"equality_deletes": total}))
+
+
+def minute_of(moment: datetime) -> int:
+    """As PendingChange numbers them."""
+    return int(moment.timestamp() // 60)
 
 
 def health_of(session: Session, table_id: str) -> TableHealth:

@@ -13,7 +13,7 @@ from sqlmodel import Session, SQLModel, col, or_, select
 from service.db.database import Database
 from service.http.routing import IdempotentAnswer
 from service.records.audit import AuditEntry
-from service.records.health import HealthSample, Resolution
+from service.records.health import KEPT_CHANGES, HealthSample, PendingChange, Resolution, minute_of
 from service.records.jobs import Attempt, Event, Job, JobStatus
 from service.records.keys import BrowserSession, LoginToken
 from service.records.webhooks import WebhookDelivery
@@ -34,6 +34,7 @@ def forget(database: Database, settings: Settings, now: datetime) -> bool:
         _progress,
         _audit,
         _samples,
+        _totals,
         _answers,
         _tokens,
         _sessions,
@@ -103,6 +104,10 @@ def _samples(session: Session, settings: Settings, now: datetime) -> int:
         at < daily,
     )
     return _remove(session, HealthSample, too_old)
+
+
+def _totals(session: Session, settings: Settings, now: datetime) -> int:  # noqa: ARG001 - as the others
+    return _remove(session, PendingChange, col(PendingChange.minute) < minute_of(now - KEPT_CHANGES))
 
 
 def _answers(session: Session, settings: Settings, now: datetime) -> int:

@@ -132,7 +132,9 @@ class TableView(Message):
     status: HealthStatus
     """One word says how the table was doing at its last poll."""
     status_reason: str
-    """This is why the status is what it is; the table's health says what to do about it."""
+    """This is why the status is what it is."""
+    what_to_do: str | None
+    """This is what to do about it; null if there is nothing to be done."""
     pending_equality_deletes: int
     """The live equality delete files have this many rows, as of the last poll."""
     pending_equality_delete_files: int

@@ -37,7 +37,7 @@ from service.policies.staging import (
 )
 from service.problems import PROBLEM_PATH
 from service.records.catalogs import Catalog
-from service.records.health import HealthStatus, TableHealth
+from service.records.health import HealthStatus, TableHealth, count_pending, health_of
 from service.records.jobs import Job, JobKind
 from service.records.keys import Role
 from service.records.policies import Policy, PolicyAttachment
@@ -416,9 +416,13 @@ def delete_table(
     policies.set_table_policy(session, row.id, None)
     row.deleted_at = now
     session.add(row)
-    if not drop_index:
-        return None
-    job, _ = queue.enqueue(session, row, JobKind.DROP_INDEX, policy, now, requested_by=principal.name)
+    job = None
+    if drop_index:
+        job, _ = queue.enqueue(session, row, JobKind.DROP_INDEX, policy, now, requested_by=principal.name)
+    health = health_of(session, row.id)
+    health.is_removed = True
+    session.add(health)
+    count_pending(session, health, 0, now)
     return job
 
 
@@ -453,6 +457,7 @@ def views(session: Session, settings: Settings, rows: Sequence[EnrolledTable]) -
             index_warehouse=index_warehouse(settings, catalogs[row.catalog_id]),
             status=HealthStatus(measured.status),
             status_reason=measured.status_reason or "The table was not looked at yet.",
+            what_to_do=measured.what_to_do if measured.status_reason else "Wait for the next poll.",
             pending_equality_deletes=measured.pending_equality_deletes,
             pending_equality_delete_files=measured.pending_equality_delete_files,
             lag_seconds=measured.lag_seconds(now),

@@ -24,7 +24,7 @@ from service.ui.formats import count, short_count
 from service.ui.forms import see
 from service.ui.pages import PageRoute, address_of, render
 from service.ui.plot import plot
-from service.ui.tables import SPANS, coarse_resolution, rows_of
+from service.ui.tables import SPANS, rows_of
 from service.workers import service as workers
 
 router = APIRouter(route_class=PageRoute)
@@ -53,7 +53,7 @@ def show_overview(
     ]
     numbers = jobs.count_jobs(session, _ACTIVE)
     since = now - timedelta(days=days)
-    over_time = index_health.total_pending(session, since, now, coarse_resolution(days))
+    over_time = index_health.total_pending(session, since, now)
     return render(
         request,
         "overview.html",

@@ -27,7 +27,15 @@ from service.auth.models import SYSTEM
 from service.db.database import Database, migrate, new_id, utc_now
 from service.policies.service import ensure_built_in
 from service.records.catalogs import Catalog
-from service.records.health import HealthSample, HealthStatus, Resolution, TableHealth
+from service.records.health import (
+    KEPT_CHANGES,
+    HealthSample,
+    HealthStatus,
+    PendingChange,
+    Resolution,
+    TableHealth,
+    minute_of,
+)
 from service.records.jobs import Event, Job, JobKind, JobStatus
 from service.records.tables import EnrolledTable
 from tests.benchmarks.measure import high_water_mark
@@ -41,6 +49,8 @@ _SAMPLES = 24
 """Of a table's health: one an hour."""
 _SPAN = timedelta(days=30)
 """What jobs are spread over."""
+_MINUTES = KEPT_CHANGES // timedelta(minutes=1)
+"""In each of which something changes somewhere with 10,000 tables; with fewer, in as many fewer of them."""
 _KINDS = (JobKind.INDEX, JobKind.CONVERT, JobKind.CONVERT, JobKind.COMPACT)
 _RESULT = {"equality_delete_files_removed": 4, "equality_deletes_resolved": 500, "rows_deleted": 480}
 _FAILED = 50
@@ -184,6 +194,14 @@ def _fill(session: Session, tables: int, jobs: int) -> Mapping[str, str]:
             for table_id in ids
         ),
     )
+    _insert(
+        session,
+        PendingChange(),  # type: ignore[call-arg]
+        (
+            {"minute": minute_of(now) - minute, "equality_deletes": (minute * 7919 % 1001) - 500}
+            for minute in range(min(_MINUTES, 13 * tables))
+        ),
+    )
     made = [new_id() for _ in range(jobs)]
     ended = Job(  # type: ignore[call-arg]
         catalog_id=catalog.id,
@@ -267,7 +285,7 @@ after a first time, one after the other. The PostgreSQL server does not wait for
 |---|---|---:|---:|---:|
 {rows}
 
-The overview reads every sample of the span that its plot covers, which is most of its time.
+The overview sums up 90 days of minutes in each of which a table changed.
 The service on SQLite took {memory / 2**20:,.0f} MiB at most (RSS).
 """
 

@@ -15,6 +15,7 @@ TABLES = (
     "idempotent_answers",
     "leases",
     "login_tokens",
+    "pending_changes",
     "policies",
     "system_state",
     "webhooks",
@@ -168,6 +169,12 @@ def _create_tables() -> None:
         sa.Column("expires_at", AT, nullable=False),
         sa.Column("used_at", AT, nullable=True),
         sa.PrimaryKeyConstraint("token_hash"),
+    )
+    op.create_table(
+        "pending_changes",
+        sa.Column("minute", BIG_ID, autoincrement=False, nullable=False),
+        sa.Column("equality_deletes", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("minute"),
     )
     op.create_table(
         "policies",
@@ -489,6 +496,8 @@ def _create_tables() -> None:
         sa.Column("table_id", sa.String(), nullable=False),
         sa.Column("status", sa.String(), nullable=False),
         sa.Column("status_reason", sa.String(), nullable=False),
+        sa.Column("what_to_do", sa.String(), nullable=True),
+        sa.Column("is_removed", sa.Boolean(), nullable=False),
         sa.Column("measured_at", AT, nullable=True),
         sa.Column("iceberg_snapshot_id", sa.BigInteger(), nullable=True),
         sa.Column("pending_equality_delete_files", sa.Integer(), nullable=False),
@@ -535,6 +544,7 @@ def _create_tables() -> None:
         sa.Column("key_sets", JSON, nullable=False),
         sa.Column("unconvertible", JSON, nullable=False),
         sa.Column("decisions", JSON, nullable=False),
+        sa.Column("counted_equality_deletes", sa.BigInteger(), nullable=False),
         sa.ForeignKeyConstraint(
             ["table_id"],
             ["tables.id"],
@@ -542,6 +552,16 @@ def _create_tables() -> None:
         sa.PrimaryKeyConstraint("table_id"),
     )
     op.create_index("ix_table_health_status", "table_health", ["status"], unique=False)
+    for oldest in ("oldest_equality_delete_at", "oldest_staged_at"):
+        op.create_index(f"ix_table_health_{oldest}", "table_health", [oldest], unique=False)
+    op.create_index(
+        "ix_table_health_failed",
+        "table_health",
+        ["table_id"],
+        unique=False,
+        sqlite_where=sa.text("poll_error IS NOT NULL"),
+        postgresql_where=sa.text("poll_error IS NOT NULL"),
+    )
     op.create_table(
         "last_claims",
         sa.Column("table_id", sa.String(), nullable=False),

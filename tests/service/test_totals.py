@@ -1,0 +1,163 @@
+"""What is pending in all tables over time: what the samples of each table say, without reading them."""
+
+import math
+import random
+from collections import defaultdict
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+import pytest
+from sqlmodel import Session, col, func, select
+
+from service.auth.models import SYSTEM
+from service.db.database import Database
+from service.index_health import service as index_health
+from service.index_health.service import record_sample, total_pending
+from service.policies.service import effective_policy
+from service.records.health import PendingChange, TableHealth, health_of
+from service.records.tables import EnrolledTable, get_table
+from service.scheduling.retention import forget
+from service.settings import Settings
+from service.tables import service as tables
+from tests.service.queue_calls import START, add_tables
+
+# A table that nothing happens to for two days has no sample left.
+SETTINGS = Settings(fine_history_days=0.5, history_days=1, daily_history_days=2)
+
+
+def sample(database: Database, table_id: str, deletes: int, now: datetime) -> None:
+    """As a poll of the table does it."""
+    with database.write() as session:
+        table, health = get_table(session, table_id, for_update=True), health_of(session, table_id)
+        health.measured_at, health.pending_equality_deletes = now, deletes
+        health.pending_equality_delete_files = min(deletes, 1)
+        record_sample(session, table, health, effective_policy(session, table), now)
+
+
+class World(NamedTuple):
+    """Of a random history: what each table had last, and what they had together at the end of each minute."""
+
+    latest: dict[str, int]
+    totals: dict[datetime, int]
+
+
+def happen(
+    database: Database, chance: random.Random, monkeypatch: pytest.MonkeyPatch
+) -> tuple[World, datetime]:
+    now = START
+    monkeypatch.setattr(tables, "utc_now", lambda: now)
+    world = World({}, defaultdict(int))
+    waiting = add_tables(database, [f"u{number}" for number in range(12)])
+    enrolled = [waiting.pop(), waiting.pop()]
+    for _ in range(60):
+        now += timedelta(seconds=chance.choice([0, 1, 40, 90, 600, 4 * 3600]))
+        does = chance.random()
+        if does < 0.08 and waiting:
+            enrolled.append(waiting.pop())
+        elif does < 0.14 and len(enrolled) > 1:
+            gone = enrolled.pop(chance.randrange(len(enrolled)))
+            with database.write() as session:
+                tables.delete_table(session, SYSTEM, gone)
+            world.latest.pop(gone, None)
+        elif does < 0.2:
+            while forget(database, SETTINGS, now):
+                pass
+        else:
+            table, deletes = chance.choice(enrolled), chance.choice([0, 1, 7, 10**6])
+            sample(database, table, deletes, now)
+            world.latest[table] = deletes
+        minute = now.replace(second=0, microsecond=0) + timedelta(minutes=1)
+        world.totals[minute] = sum(world.latest.values())
+    return world, now + timedelta(minutes=1)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_totals_are_the_sums_over_all_tables_whatever_has_happened_to_them(
+    database: Database, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # No test waits for an interval to be full.
+    monkeypatch.setattr(index_health, "_STEPS", ((math.inf, 1),))
+    world, end = happen(database, random.Random(seed), monkeypatch)
+    with database.read() as session:
+        told = total_pending(session, START - timedelta(hours=1), end)
+        half = total_pending(session, START + (end - START) / 2, end)
+    assert told
+    expected = {at: total for at, total in world.totals.items() if at <= end}
+    assert held(told, list(expected)) == expected
+    within = [at for at in expected if at > START + (end - START) / 2 + timedelta(minutes=1)]
+    assert held(half, within) == {at: expected[at] for at in within}
+    assert told[-1][1] == sum(world.latest.values()) == counted(database)
+
+
+def held(told: list[tuple[datetime, int]], moments: list[datetime]) -> dict[datetime, int]:
+    """What totals say of each moment: each holds until the next one."""
+    return {moment: next((total for at, total in reversed(told) if at <= moment), 0) for moment in moments}
+
+
+def counted(database: Database) -> int:
+    with database.read() as session:
+        live = select(func.sum(TableHealth.pending_equality_deletes)).join(
+            EnrolledTable, col(EnrolledTable.id) == col(TableHealth.table_id)
+        )
+        return int(session.exec(live.where(col(EnrolledTable.deleted_at).is_(None))).one() or 0)
+
+
+def days_of(session: Session, days: float, now: datetime) -> list[tuple[float, int]]:
+    """Hours ago and totals."""
+    return [
+        (round((now - at) / timedelta(hours=1), 2), total)
+        for at, total in total_pending(session, now - timedelta(days=days), now)
+    ]
+
+
+def test_long_spans_are_told_in_few_intervals_and_begin_with_what_held_before(database: Database) -> None:
+    first, second = add_tables(database, ["a", "b"])
+    sample(database, first, 5, START)
+    sample(database, second, 20, START + timedelta(days=1))
+    for minute in range(60):
+        sample(database, first, minute, START + timedelta(days=2, minutes=minute))
+    now = START + timedelta(days=2, hours=6)
+    with database.read() as session:
+        # All of it is of the last three days.
+        for days in (7, 30, 90):
+            assert [total for _, total in days_of(session, days, now)] == [5, 25, 29, 39, 49, 59, 69, 79]
+        assert len(days_of(session, 1, now)) == 61
+        assert days_of(session, 1, now)[0] == (24, 25)
+        later = now + timedelta(days=60)
+        assert days_of(session, 90, later) == [(60 * 24 + 52, 5), (60 * 24 + 28, 25), (60 * 24 + 4, 79)]
+
+
+def test_a_clock_that_was_set_back_tells_nothing_that_is_still_to_come(database: Database) -> None:
+    (table,) = add_tables(database, ["a"])
+    for deletes, minutes in ((1, 0), (2, 300), (3, 20)):
+        sample(database, table, deletes, START + timedelta(minutes=minutes))
+    now = START + timedelta(minutes=30)
+    with database.read() as session:
+        told = total_pending(session, START - timedelta(hours=1), now)
+    assert max(at for at, _ in told) == now
+    assert told[-1][1] == 3
+
+
+def test_what_a_catalog_makes_up_of_one_table_leaves_the_totals_right(
+    database: Database,
+) -> None:
+    honest, *hostile = add_tables(database, [f"u{number}" for number in range(4)])
+    sample(database, honest, 7, START)
+    for table in hostile:
+        sample(database, table, 2**63 - 1, START)
+    later = START + timedelta(minutes=5)
+    for table in hostile:
+        sample(database, table, 0, later)
+    with database.read() as session:
+        assert total_pending(session, START, later)[-1] == (later, 7)
+
+
+def test_changes_are_kept_for_as_long_as_they_are_drawn(database: Database) -> None:
+    (table,) = add_tables(database, ["a"])
+    sample(database, table, 5, START)
+    sample(database, table, 6, START + timedelta(days=1))
+    while forget(database, SETTINGS, START + timedelta(days=90, hours=12)):
+        pass
+    with database.read() as session:
+        assert len(session.exec(select(PendingChange)).all()) == 1
+        assert [total for _, total in days_of(session, 90, START + timedelta(days=90, hours=12))] == [5, 6]
