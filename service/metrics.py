@@ -58,6 +58,20 @@ def render_metrics(session: Session, settings: Settings, lookups: LookupMetrics)
         "Age of the oldest of those files in tables that convert by themselves and are not paused; or 0.",
     ).set(summary.oldest_awaited_seconds)
     gauge("snapshots", "Snapshots of all tables, as of the last poll.").set(summary.snapshots)
+    reads = summary.reads
+    gauge(
+        "read_seconds",
+        "Spark's processor time for a full read of each table, as estimated at the last poll.",
+    ).set(reads.seconds)
+    gauge("read_overhead_seconds", "So much of that is for deletes and small files.").set(
+        reads.overhead_seconds
+    )
+    gauge(
+        "read_saved_seconds", "So much less is for these than when each table was enrolled, or below 0."
+    ).set(reads.saved_seconds)
+    gauge("maintenance_seconds", "Of jobs that maintain the tables, since these were enrolled.").set(
+        reads.maintenance_seconds
+    )
     gauge("staged_rows", "Rows and row-level deletes of staging branches that are not published.").set(
         summary.staged_rows
     )

@@ -1,6 +1,6 @@
-"""Measure a table with PyIceberg: live equality deletes of a branch's head, and data files added since.
+"""Measure a table with PyIceberg: live deletes of a branch's head, its data files, and those added since.
 
-Live equality deletes come from the live delete manifests of the head snapshot: history expires, and scan
+Live deletes come from the live delete manifests of the head snapshot: history expires, and scan
 tasks are pruned by statistics. Manifests are immutable, so each is read once.
 """
 
@@ -17,6 +17,7 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 
 from service.errors import InvalidError
+from service.reader_cost import TARGET_FILE_BYTES, Shape
 from trust.bounds import check_time
 
 _CACHED_MANIFESTS = 20_000
@@ -29,6 +30,9 @@ class Volume:
     files: int = 0
     rows: int = 0
     bytes: int = 0
+
+    def __add__(self, other: "Volume") -> "Volume":
+        return Volume(self.files + other.files, self.rows + other.rows, self.bytes + other.bytes)
 
 
 @dataclass(frozen=True)
@@ -56,10 +60,39 @@ class Measurement:
     has_identifier_fields: bool
     small_manifests: int = 0
     """Of the present spec, and of at most three quarters of the size that they should have."""
+    position_deletes: Volume = Volume()
+    """Position delete files, and deletion vectors, each of which counts as a file."""
+    is_partitioned: bool = False
+    target_file_bytes: int = TARGET_FILE_BYTES
+    """How large the table wants its data files."""
+
+    @property
+    def shape(self) -> Shape:
+        """What a reader of the head has to do with."""
+        equality, everything, positions = self.equality_deletes, self.new_since[None], self.position_deletes
+        delete_bytes = sum(delete.size_bytes for delete in equality) + positions.bytes
+        return Shape(
+            everything.files,
+            everything.rows,
+            len(equality),
+            sum(delete.record_count for delete in equality),
+            positions.files,
+            positions.rows,
+            max(everything.bytes - delete_bytes, 0),
+            delete_bytes,
+        )
 
 
 _CachedDelete = tuple[str, int, int, tuple[int, ...], int | None]
 """Path, rows, bytes, ids of the key fields, and the id of the adding snapshot."""
+
+
+@dataclass(frozen=True)
+class _CachedDeletes:
+    """The live delete files of a manifest."""
+
+    equality: tuple[_CachedDelete, ...]
+    positions: Volume
 
 
 @dataclass(frozen=True)
@@ -85,29 +118,33 @@ def measure_past(metadata: TableMetadata) -> Past:
 
 
 class ManifestCache:
-    """Equality deletes by manifest path; thread-safe, least recently used first out."""
+    """Delete files by manifest path; thread-safe, least recently used first out."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[str, tuple[_CachedDelete, ...]] = OrderedDict()
+        self._known: OrderedDict[str, _CachedDeletes] = OrderedDict()
         self._lock = threading.Lock()
 
-    def equality_deletes(self, manifest: ManifestFile, io: FileIO) -> tuple[_CachedDelete, ...]:
-        """Each live equality delete file in a delete manifest."""
+    def deletes(self, manifest: ManifestFile, io: FileIO) -> _CachedDeletes:
+        """What is live in a delete manifest."""
         with self._lock:
             if manifest.manifest_path in self._known:
                 self._known.move_to_end(manifest.manifest_path)
                 return self._known[manifest.manifest_path]
-        found = tuple(
-            (
-                entry.data_file.file_path,
-                entry.data_file.record_count,
-                entry.data_file.file_size_in_bytes,
-                tuple(sorted(entry.data_file.equality_ids or ())),
-                entry.snapshot_id,
-            )
-            for entry in manifest.fetch_manifest_entry(io, discard_deleted=True)
-            if entry.data_file.content == DataFileContent.EQUALITY_DELETES
-        )
+        equality: list[_CachedDelete] = []
+        files = rows = 0
+        # Several vectors may lie in one Puffin file.
+        sizes: dict[str, int] = {}
+        for entry in manifest.fetch_manifest_entry(io, discard_deleted=True):
+            file = entry.data_file
+            if file.content == DataFileContent.EQUALITY_DELETES:
+                keys = tuple(sorted(file.equality_ids or ()))
+                equality.append(
+                    (file.file_path, file.record_count, file.file_size_in_bytes, keys, entry.snapshot_id)
+                )
+            elif file.content == DataFileContent.POSITION_DELETES:
+                files, rows = files + 1, rows + file.record_count
+                sizes[file.file_path] = file.file_size_in_bytes
+        found = _CachedDeletes(tuple(equality), Volume(files, rows, sum(sizes.values())))
         with self._lock:
             self._known[manifest.manifest_path] = found
             while len(self._known) > _CACHED_MANIFESTS:
@@ -123,18 +160,21 @@ def measure(table: Table, branch: str, cache: ManifestCache, since: set[int | No
     head = branch_head(table, branch)
     has_identifier_fields = bool(table.schema().identifier_field_ids)
     if head is None:
-        return Measurement(None, (), 0, dict.fromkeys(since, Volume()), has_identifier_fields)
+        return Measurement(None, (), 0, dict.fromkeys({None, *since}, Volume()), has_identifier_fields)
     times = commit_times(table)
     deletes = []
     data_files = rows = 0
     small = 0
-    target = _manifest_bytes(table.metadata.properties)
+    positions = Volume()
+    target = _size_in(table.metadata.properties, "commit.manifest.target-size-bytes", 8 * 1024 * 1024)
     for manifest in head.manifests(table.io):
         check_time()
         is_present = manifest.partition_spec_id == table.metadata.default_spec_id
         small += is_present and 4 * manifest.manifest_length <= 3 * target
         if manifest.content == ManifestContent.DELETES:
-            for path, deleted, size, field_ids, snapshot_id in cache.equality_deletes(manifest, table.io):
+            found = cache.deletes(manifest, table.io)
+            positions += found.positions
+            for path, deleted, size, field_ids, snapshot_id in found.equality:
                 deletes.append(EqualityDelete(path, deleted, size, field_ids, times[snapshot_id]))
         else:
             data_files += (manifest.added_files_count or 0) + (manifest.existing_files_count or 0)
@@ -146,15 +186,22 @@ def measure(table: Table, branch: str, cache: ManifestCache, since: set[int | No
         head.snapshot_id,
         tuple(deletes),
         data_files,
-        {snapshot_id: _added_since(snapshots, head, snapshot_id, everything) for snapshot_id in since},
+        {
+            snapshot_id: _added_since(snapshots, head, snapshot_id, everything)
+            for snapshot_id in {None, *since}
+        },
         has_identifier_fields,
         small,
+        positions,
+        not table.spec().is_unpartitioned(),
+        _size_in(table.metadata.properties, "write.target-file-size-bytes", TARGET_FILE_BYTES)
+        or TARGET_FILE_BYTES,
     )
 
 
-def _manifest_bytes(properties: Mapping[str, str]) -> int:
-    """How large a table wants its manifests; 0 if it says nothing that can be meant."""
-    text = properties.get("commit.manifest.target-size-bytes", "8388608")
+def _size_in(properties: Mapping[str, str], name: str, default: int) -> int:
+    """How large a table wants its files of a kind; 0 if it says nothing that can be meant."""
+    text = properties.get(name, str(default))
     return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else 0
 
 

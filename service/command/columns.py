@@ -24,7 +24,8 @@ _LISTS = {
     "list_patterns": "pattern catalog enrolled matched age id | paused policy branch evaluated_at",
     "list_policies": "name built_in age | updated_at id",
     "list_table_events": "at level kind | attempt job_id",
-    "list_tables": "table status pending lag age | files policy branch paused measured_at format_version id",
+    "list_tables": "table status pending lag reads age"
+    " | files policy branch paused measured_at format_version id",
     "list_webhooks": "name enabled pending dead delivered age | url id",
     "list_workers": "name alive seen age version | hostname pid job_id id",
 }
@@ -129,6 +130,12 @@ def _lag(row: Json) -> str | None:
     return brief(row["lag_seconds"]) if row.get("lag_seconds") else None
 
 
+def _read_cost(row: Json) -> str | None:
+    """How many times as much a full read costs as it would without deletes and small files."""
+    fresh = row.get("read_seconds", 0) - row.get("read_overhead_seconds", 0)
+    return f"{row['read_seconds'] / fresh:.1f}x" if fresh > 0 else None
+
+
 def progress(row: Json) -> str | None:
     """How far the stage of a job has come."""
     told = row.get("progress") or {}
@@ -154,6 +161,7 @@ _OWN: dict[str, tuple[str, Callable[[Json], str | None], bool]] = {
     "oldest": ("oldest", _since("oldest_at"), True),
     "pending": ("pending", _count("pending_equality_deletes", "pending"), True),
     "progress": ("progress", progress, False),
+    "reads": ("reads", _read_cost, True),
     "seen": ("seen", _since("last_seen_at"), True),
     "table": ("table", table_name, False),
     "took": ("took", _took, True),

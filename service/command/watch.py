@@ -109,11 +109,22 @@ def _figures(overview: Json) -> list[Text]:
     lines = {
         "tables": told or "none is enrolled: `icestream tables enroll`",
         "pending": pending if overview["pending_equality_delete_files"] else "nothing",
+        **({"reads": _reads(overview)} if overview["read_seconds"] else {}),
         **({"staged": counted(overview["staged_rows"], "row")} if overview["staged_rows"] else {}),
         "jobs": f"{overview['running_jobs']:,} running, {overview['queued_jobs']:,} waiting",
         "workers": f"{overview['alive_workers']:,} alive",
     }
     return [Text.assemble((f"{name:<9}", "dim"), harmless(words)) for name, words in lines.items()]
+
+
+def _reads(overview: Json) -> str:
+    """What readers pay, and how that has changed."""
+    seconds, overhead = overview["read_seconds"], overview["read_overhead_seconds"]
+    saved = overview["read_saved_seconds"]
+    return (
+        f"a full read of each takes {brief(seconds)}, {brief(overhead)} of it for deletes and small files; "
+        f"{brief(abs(saved))} {'more' if saved < 0 else 'less'} than when they were enrolled"
+    )
 
 
 def _concerns(overview: Json) -> list[RenderableType]:

@@ -1,9 +1,10 @@
 """What is told about the health of a table: now, and over time."""
 
-from datetime import datetime
+from datetime import date, datetime
 from typing import Any
 
 from service.http.messages import Message
+from service.reader_cost import Read, Reader
 from service.records.health import HealthStatus
 from service.records.reports import KeySetReport, StoppedAt, UnconvertibleDelete
 
@@ -15,6 +16,60 @@ class KeySetView(KeySetReport):
     """This many live equality delete files have these fields, as of the last poll."""
     lag_seconds: float = 0
     """This is the age of the oldest one of them; 0 when there is none."""
+
+
+class ReadCost(Message):
+    """This is what a read of a table costs, in seconds of processor time, as a model estimates it that was
+    fitted to measurements."""
+
+    reader: Reader
+    """The table is read by this program."""
+    read: Read
+    """The read is of this kind."""
+    seconds: float
+    """The read takes this long now."""
+    fresh_seconds: float
+    """It would take this long if the table had just been rewritten: without deletes, in files as large as the
+    table wants them. With as many data files as now where it is not known how many bytes or
+    partitions there are."""
+    overhead_seconds: float
+    """This part of `seconds` goes for deletes and small files."""
+    overhead_ratio: float
+    """This is `seconds` by `fresh_seconds`: how many times as long the read takes; 1 is the least."""
+    before_seconds: float | None
+    """The read took this long before there were last fewer data files, equality delete files or deletion
+    vectors than at the look before; null if that was never so."""
+    enrolled_overhead_seconds: float
+    """This part went for deletes and small files at the first look since the table was enrolled."""
+    saved_seconds: float
+    """This is how much less goes for these now than at that first look, in each such read; below 0 if it is
+    more."""
+
+
+class ReaderCostView(Message):
+    """This is what readers of a table have to do with as of the last look, and what that costs them. Seconds
+    are those of the machine that the model was measured on, of a reader that is warm, with files on a local
+    disk: on others they differ, and ratios say more."""
+
+    data_files: int
+    """A full read opens this many data files."""
+    data_bytes: int
+    """The data files have this many bytes, as the writer of the last snapshot says; 0 if it does not."""
+    delete_files: int
+    """A full read joins this many equality delete files, deletion vectors and position delete files with
+    them."""
+    delete_bytes: int
+    """The delete files have this many bytes."""
+    fresh_data_files: int
+    """There would be this many data files if the table had just been rewritten."""
+    reads: list[ReadCost]
+    """Each kind of read by each reader is listed; the first one is that by which tables are compared."""
+    maintenance_seconds: float
+    """All attempts at jobs that maintain the table or its index took this long since it was enrolled."""
+    measured_on: date
+    """The model is fitted to measurements of this day."""
+    machine: str
+    """They were made on this machine, with these versions."""
 
 
 class HealthView(Message):
@@ -73,6 +128,8 @@ class HealthView(Message):
     expired_elsewhere_at: datetime | None
     """A snapshot that no job had let expire was last found to be gone at this time, so somebody else lets
     them expire; null if none was."""
+    reader_cost: ReaderCostView | None
+    """This is what readers pay for deletes and small files; null before the first look."""
     unconvertible: list[UnconvertibleDelete]
     """These equality delete files stay in the table, each with its reason."""
     key_sets: list[KeySetView]

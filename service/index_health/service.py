@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -14,6 +15,7 @@ from sqlmodel import Session, col, select
 from service.db.database import utc_now
 from service.http.paging import Page, PageRequest, Sorting, read_page, within
 from service.index_health.models import HealthSampleView, HealthView, KeySetSample, KeySetView
+from service.index_health.reader_cost import view_reader_cost
 from service.jobs.caveats import caveat_of
 from service.jobs.queue import is_system_paused
 from service.jobs.service import pause_reason
@@ -374,6 +376,7 @@ def get_health(session: Session, table: EnrolledTable, policy: EffectivePolicy |
         staged_age_seconds=health.staged_age_seconds(now),
         kept_snapshots=health.kept_snapshots,
         stopped_at=StoppedAt.model_validate(health.stopped_at) if health.stopped_at else None,
+        reader_cost=view_reader_cost(health),
         unconvertible=[UnconvertibleDelete.model_validate(item) for item in health.unconvertible],
         key_sets=key_sets,
         data_files=health.data_files,
@@ -394,6 +397,24 @@ def coverages(session: Session, table_ids: Sequence[str]) -> dict[str, float | N
 
 
 @dataclass(frozen=True)
+class ReadTotals:
+    """What reading all tables once costs, by the read by which tables are compared, and what maintaining them
+    has cost so far."""
+
+    seconds: float
+    overhead_seconds: float
+    """For deletes and small files."""
+    saved_seconds: float
+    """So much less than when each was enrolled."""
+    maintenance_seconds: float
+
+    @property
+    def overhead_ratio(self) -> float:
+        fresh = self.seconds - self.overhead_seconds
+        return self.seconds / fresh if fresh else 1.0
+
+
+@dataclass(frozen=True)
 class Summary:
     """All enrolled tables together."""
 
@@ -404,6 +425,7 @@ class Summary:
     oldest_awaited_seconds: float
     """Of tables that are not paused, and whose policy converts by itself."""
     snapshots: int
+    reads: ReadTotals
     staged_rows: int
     oldest_staged_seconds: float
     """Of tables that are not paused, and whose policy publishes by itself."""
@@ -417,6 +439,10 @@ def summarize(session: Session, now: datetime) -> Summary:
         TableHealth.pending_equality_deletes,
         TableHealth.snapshots,
         TableHealth.staged_rows,
+        TableHealth.read_seconds,
+        TableHealth.read_overhead_seconds,
+        TableHealth.read_saved_seconds,
+        TableHealth.maintenance_seconds,
     )
     sums = [func.coalesce(func.sum(cast(column, Float)), 0) for column in columns]
     found: Sequence[Any] = session.exec(
@@ -429,7 +455,8 @@ def summarize(session: Session, now: datetime) -> Summary:
     # Those that nothing is known of have no row.
     tables[HealthStatus.UNKNOWN] += session.exec(enrolled).one() - tables.total()
     oldest_at = min((row[2] for row in found if row[2] is not None), default=None)
-    files, deletes, snapshots, staged = (int(sum(row[3 + number] for row in found)) for number in range(4))
+    totals = [sum(row[3 + number] for row in found) for number in range(len(columns))]
+    files, deletes, snapshots, staged = map(int, totals[:4])
     return Summary(
         tables=tables,
         pending_equality_delete_files=files,
@@ -439,6 +466,7 @@ def summarize(session: Session, now: datetime) -> Summary:
             _oldest_awaited(session, col(TableHealth.oldest_equality_delete_at), JobKind.CONVERT), now
         ),
         snapshots=snapshots,
+        reads=ReadTotals(*totals[4:]),
         staged_rows=staged,
         oldest_staged_seconds=age_seconds(
             _oldest_awaited(session, col(TableHealth.oldest_staged_at), JobKind.PUBLISH), now
@@ -454,9 +482,10 @@ def _oldest_awaited(session: Session, moment: Mapped[datetime | None], kind: Job
         .order_by(moment)
         .execution_options(yield_per=100)
     )
-    for at, decisions in oldest_first:
-        if decisions.get(kind.value, {}).get("code") not in ("policy-off", "paused"):
-            return at
+    with closing(oldest_first):
+        for at, decisions in oldest_first:
+            if decisions.get(kind.value, {}).get("code") not in ("policy-off", "paused"):
+                return at
     return None
 
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import bindparam
+from sqlalchemy import bindparam, update
 from sqlmodel import Session, col, select
 
 from service.auth.models import Principal
@@ -42,6 +42,7 @@ from service.jobs.queue import (
 from service.jobs.status import backoff_seconds, status_after
 from service.policies.service import effective_policy
 from service.quantities import counted
+from service.records.health import TableHealth
 from service.records.jobs import Attempt, AttemptStatus, Job, JobKind, JobStatus
 from service.records.reports import ErasureReport
 from service.records.tables import AddressCounter, EnrolledTable
@@ -307,6 +308,13 @@ def end_attempt(
     running.ended_at = now
     # The clock may have been set back.
     running.seconds = max((now - running.started_at).total_seconds(), 0.0)
+    if JobKind(job.kind).maintains and not job.dry_run:
+        # By the database: a poll may store the table's health meanwhile.
+        session.execute(
+            update(TableHealth)
+            .where(col(TableHealth.table_id) == job.table_id)
+            .values(maintenance_seconds=TableHealth.maintenance_seconds + running.seconds)
+        )
     running.error = error.model_dump() if error is not None else None
     job.error = None if after is JobStatus.SUCCEEDED else running.error
     job.lease_expires_at = None

@@ -257,6 +257,8 @@ class IndexReport(Message):
     """This many data files have enough deleted rows to be rewritten, likewise."""
     small_delete_files: Files = 0
     """This many position delete files are small enough to be rewritten, likewise."""
+    partitions: Files | None = None
+    """This many partitions have data files; null if the worker does not count them."""
 
 
 class FinishRequest(Message):

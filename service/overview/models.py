@@ -36,6 +36,15 @@ class Overview(Message):
     """This many equality delete files are live."""
     lag_seconds: float
     """This is the age of the oldest live equality delete file; 0 when there is none."""
+    read_seconds: float
+    """A full read of each table takes this long altogether, in seconds of Spark's processor time, as a model
+    estimates it; the health of a table has more."""
+    read_overhead_seconds: float
+    """This part of `read_seconds` goes for deletes and small files."""
+    read_saved_seconds: float
+    """The part was larger by this much when each table was enrolled; below 0 if it was smaller."""
+    maintenance_seconds: float
+    """Jobs that maintain tables have taken this long since these were enrolled."""
     staged_rows: int
     """This many rows and row-level deletes of staging branches are not published."""
     running_jobs: int

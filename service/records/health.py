@@ -9,6 +9,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlmodel import Field, Session, SQLModel, col
 
 from service.db.database import BigId, Json, UtcDateTime
+from service.reader_cost import TARGET_FILE_BYTES
 from service.records.report_columns import ReportedList, ReportedObject
 from service.records.reports import KeySetReport, StoppedAt, UnconvertibleDelete
 
@@ -108,6 +109,21 @@ class TableHealth(SQLModel, table=True):
     oldest_snapshot_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
     expired_elsewhere_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
     """When a snapshot was found to be gone that no job had let expire."""
+    reader_shapes: dict[str, dict[str, int]] = Field(default_factory=dict, sa_type=Json)
+    """What a reader has to do with (service.reader_cost.Shape): `now`, when the table was first looked at
+    (`enrolled`), and just before there were last fewer files of a kind (`before`)."""
+    partitions: int | None = None
+    """With data files: 1 of a table without partitions, else as last reported; None before a report."""
+    target_file_bytes: int = Field(default=TARGET_FILE_BYTES, sa_type=BigInteger)
+    """How large data files should be."""
+    read_seconds: float = 0
+    """What a read costs now, of the kind and reader by which tables are compared."""
+    read_overhead_seconds: float = 0
+    """So much of that is for deletes and small files."""
+    read_saved_seconds: float = 0
+    """So much less is for these than when the table was enrolled; below 0 if it is more."""
+    maintenance_seconds: float = 0
+    """Of all attempts at jobs that maintain the table or its index, since it was enrolled."""
     data_files: int = 0
     unindexed_data_files: int = 0
     """Data files that the index does not cover: as last reported, and added since."""

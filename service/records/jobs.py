@@ -47,6 +47,11 @@ class JobKind(StrEnum):
         return self in (JobKind.UPSERT, JobKind.DELETE, JobKind.ERASE)
 
     @property
+    def maintains(self) -> bool:
+        """Whether such a job is there for the readers of its table, and not for whoever asked for it."""
+        return not self.writes_rows and self not in (JobKind.REPORT_DUPLICATES, JobKind.DROP_INDEX)
+
+    @property
     def is_maintenance(self) -> bool:
         """Whether it calls one of Iceberg's own actions, with parameters that the policy has."""
         return self in (

@@ -66,6 +66,7 @@ for _name, _column in {
         GRAVITY.index(HealthStatus.UNKNOWN),
     ),
     "pending_equality_deletes": _of_health(TableHealth.pending_equality_deletes, 0),
+    "read_overhead_seconds": _of_health(TableHealth.read_overhead_seconds, 0.0),
 }.items():
     inspect(EnrolledTable).add_property(_name, _column)
 

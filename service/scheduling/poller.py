@@ -32,6 +32,7 @@ from service.catalogs.metadata_locations import AT_ONCE, Identifier, MetadataLoc
 from service.catalogs.staged import Staged, measure_staged
 from service.db.database import FOR_UPDATE, Database, utc_now
 from service.errors import IcestreamError, UnreachableError
+from service.index_health.reader_cost import store_reader_cost
 from service.index_health.service import begins_to_lag_at, keep_last_look, record_sample, store_status
 from service.jobs.events import latest_event_id, record_table_event
 from service.jobs.queue import cancel_publications_but, has_let_expire, is_system_paused
@@ -537,6 +538,7 @@ class Poller:
         if source and is_same:
             _ask_at_first(health, staged, source, by_enrolment=table.publish_from is not None)
         health.small_manifests = found.small_manifests
+        store_reader_cost(health, found)
         health.data_files = found.data_files
         everything = found.new_since[None]
         new = found.new_since.get(health.indexed_snapshot_id, everything)
@@ -591,6 +593,7 @@ class Poller:
                 level="warning",
             )
             health.key_sets, health.unconvertible = [], []
+            health.reader_shapes, health.partitions = {}, None
             health.oldest_snapshot_id = health.expired_elsewhere_at = None
             health.report_snapshot_id = health.indexed_snapshot_id = health.verified_snapshot_id = None
         if uuid != table.table_uuid or table.format_version != loaded.metadata.format_version:

@@ -141,6 +141,11 @@ class TableView(Message):
     """This many equality delete files are live."""
     lag_seconds: float
     """This is the age of the oldest live equality delete file; 0 when there is none."""
+    read_seconds: float
+    """A full read takes Spark this long now, in seconds of processor time, as a model estimates it; the
+    table's health has more."""
+    read_overhead_seconds: float
+    """This part of `read_seconds` goes for deletes and small files."""
     measured_at: datetime | None
     """It was polled last at this time; null before the first time."""
     version: int

@@ -65,6 +65,7 @@ SORTING = Sorting(
         "updated_at": EnrolledTable.updated_at,
         "status": inspect(EnrolledTable).all_orm_descriptors["gravity"],
         "pending_equality_deletes": inspect(EnrolledTable).all_orm_descriptors["pending_equality_deletes"],
+        "read_overhead_seconds": inspect(EnrolledTable).all_orm_descriptors["read_overhead_seconds"],
     },
     key=EnrolledTable.id,
     default="name",
@@ -461,6 +462,8 @@ def views(session: Session, settings: Settings, rows: Sequence[EnrolledTable]) -
             pending_equality_deletes=measured.pending_equality_deletes,
             pending_equality_delete_files=measured.pending_equality_delete_files,
             lag_seconds=measured.lag_seconds(now),
+            read_seconds=measured.read_seconds,
+            read_overhead_seconds=measured.read_overhead_seconds,
             measured_at=measured.measured_at,
         )
         for row in rows

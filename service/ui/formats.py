@@ -154,11 +154,13 @@ def size(value_bytes: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """The two largest units: `0.35 s`, `42 s`, `3 min 12 s`, `2 h 5 min`, `3 d 4 h`."""
+    """The two largest units: `4.2 ms`, `0.35 s`, `42 s`, `3 min 12 s`, `2 h 5 min`, `3 d 4 h`."""
     if seconds is None:
         return NONE
     if seconds == 0:
         return f"0{_SPACE}s"
+    if seconds < 0.0995:
+        return f"{seconds * 1000:.1f}{_SPACE}ms" if seconds < 0.00995 else f"{seconds * 1000:.0f}{_SPACE}ms"
     if seconds < 10:
         return f"{seconds:.1f}{_SPACE}s" if seconds >= 1 else f"{seconds:.2f}{_SPACE}s"
     whole = round(seconds)
@@ -170,6 +172,11 @@ def duration(seconds: float | None) -> str:
     ]
     first = next(index for index, (value, _) in enumerate(parts) if value)
     return " ".join(f"{value}{_SPACE}{unit}" for value, unit in parts[first : first + 2] if value)
+
+
+def times(ratio: float) -> str:
+    """`1.0x`, `12x`: how many times as much."""
+    return f"{ratio:.1f}x" if ratio < 9.95 else f"{ratio:,.0f}x"
 
 
 def percent(ratio: float | None) -> str:

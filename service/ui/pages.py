@@ -52,6 +52,7 @@ def _environment() -> Environment:
         size=formats.size,
         duration=formats.duration,
         percent=formats.percent,
+        times=formats.times,
         moment=formats.moment,
         breakable=formats.breakable,
         rfc3339=formats.rfc3339,

@@ -1,9 +1,10 @@
-"""What a read of a table costs, from how many files, rows and deletes it has: a model for Spark and DuckDB.
+"""Measures what reads of tables cost Spark and DuckDB, and fits the model of service/reader_cost.py to it.
 
 It is fitted to tables that were drawn at random and held against others, drawn anew. Costs are seconds of
 processor time of the reader, which do not depend on what else the machine does.
 
-`make bench-readers` writes the coefficients and the section of docs/benchmarks.md.
+`make bench-readers` measures, keeps what it measured beside this file, and writes the model and the section
+of docs/benchmarks.md from that; with `ARGS=--fit`, from what was kept before.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,57 +31,34 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
+from service.reader_cost import MODEL, TERMS, Coefficients, CostModel, Read, Reader, Shape, shape_of
 from tests.benchmarks.measure import descendants
 from tests.benchmarks.page import Part, write_part
 from tests.benchmarks.report import machine, table
 from tests.factories import Catalog, TableBuilder, sqlite_catalog
 from worker.spark.session import create_spark
 
-COEFFICIENTS = Path(__file__).with_name("reader_cost.json")
-FITTED, CHECKED = 18, 8
+MEASUREMENTS = Path(__file__).with_name("reader_cost_measurements.json")
+FITTED, CHECKED = 26, 10
+SEEDS = (1, 3)
+"""Of the tables that the model is fitted to, and of those that it is held against."""
 ROUNDS = 2
 DUCKDB_SECONDS = 20.0
 """DuckDB compares every row with every equality delete: a read that takes longer is left out."""
-READS = ("Spark, full", "Spark, point", "DuckDB, full", "DuckDB, point")
+Kind = tuple[Reader, Read]
+READS: dict[Kind, str] = {
+    (Reader.SPARK, Read.FULL): "Spark, full",
+    (Reader.SPARK, Read.POINT): "Spark, point",
+    (Reader.DUCKDB, Read.FULL): "DuckDB, full",
+    (Reader.DUCKDB, Read.POINT): "DuckDB, point",
+}
+"""In words."""
 _TICKS = os.sysconf("SC_CLK_TCK")
 Floats = npt.NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Shape:
-    """What a reader has to do with: of the head of a branch."""
-
-    data_files: int
-    rows: int
-    equality_delete_files: int = 0
-    equality_deletes: int = 0
-    vectors: int = 0
-    """Deletion vectors, each of a data file."""
-    positions: int = 0
-    """Rows that these delete."""
-
-
 WARM_UP = [Shape(40, 100_000 + number, 5, 50, 20, 100) for number in range(5)]
-TERMS: Mapping[str, Callable[[Shape], float]] = {
-    "read": lambda _: 1.0,
-    "data file": lambda s: s.data_files,
-    "row": lambda s: s.rows,
-    "equality delete file": lambda s: s.equality_delete_files,
-    "equality delete": lambda s: s.equality_deletes,
-    "row, if there are equality deletes": lambda s: s.rows * (s.equality_delete_files > 0),
-    "row and equality delete": lambda s: float(s.rows) * s.equality_deletes,
-    "data file and equality delete file": lambda s: s.data_files * s.equality_delete_files,
-    "vector": lambda s: s.vectors,
-}
-"""What each coefficient is multiplied by. Positions in vectors are not among these: readers hold a bitmap."""
 
 
-def cost(coefficients: Mapping[str, float], shape: Shape) -> float:
-    """Seconds of processor time."""
-    return sum(seconds * TERMS[name](shape) for name, seconds in coefficients.items())
-
-
-def fit(shapes: Sequence[Shape], seconds: Sequence[float]) -> dict[str, float]:
+def fit(shapes: Sequence[Shape], seconds: Sequence[float]) -> Coefficients:
     """Coefficients with the least squares of relative errors; a term that would be below 0 is left out."""
     terms = np.array([[term(shape) for term in TERMS.values()] for shape in shapes], dtype=np.float64)
     weighted: Floats = terms / np.array(seconds)[:, None]
@@ -150,22 +129,23 @@ def _spark_seconds(spark: SparkSession) -> float:
     return ticks / _TICKS
 
 
-def measure(spark: SparkSession, table: TableBuilder, shape: Shape) -> dict[str, float]:
+def measure(spark: SparkSession, table: TableBuilder, shape: Shape) -> dict[Kind, float]:
     """The least seconds of each kind of read, of some warm rounds; without those that take too long."""
     key = shape.rows // 3
     full, point = "SELECT count(*), sum(value), max(note) FROM {}", f"SELECT * FROM {{}} WHERE id = {key}"
-    found: dict[str, float] = {}
-    for name, query in zip(READS[:2], (full, point), strict=True):
+    queries = {Read.FULL: full, Read.POINT: point}
+    found: dict[Kind, float] = {}
+    for read, query in queries.items():
         of_spark = query.format(table.identifier)
         clock, work = partial(_spark_seconds, spark), partial(_collect, spark, of_spark)
         spent = [_spent(clock, work) for _ in range(ROUNDS + 1)]
-        found[name] = min(spent[1:])
+        found[Reader.SPARK, read] = min(spent[1:])
     with _duckdb() as connection:
-        for name, query in zip(READS[2:], (full, point), strict=True):
+        for read, query in queries.items():
             of_duckdb = query.format(f"iceberg_scan('{table.metadata_location}')")
             with suppress(duckdb.InterruptException):
                 work = partial(_fetch, connection, of_duckdb)
-                found[name] = min(_spent(time.process_time, work) for _ in range(ROUNDS))
+                found[Reader.DUCKDB, read] = min(_spent(time.process_time, work) for _ in range(ROUNDS))
     return found
 
 
@@ -201,7 +181,45 @@ def _duckdb() -> Iterator[duckdb.DuckDBPyConnection]:
 @dataclass(frozen=True)
 class Measured:
     shape: Shape
-    seconds: Mapping[str, float]
+    seconds: Mapping[Kind, float]
+    """Without those of reads that took too long."""
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """What a run has measured: all that the model and its accuracy come from."""
+
+    measured_on: str
+    machine: str
+    fitted: list[Measured]
+    others: list[Measured]
+
+    def as_json(self) -> str:
+        lists = {"fitted": self.fitted, "others": self.others}
+        told = {
+            "measured_on": self.measured_on,
+            "machine": self.machine,
+            **{name: [_told(one) for one in measured] for name, measured in lists.items()},
+        }
+        return json.dumps(told, indent=1) + "\n"
+
+
+def kept(path: Path = MEASUREMENTS) -> Measurements:
+    """What the last run of the benchmark has measured."""
+    told = json.loads(path.read_text())
+    lists = {name: [_read(one) for one in told[name]] for name in ("fitted", "others")}
+    return Measurements(told["measured_on"], told["machine"], **lists)
+
+
+def _told(measured: Measured) -> dict[str, Any]:
+    shape = {name: number for name, number in measured.shape.as_json().items() if number}
+    seconds = {READS[kind]: round(one, 6) for kind, one in measured.seconds.items()}
+    return {"shape": shape, "seconds": seconds}
+
+
+def _read(told: Mapping[str, Any]) -> Measured:
+    kinds = {words: kind for kind, words in READS.items()}
+    return Measured(shape_of(told["shape"]), {kinds[words]: one for words, one in told["seconds"].items()})
 
 
 def measure_all(
@@ -211,52 +229,55 @@ def measure_all(
     for shape in shapes:
         identifier = f"{catalog.name}.db.t{shape.rows}_{shape.data_files}"
         seconds = measure(spark, make(spark, identifier, shape), shape)
-        say(f"{shape}: " + ", ".join(f"{name} {one:.2f} s" for name, one in seconds.items()))
+        say(f"{shape}: " + ", ".join(f"{READS[kind]} {one:.2f} s" for kind, one in seconds.items()))
         measured.append(Measured(shape, seconds))
         spark.sql(f"DROP TABLE {identifier} PURGE")
     return measured
 
 
-def fitted(measured: Sequence[Measured]) -> dict[str, dict[str, float]]:
-    """The coefficients of each kind of read."""
+def model_of(measurements: Measurements) -> CostModel:
+    """The model with the coefficients of each kind of read."""
 
-    def of(name: str) -> dict[str, float]:
-        known = [one for one in measured if name in one.seconds]
-        return fit([one.shape for one in known], [one.seconds[name] for one in known])
+    def of(kind: Kind) -> Coefficients:
+        known = [one for one in measurements.fitted if kind in one.seconds]
+        return fit([one.shape for one in known], [one.seconds[kind] for one in known])
 
-    return {name: of(name) for name in READS}
+    return CostModel.model_validate(
+        {
+            "measured_on": measurements.measured_on,
+            "machine": measurements.machine,
+            "coefficients": {reader: {read: of((reader, read)) for read in Read} for reader in Reader},
+        }
+    )
 
 
-def factors(coefficients: Mapping[str, float], name: str, measured: Sequence[Measured]) -> list[float]:
+def factors(model: CostModel, kind: Kind, measured: Sequence[Measured]) -> list[float]:
     """By how much the model is off for each table: 1 is right, 2 twice or half of what was measured."""
-    ratios = [cost(coefficients, one.shape) / one.seconds[name] for one in measured if name in one.seconds]
+    ratios = [model.seconds(one.shape, *kind) / one.seconds[kind] for one in measured if kind in one.seconds]
     return [max(ratio, 1 / ratio) for ratio in ratios]
 
 
-def report_of(
-    models: Mapping[str, Mapping[str, float]],
-    seen: Sequence[Measured],
-    others: Sequence[Measured],
-    words: str,
-) -> str:
-    """words: of the machine. In Markdown, its first line the title."""
+def report_of(model: CostModel, measurements: Measurements) -> str:
+    """In Markdown, its first line the title."""
+    seen, others = measurements.fitted, measurements.others
     accuracy = []
-    for name in READS:
-        off = factors(models[name], name, others)
+    for kind, name in READS.items():
+        off = factors(model, kind, others)
         within = f"{sum(one <= 2 for one in off)} of {len(off)}"
-        of_fitted = max(factors(models[name], name, seen))
+        of_fitted = max(factors(model, kind, seen))
         accuracy.append(
             (name, f"{of_fitted:.2f}", f"{statistics.median(off):.2f}", f"{max(off):.2f}", within)
         )
+    coefficients = {kind: model.coefficients[kind[0]][kind[1]] for kind in READS}
     terms = [
-        (term, *(_milliseconds(models[name].get(term, 0.0)) for name in READS))
+        (term, *(_milliseconds(each.get(term, 0.0)) for each in coefficients.values()))
         for term in TERMS
-        if any(term in models[name] for name in READS)
+        if any(term in each for each in coefficients.values())
     ]
     return "\n\n".join(
         [
             "# What a read costs",
-            f"`make bench-readers` on {words}",
+            f"`make bench-readers` on {measurements.machine}",
             "A model of the processor time that a read takes, which does not depend on what else the machine"
             f" does: fitted to {len(seen)} tables of format version 3 with random sizes (1 to 300 data files,"
             " 100,000 to 3 million rows, up to 60 equality delete files and 300 deletion vectors), and held"
@@ -267,8 +288,10 @@ def report_of(
             " DuckDB compares every row with every equality delete:"
             f" reads that took {DUCKDB_SECONDS:.0f} s are left out.",
             table("read | fitted, worst | others, median | others, worst | within a factor of 2", accuracy),
-            "The coefficients (`tests/benchmarks/reader_cost.json`), each for one of what stands before it:",
-            table(f"each | {' | '.join(READS)}", terms),
+            "The coefficients (`service/reader_cost.json`), each for one of what stands before it; what was"
+            " measured is kept in `tests/benchmarks/reader_cost_measurements.json`, and"
+            " `make bench-readers ARGS=--fit` makes the coefficients from that anew:",
+            table(f"each | {' | '.join(READS.values())}", terms),
         ]
     )
 
@@ -281,30 +304,28 @@ def _milliseconds(seconds: float) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--keep", type=Path, help="where to keep what was measured")
-    parser.add_argument("--fitted", type=Path, help="fit to what an earlier run has kept, and measure others")
-    arguments = parser.parse_args()
+    parser.add_argument("--fit", action="store_true", help="measure nothing: fit to what was kept")
+    if not parser.parse_args().fit:
+        MEASUREMENTS.write_text(_measured().as_json())
+    measurements = kept()
+    model = model_of(measurements)
+    MODEL.write_text(json.dumps(model.model_dump(mode="json"), indent=1) + "\n")
+    write_part(Part.READER_COST, report_of(model, measurements))
+
+
+def _measured() -> Measurements:
     say = partial(print, flush=True)
-    seen = _kept(arguments.fitted) if arguments.fitted else []
     with tempfile.TemporaryDirectory() as name:
         spark = create_spark("local[2]", "reader cost")
         catalog = sqlite_catalog(spark, "reader_cost", Path(name))
         measure_all(spark, catalog, WARM_UP, say)
-        seen = seen or measure_all(spark, catalog, drawn(FITTED, 1), say)
-        others = measure_all(spark, catalog, drawn(CHECKED, 3), say)
+        fitted, others = (
+            measure_all(spark, catalog, drawn(number, seed), say)
+            for number, seed in zip((FITTED, CHECKED), SEEDS, strict=True)
+        )
         words = machine(spark, "pyspark", "duckdb")
         spark.stop()
-    if arguments.keep:
-        told = [asdict(one.shape) | {"seconds": dict(one.seconds)} for one in (*seen, *others)]
-        arguments.keep.write_text(json.dumps(told, indent=1))
-    models = fitted(seen)
-    COEFFICIENTS.write_text(json.dumps(models, indent=1) + "\n")
-    write_part(Part.READER_COST, report_of(models, seen, others, words))
-
-
-def _kept(path: Path) -> list[Measured]:
-    told = json.loads(path.read_text())
-    return [Measured(seconds=one.pop("seconds"), shape=Shape(**one)) for one in told]
+    return Measurements(f"{datetime.now(UTC):%Y-%m-%d}", words, fitted, others)
 
 
 if __name__ == "__main__":

@@ -36,6 +36,8 @@ from pyiceberg.typedef import Record, TableVersion
 from pyiceberg.types import LongType, NestedField, StringType
 from sqlalchemy import text
 
+from service.catalogs.measure import summarized
+
 SCHEMA = Schema(NestedField(1, "id", LongType(), required=True), NestedField(2, "region", StringType()))
 ARROW = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("region", pa.string())])
 
@@ -96,6 +98,19 @@ class IcebergCatalog:
         deletes = _written(table, pa.table({column: keys}, schema=pa.schema([ARROW.field(column)])), column)
         _commit(table, [deletes], branch)
         return str(deletes.file_path)
+
+    def delete_positions(self, name: str, positions: int) -> None:
+        """Commit one position delete file that says to have so many rows; it is not there to be read."""
+        table = self.catalog.load_table(name)
+        deletes = DataFile.from_args(
+            content=DataFileContent.POSITION_DELETES,
+            file_path=f"{table.location()}/data/{uuid.uuid4()}.parquet",
+            file_format=FileFormat.PARQUET,
+            partition=Record(),
+            record_count=positions,
+            file_size_in_bytes=500,
+        )
+        _commit(table, [deletes], "main")
 
     def upsert(self, name: str, ids: list[int]) -> None:
         """Commit what Flink does with a checkpoint: these rows anew, and deletes of the ones before."""
@@ -158,6 +173,12 @@ def _manifest(table: Table, snapshot_id: int, data_file: DataFile) -> ManifestFi
     return writer.to_manifest_file()
 
 
+def _total_bytes(head: Snapshot | None, added: list[DataFile]) -> int:
+    """As a snapshot's summary has it, which counts delete files, too."""
+    before = summarized(head, "total-files-size") if head is not None else 0
+    return before + sum(each.file_size_in_bytes for each in added)
+
+
 def _commit(table: Table, files: list[DataFile], branch: str) -> None:
     """One snapshot that adds data files and files of equality deletes."""
     head = table.snapshot_by_name(branch)
@@ -180,7 +201,10 @@ def _commit(table: Table, files: list[DataFile], branch: str) -> None:
         sequence_number=sequence_number,
         timestamp_ms=max(int(time.time() * 1000), (table.metadata.last_updated_ms or 0) + 1),
         manifest_list=list_path,
-        summary=Summary(Operation.OVERWRITE, **{"added-equality-deletes": str(deletes)}),
+        summary=Summary(
+            Operation.OVERWRITE,
+            **{"added-equality-deletes": str(deletes), "total-files-size": str(_total_bytes(head, files))},
+        ),
         schema_id=table.metadata.current_schema_id,
     )
     table.catalog.commit_table(

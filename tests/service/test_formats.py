@@ -76,6 +76,8 @@ def test_settings_are_written_with_their_unit(value: object, name: str, text: st
     ("seconds", "text"),
     [
         (None, "—"),
+        (0.0042, "4.2 ms"),
+        (0.042, "42 ms"),
         (0.35, "0.35 s"),
         (42, "42 s"),
         (192, "3 min 12 s"),

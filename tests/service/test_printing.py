@@ -20,8 +20,8 @@ from service.quantities import brief
 
 STEERING = "a\x1b[31mb\x9bc\u202ed\r"
 """Colours, an escape of C1, text from right to left, and a carriage return."""
-OF_OWN = {"age", "bytes", "deletes", "delivered", "files", "lag", "oldest", "pending", "progress", "seen"}
-OF_OWN |= {"table", "took", "used"}
+OF_OWN = {"age", "bytes", "deletes", "delivered", "files", "lag", "oldest", "pending", "progress", "reads"}
+OF_OWN |= {"seen", "table", "took", "used"}
 """Headings of columns that are made of several fields, or of times."""
 REASON = "2 equality delete files cannot be converted: the key column price is of type double."
 
@@ -158,6 +158,7 @@ def test_each_column_of_a_list_is_a_field_of_its_items() -> None:
             "oldest",
             "pending",
             "progress",
+            "reads",
             "seen",
         }
         assert shown <= {name.replace("_", " ") for name in item} | own | {"table", "took", "used"}, (

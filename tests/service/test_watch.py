@@ -46,9 +46,13 @@ def test_status_ends_well_where_all_is_well(call: Call, service: Running) -> Non
     assert told.exit_code == 0, told.output
     head, blank, *figures = told.stdout.splitlines()
     assert re.fullmatch(rf"Icestream \S+ at {service.url}: all is well\.", head)
-    assert [blank, figures[0], figures[3]] == ["", "tables   2 healthy", "workers  1 alive"]
+    assert [blank, figures[0], figures[4]] == ["", "tables   2 healthy", "workers  1 alive"]
     assert re.fullmatch(r"pending  2 equality deletes in 1 file, the oldest \S+ old", figures[1])
-    assert len(figures) == 4
+    cost = (
+        r"a full read of each takes \S+, \S+ of it for deletes and small files; \S+ less than when they were"
+    )
+    assert re.fullmatch(rf"reads    {cost} enrolled", figures[2])
+    assert len(figures) == 5
 
 
 def test_status_tells_what_is_wrong_and_what_to_do_and_ends_with_1(

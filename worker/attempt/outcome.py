@@ -104,6 +104,7 @@ def index_report(
         "small_data_files": rewritable.small,
         "deleted_data_files": rewritable.deleted,
         "small_delete_files": _rewritable_deletes(job, table, files),
+        "partitions": live_files.count_partitions(),
         "key_sets": key_sets,
         "unconvertible": [asdict(one) for one in unconvertible],
         "pending_equality_delete_files": len(files.equality_deletes),

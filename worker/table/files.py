@@ -152,6 +152,10 @@ class DataFiles(Sequence[DataFile]):
         columns = Paths(self.path_pieces()), self._of_all(self._numbers)
         return DataFiles, (*columns, tuple(self.kinds[kind] for kind in kinds), kind_of.astype(np.int32))
 
+    def count_partitions(self) -> int:
+        """Files of different specs are in different ones."""
+        return len({self.kinds[kind].partition for kind in np.unique(self.kind_of)})
+
     def select(self, places: npt.ArrayLike) -> DataFiles:
         """Those at some places, in that order."""
         chosen = np.asarray(places, np.int64)

@@ -311,3 +311,18 @@ def test_a_viewer_is_offered_nothing_and_a_removal_is_refused(
         assert viewer.post(f"/tables/{table['id']}/delete").status == 403
         assert viewer.open(f"/tables/{table['id']}/edit").status == 403
     assert service.admin.get(f"/tables/{table['id']}").status_code == 200
+
+
+def test_what_readers_pay_is_shown_of_all_tables_in_lists_and_of_each_read(
+    service: Running, admin: Person, table: dict[str, Any]
+) -> None:
+    admin.open("/")
+    assert "Cost of reads" in admin.page.text
+    assert "Saved in each read" in admin.page.text
+    admin.open("/tables?sort=-read_overhead_seconds")
+    assert 'data-label="Cost of reads" class="number">1.' in admin.page.html
+    admin.open(f"/tables/{table['id']}")
+    assert "A full read opens 1 data file" in admin.page.text
+    assert "joins 1 delete file" in admin.page.text
+    for read in ("Spark, full", "Spark, point", "DuckDB, full", "DuckDB, point"):
+        assert f'<td class="head">{read}</td>' in admin.page.html

@@ -53,6 +53,7 @@ def test_files_come_out_of_columns_as_they_went_in(
         assert list(columns) == files
         assert list(selected) == [files[place] for place in places]
         assert (columns == selected) is (files == list(selected))
+        assert selected.count_partitions() == len({file.partition for file in selected})
         assert [selected[at] for at in range(-len(places), 0)] == list(selected)
         assert list(selected[1::2]) == list(selected)[1::2]
         assert list(selected.select(np.arange(len(places))[::-1])) == list(selected)[::-1]

@@ -1,0 +1,75 @@
+"""What reads of a table cost: kept with each look at it, and as it is told."""
+
+from service.catalogs.measure import Measurement
+from service.index_health.models import ReadCost, ReaderCostView
+from service.reader_cost import HEADLINE, Read, Reader, Shape, model, shape_of
+from service.records.health import TableHealth
+
+
+def store_reader_cost(health: TableHealth, found: Measurement) -> None:
+    """Keep what a reader has to do with since this look, at the first one, and before files last went."""
+    now, shapes = found.shape, dict(health.reader_shapes)
+    before = shapes.get("now")
+    if before is not None and _is_less(now, shape_of(before)):
+        shapes["before"] = before
+    shapes["now"] = now.as_json()
+    shapes.setdefault("enrolled", now.as_json())
+    health.reader_shapes = shapes
+    health.target_file_bytes = found.target_file_bytes
+    if not found.is_partitioned:
+        health.partitions = 1
+    headline = _read_cost(health, *HEADLINE)
+    health.read_seconds, health.read_overhead_seconds = headline.seconds, headline.overhead_seconds
+    health.read_saved_seconds = headline.saved_seconds
+
+
+def _is_less(now: Shape, before: Shape) -> bool:
+    """Whether somebody has converted, rewritten or removed files."""
+    return (
+        now.data_files < before.data_files
+        or now.equality_delete_files < before.equality_delete_files
+        or now.vectors < before.vectors
+    )
+
+
+def view_reader_cost(health: TableHealth) -> ReaderCostView | None:
+    """What reads cost as of the last look at a table; None before the first."""
+    if "now" not in health.reader_shapes:
+        return None
+    now = shape_of(health.reader_shapes["now"])
+    return ReaderCostView(
+        data_files=now.data_files,
+        data_bytes=now.data_bytes,
+        delete_files=now.delete_files,
+        delete_bytes=now.delete_bytes,
+        fresh_data_files=fresh_shape(health, now).data_files,
+        reads=[_read_cost(health, reader, read) for reader in Reader for read in Read],
+        maintenance_seconds=health.maintenance_seconds,
+        measured_on=model().measured_on,
+        machine=model().machine,
+    )
+
+
+def fresh_shape(health: TableHealth, shape: Shape) -> Shape:
+    """A shape that the table has had as if it had just been rewritten then."""
+    return shape.fresh(health.partitions, health.target_file_bytes)
+
+
+def _read_cost(health: TableHealth, reader: Reader, read: Read) -> ReadCost:
+    def seconds(shape: Shape) -> float:
+        return model().seconds(shape, reader, read)
+
+    shapes = {name: shape_of(stored) for name, stored in health.reader_shapes.items()}
+    fresh = {name: seconds(fresh_shape(health, shape)) for name, shape in shapes.items()}
+    overhead = {name: seconds(shape) - fresh[name] for name, shape in shapes.items()}
+    return ReadCost(
+        reader=reader,
+        read=read,
+        seconds=seconds(shapes["now"]),
+        fresh_seconds=fresh["now"],
+        overhead_seconds=overhead["now"],
+        overhead_ratio=seconds(shapes["now"]) / fresh["now"],
+        before_seconds=seconds(shapes["before"]) if "before" in shapes else None,
+        enrolled_overhead_seconds=overhead["enrolled"],
+        saved_seconds=overhead["enrolled"] - overhead["now"],
+    )

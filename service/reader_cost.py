@@ -1,0 +1,147 @@
+"""What a read of a table costs: a model that `make bench-readers` fits to Spark and DuckDB.
+
+Pure. Seconds are processor time of a warm reader of format version 3 whose files lie on a local disk, on the
+machine that the model names. Elsewhere seconds differ, and ratios say more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from datetime import date
+from enum import StrEnum
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+MODEL = Path(__file__).with_name("reader_cost.json")
+TARGET_FILE_BYTES = 512 * 1024 * 1024
+"""Of a table that does not say how large its data files should be, as Iceberg has it."""
+
+
+class Reader(StrEnum):
+    SPARK = "spark"
+    DUCKDB = "duckdb"
+
+
+class Read(StrEnum):
+    """A `full` read goes through all columns of all rows, a `point` read looks for one key."""
+
+    FULL = "full"
+    POINT = "point"
+
+
+HEADLINE = (Reader.SPARK, Read.FULL)
+"""By this read, tables are compared."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a reader has to do with: of the head of a branch."""
+
+    data_files: int
+    rows: int
+    equality_delete_files: int = 0
+    equality_deletes: int = 0
+    vectors: int = 0
+    """Deletion vectors, each of a data file; a position delete file of format version 2 counts as one."""
+    positions: int = 0
+    """Rows that these delete."""
+    data_bytes: int = 0
+    """0 if the writer does not tell."""
+    delete_bytes: int = 0
+
+    @property
+    def delete_files(self) -> int:
+        """What a full read joins with the data files."""
+        return self.equality_delete_files + self.vectors
+
+    def as_json(self) -> dict[str, int]:
+        return asdict(self)
+
+    def fresh(self, partitions: int | None, target_file_bytes: int) -> Shape:
+        """The table as if it had just been rewritten: no deletes, and as many files as its bytes ask for.
+
+        partitions: None where nobody knows how many there are. Each may have one file that is not full, so no
+        file is promised to go that may have to stay; none at all where partitions or bytes are not known.
+        """
+        files = self.data_files
+        if partitions is not None and self.data_bytes:
+            full = max(math.ceil(self.data_bytes / target_file_bytes), 1)
+            files = min(files, full + max(partitions, 1) - 1)
+        return Shape(files, max(self.rows - self.positions, 0), data_bytes=self.data_bytes)
+
+
+TERMS: Mapping[str, Callable[[Shape], float]] = {
+    "read": lambda _: 1.0,
+    "data file": lambda s: s.data_files,
+    "row": lambda s: s.rows,
+    "equality delete file": lambda s: s.equality_delete_files,
+    "equality delete": lambda s: s.equality_deletes,
+    "row, if there are equality deletes": lambda s: s.rows * (s.equality_delete_files > 0),
+    "row and equality delete": lambda s: float(s.rows) * s.equality_deletes,
+    "data file and equality delete file": lambda s: s.data_files * s.equality_delete_files,
+    "vector": lambda s: s.vectors,
+}
+"""What each coefficient is multiplied by. Positions in vectors are not among these: readers hold a bitmap."""
+
+Coefficients = dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]]
+"""Seconds of processor time for one of each term; one that is left out could not be measured."""
+
+
+def seconds_of(coefficients: Mapping[str, float], shape: Shape) -> float:
+    """Of processor time."""
+    return sum(each * TERMS[name](shape) for name, each in coefficients.items())
+
+
+class ModelError(ValueError):
+    """The file of the model is not one."""
+
+
+class CostModel(BaseModel):
+    """The coefficients of each read of each reader, and what they were measured with."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    measured_on: date
+    machine: Annotated[str, Field(min_length=1)]
+    """The processor, its cores, memory and disk, and the versions of all that took part."""
+    coefficients: dict[Reader, dict[Read, Coefficients]]
+
+    @model_validator(mode="after")
+    def _check_as_a_whole(self) -> Self:
+        for reader in Reader:
+            for read in Read:
+                found = self.coefficients.get(reader, {}).get(read, {})
+                if unknown := found.keys() - TERMS.keys():
+                    raise ValueError(f"{reader}, {read}: no such terms: {', '.join(sorted(unknown))}")
+                if "row" not in found or "data file" not in found:
+                    raise ValueError(f"{reader}, {read}: what a row and a data file cost is missing")
+        return self
+
+    def seconds(self, shape: Shape, reader: Reader, read: Read) -> float:
+        """Of processor time."""
+        return seconds_of(self.coefficients[reader][read], shape)
+
+
+def read_model(text: str) -> CostModel:
+    """Raises ModelError."""
+    try:
+        return CostModel.model_validate_json(text)
+    except ValidationError as error:
+        wrong = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+        raise ModelError(f"The model of what reads cost is not valid: {wrong}") from error
+
+
+@lru_cache(maxsize=1)
+def model() -> CostModel:
+    """The model that comes with the service. Raises ModelError."""
+    return read_model(MODEL.read_text())
+
+
+def shape_of(stored: Mapping[str, Any]) -> Shape:
+    """What `Shape.as_json` has written."""
+    return Shape(**stored)

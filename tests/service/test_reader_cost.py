@@ -1,0 +1,214 @@
+"""What readers pay for deletes and small files: the model as data, and what is told of a table."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.catalogs.measure import EqualityDelete, Measurement, Volume
+from service.db.database import utc_now
+from service.index_health.reader_cost import store_reader_cost, view_reader_cost
+from service.reader_cost import MODEL, ModelError, Read, Reader, Shape, model, read_model
+from service.records.health import TableHealth
+from tests.service.conftest import Running, alike_on_both
+from tests.service.iceberg_tables import IcebergCatalog
+
+# Sums of a few columns.
+database_kind = alike_on_both
+
+_NUMBER = st.integers(0, 10**6)
+SHAPES = st.builds(
+    Shape,
+    data_files=_NUMBER,
+    rows=_NUMBER,
+    equality_delete_files=_NUMBER,
+    equality_deletes=_NUMBER,
+    vectors=_NUMBER,
+    positions=_NUMBER,
+    data_bytes=_NUMBER,
+    delete_bytes=_NUMBER,
+)
+KINDS = st.tuples(st.sampled_from(Reader), st.sampled_from(Read))
+WORN = Shape(400, 1_000_000, 60, 6_000, 300, 3_000, 10**8, 10**6)
+
+
+@given(SHAPES, KINDS, st.sampled_from(list(WORN.as_json())), st.integers(1, 1000))
+def test_nothing_more_to_read_makes_a_read_cheaper(
+    shape: Shape, kind: tuple[Reader, Read], field: str, more: int
+) -> None:
+    grown = replace(shape, **{field: getattr(shape, field) + more})
+    assert model().seconds(grown, *kind) >= model().seconds(shape, *kind) > 0
+
+
+@given(SHAPES, KINDS, st.one_of(st.none(), _NUMBER), st.integers(1, 10**6))
+def test_no_table_reads_dearer_for_having_been_rewritten(
+    shape: Shape, kind: tuple[Reader, Read], partitions: int | None, target_file_bytes: int
+) -> None:
+    fresh = shape.fresh(partitions, target_file_bytes)
+    assert model().seconds(fresh, *kind) <= model().seconds(shape, *kind)
+    assert fresh.fresh(partitions, target_file_bytes) == fresh
+
+
+@pytest.mark.parametrize(
+    ("partitions", "files"),
+    [(None, 400), (1, 10), (5, 14), (1_000, 400)],
+    ids=["unknown", "none", "5", "many"],
+)
+def test_as_many_files_are_left_as_bytes_and_partitions_ask_for(partitions: int | None, files: int) -> None:
+    assert WORN.fresh(partitions, 10**7) == Shape(files, 997_000, data_bytes=10**8)
+
+
+def test_no_file_is_promised_to_go_where_nobody_knows_how_large_they_are() -> None:
+    assert replace(WORN, data_bytes=0).fresh(1, 10**7).data_files == 400
+
+
+def test_the_model_says_what_deletes_and_files_cost() -> None:
+    for reader in Reader:
+        for read in Read:
+            fresh = model().seconds(WORN.fresh(1, 10**9), reader, read)
+            assert model().seconds(WORN, reader, read) > 1.5 * fresh
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"coefficients": {"spark": {"full": {"row": 1, "data file": 1, "moon": 1}}}}, "no such terms: moon"),
+        ({"coefficients": {"spark": {"full": {"row": -1, "data file": 1}}}}, "greater than 0"),
+        ({"coefficients": {"spark": {"full": {"row": float("inf"), "data file": 1}}}}, "finite"),
+        ({"coefficients": {"spark": {"full": {"row": 1}}}}, "spark, full: what a row and a data file"),
+        ({"coefficients": {}}, "spark, full: what a row and a data file"),
+        ({"measured_on": "lately"}, "measured_on"),
+        ({"engine": "x"}, "engine"),
+    ],
+)
+def test_a_model_that_is_not_whole_is_refused(wrong: dict[str, Any], told: str) -> None:
+    given = json.loads(MODEL.read_text())
+    for reader, reads in wrong.pop("coefficients", {"": {}}).items() or [("spark", {"full": {}})]:
+        if reader:
+            given["coefficients"][reader] |= reads
+    with pytest.raises(ModelError, match=told):
+        read_model(json.dumps(given | wrong))
+
+
+def measurement(shape: Shape, *, is_partitioned: bool) -> Measurement:
+    deletes = EqualityDelete("d", shape.equality_deletes, shape.delete_bytes, (1,), utc_now())
+    everything = Volume(shape.data_files, shape.rows, shape.data_bytes + shape.delete_bytes)
+    return Measurement(
+        1,
+        (deletes,) * shape.equality_delete_files,
+        shape.data_files,
+        {None: everything},
+        has_identifier_fields=True,
+        is_partitioned=is_partitioned,
+        position_deletes=Volume(shape.vectors, shape.positions),
+        target_file_bytes=10**6,
+    )
+
+
+def test_a_partitioned_table_has_no_file_too_many_until_a_job_tells_of_its_partitions() -> None:
+    shape = Shape(40, 1000, 1, 5, 3, 7, 4 * 10**6, 100)
+    health = TableHealth(table_id="t")
+    store_reader_cost(health, measurement(shape, is_partitioned=True))
+    assert health.reader_shapes["now"] == shape.as_json()
+    before = view_reader_cost(health)
+    health.partitions = 7
+    after = view_reader_cost(health)
+    assert before is not None
+    assert after is not None
+    assert (before.fresh_data_files, after.fresh_data_files) == (40, 10)
+    assert after.reads[0].enrolled_overhead_seconds > before.reads[0].enrolled_overhead_seconds > 0
+
+
+def cost_of(service: Running, table: dict[str, Any]) -> dict[str, Any]:
+    service.poll(table["id"])
+    found = service.admin.get(f"/tables/{table['id']}/health").json()["reader_cost"]
+    assert isinstance(found, dict)
+    return found
+
+
+def full_read(cost: dict[str, Any]) -> dict[str, Any]:
+    first: dict[str, Any] = cost["reads"][0]
+    assert (first["reader"], first["read"]) == ("spark", "full")
+    return first
+
+
+def test_a_table_tells_what_its_readers_pay_and_what_was_saved(
+    service: Running, iceberg: IcebergCatalog
+) -> None:
+    service.register(iceberg)
+    for number in range(3):
+        iceberg.append("db.t", [10 + number])
+    iceberg.delete_keys("db.t", [10])
+    table = service.enroll()
+    assert service.admin.get(f"/tables/{table['id']}/health").json()["reader_cost"] is None
+    at_first = cost_of(service, table)
+    assert (at_first["data_files"], at_first["delete_files"], at_first["fresh_data_files"]) == (4, 1, 1)
+    assert at_first["delete_bytes"] > 0
+    assert at_first["data_bytes"] > 0
+    read = full_read(at_first)
+    assert read["seconds"] > read["fresh_seconds"] > 0
+    assert read["overhead_ratio"] == pytest.approx(read["seconds"] / read["fresh_seconds"])
+    assert read["enrolled_overhead_seconds"] == pytest.approx(read["overhead_seconds"])
+    assert (read["before_seconds"], read["saved_seconds"]) == (None, 0)
+
+    iceberg.delete_keys("db.t", [11])
+    iceberg.delete_positions("db.t", 2)
+    told = cost_of(service, table)
+    assert told["delete_files"] == 3
+    worse = full_read(told)
+    assert worse["before_seconds"] is None
+    assert worse["saved_seconds"] == pytest.approx(read["overhead_seconds"] - worse["overhead_seconds"])
+    assert worse["saved_seconds"] < 0
+
+    loaded = iceberg.catalog.load_table("db.t")
+    loaded.delete("id = 12")
+    better = full_read(cost_of(service, table))
+    assert better["seconds"] < worse["seconds"]
+    assert better["before_seconds"] == pytest.approx(worse["seconds"])
+
+
+def test_tables_are_compared_by_what_their_readers_pay_and_all_are_added_up(
+    service: Running, iceberg: IcebergCatalog
+) -> None:
+    service.register(iceberg)
+    for name, files in (("db.t", 1), ("db.u", 6), ("db.v", 4)):
+        if name != "db.t":
+            iceberg.create(name)
+        for number in range(files):
+            iceberg.append(name, [10 + number])
+        iceberg.delete_keys(name, [10])
+        service.poll(service.enroll(name)["id"])
+    listed = service.admin.get("/tables?sort=-read_overhead_seconds").json()["items"]
+    assert [one["name"] for one in listed] == ["db.u", "db.v", "db.t"]
+    overview = service.admin.get("/overview").json()
+    figures = service.client_with({}).get(f"{service.url}/metrics").text
+    for name in ("read_seconds", "read_overhead_seconds"):
+        total = sum(one[name] for one in listed)
+        assert overview[name] == pytest.approx(total)
+        assert f"icestream_{name} {overview[name]}" in figures
+    assert overview["read_seconds"] > overview["read_overhead_seconds"] > 0
+
+
+def test_what_maintenance_has_cost_is_added_up_beyond_history(
+    service: Running, iceberg: IcebergCatalog
+) -> None:
+    service.register(iceberg)
+    iceberg.delete_keys("db.t", [1])
+    table = service.enroll()
+    assert cost_of(service, table)["maintenance_seconds"] == 0
+    worker = service.start_worker()
+    took = 0.0
+    for dry_run in (True, False):
+        body = {"kind": "convert", "dry_run": dry_run}
+        job = service.admin.post(f"/tables/{table['id']}/jobs", json=body).json()
+        while (assignment := service.claim(worker)) is not None:
+            service.finish(assignment)
+        if not dry_run:
+            (attempt,) = service.admin.get(f"/jobs/{job['id']}").json()["attempts"]
+            took += attempt["seconds"]
+    told = cost_of(service, table)["maintenance_seconds"]
+    assert told >= took > 0
+    assert service.admin.get("/overview").json()["maintenance_seconds"] == pytest.approx(told)
