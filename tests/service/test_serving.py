@@ -1,10 +1,19 @@
-"""How the server ends."""
+"""How the servers end, and when they end connections."""
 
 import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 
+import pytest
+import uvicorn
+from fastapi import FastAPI
+
+from service.command import serving
+from service.settings import Settings
 from tests.patience import PATIENCE_SECONDS
+from worker.lookup_server import main as lookup_server
 
 HANGS_AT_THE_END = """
 import sys, threading
@@ -37,3 +46,29 @@ def test_what_hangs_after_sigterm_does_not_keep_the_process() -> None:
         process.kill()
     assert process.returncode == 1
     assert "Something still hangs" in said
+
+
+def _serve() -> None:
+    serving.run(FastAPI(), threading.Event(), Settings(port=0, background=False))
+
+
+@pytest.mark.parametrize(
+    ("module", "run"), [(serving, _serve), (lookup_server, lookup_server.main)], ids=["service", "lookups"]
+)
+def test_a_connection_outlives_the_patience_of_who_has_it(
+    module: object, run: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """httpx keeps an idle connection for 5 s, aiohttp for 15 s, a load balancer for 60 s. They must be the
+    ones to end it: a request on a connection that the server ends at the same moment is lost."""
+    served: list[uvicorn.Config] = []
+
+    def run_server(server: uvicorn.Server, sockets: object = None) -> None:
+        served.append(server.config)
+        server.started = True
+
+    monkeypatch.setattr(uvicorn.Server, "run", run_server)
+    monkeypatch.setattr(module, "configure_logs", lambda _: None)
+    monkeypatch.setattr(threading.Thread, "start", lambda _: None)
+    monkeypatch.setenv("ICESTREAM_LOOKUP_TOKEN", "a token of the lookups")
+    run()
+    assert [config.timeout_keep_alive > 60 for config in served] == [True]

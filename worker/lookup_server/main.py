@@ -23,6 +23,8 @@ from worker.process.redaction import Redaction
 STOP_SECONDS = 25.0
 """After so long the process ends, whatever still hangs: a store, say, that does not answer."""
 _DRAIN_SECONDS = 20
+_IDLE_SECONDS = 75
+"""For so long a connection without a question stays open: longer than whoever asks keeps it."""
 _log = logging.getLogger(__name__)
 
 
@@ -59,6 +61,7 @@ def main() -> int:
         log_config=None,
         access_log=False,  # most requests are probes; the service counts questions
         server_header=False,
+        timeout_keep_alive=_IDLE_SECONDS,
         timeout_graceful_shutdown=_DRAIN_SECONDS,
     )
     handed_down = None if settings.lookup_fd is None else [socket.socket(fileno=settings.lookup_fd)]
