@@ -4,24 +4,18 @@ Invariant: the model says which rows are visible after every checkpoint, without
 it can bear witness to what a conversion leaves behind.
 """
 
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Self
-from uuid import uuid4
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 from py4j.java_gateway import JavaObject
-from pyiceberg.io.pyarrow import schema_to_pyarrow
-from pyiceberg.schema import Schema
 from pyspark.sql import SparkSession
 
-from worker.deletes.puffin import PuffinWriter, bitmap_of
-from worker.io.storage import Storage
+from worker.demo.streamed_files import Description, StreamedFiles
 from worker.spark.jvm import jvm_of
 
 COLUMNS = (
@@ -162,11 +156,7 @@ class OrdersWriter:
 
     def __init__(self, table: JavaObject) -> None:
         """table: an `org.apache.iceberg.Table` with COLUMNS, format V3, partitioned by region."""
-        self._table = table
-        self._jvm = jvm_of(table)
-        self._storage = Storage()
-        iceberg = self._jvm.org.apache.iceberg
-        self._schema = Schema.model_validate_json(iceberg.SchemaParser.toJson(table.schema()))
+        self._table, self._files = table, StreamedFiles(table, KEY)
 
     @classmethod
     def create(cls, spark: SparkSession, identifier: str) -> Self:
@@ -190,7 +180,8 @@ class OrdersWriter:
         operation = self._table.newAppend()
         for region, of_region in _by_region(rows):
             for part in np.array_split(of_region, files_per_region):
-                operation.appendFile(self._content_file(self._write_rows(part, region, ROW.names or ())))
+                data_file = self._files.data_file(to_arrow(part), [region])
+                operation.appendFile(self._files.content_file(data_file))
         operation.commit()
 
     def commit(self, checkpoint: Checkpoint) -> None:
@@ -200,79 +191,19 @@ class OrdersWriter:
         self._table.refresh()
         if (head := self._table.currentSnapshot()) is not None:
             operation.validateFromSnapshot(head.snapshotId())
-        vectors: list[tuple[dict[str, Any], npt.NDArray[np.int64]]] = []
+        vectors: list[tuple[Description, npt.NDArray[np.int64]]] = []
         overwritten = dict(_by_region(checkpoint.rows, checkpoint.overwritten))
         for region, rows in _by_region(checkpoint.rows):
-            data_file = self._write_rows(rows, region, ROW.names or ())
-            operation.addRows(self._content_file(data_file))
+            data_file = self._files.data_file(to_arrow(rows), [region])
+            operation.addRows(self._files.content_file(data_file))
             if (positions := np.flatnonzero(overwritten[region])).size:
                 vectors.append((data_file, positions))
         for region, keys in _by_region(checkpoint.keys):
-            delete_file = self._write_rows(keys, region, KEY)
-            ids = [self._schema.find_field(name).field_id for name in KEY]
-            delete_file |= {"content": "equality-deletes", "equality-ids": ids}
-            operation.addDeletes(self._content_file(delete_file))
-        for vector in self._write_vectors(vectors):
-            operation.addDeletes(self._content_file(vector))
+            delete_file = self._files.equality_deletes(to_arrow(keys, KEY), [region])
+            operation.addDeletes(self._files.content_file(delete_file))
+        for vector in self._files.vectors(vectors):
+            operation.addDeletes(self._files.content_file(vector))
         operation.commit()
-
-    def _write_rows(self, rows: Rows, region: str, columns: Iterable[str]) -> dict[str, Any]:
-        """Writes a Parquet file with field ids; returns it as Iceberg's `ContentFileParser` describes it."""
-        columns = tuple(columns)
-        table = to_arrow(rows, columns).cast(schema_to_pyarrow(self._schema.select(*columns)))
-        path = self._new_path(region, "parquet")
-        with self._storage.open_output(path) as sink:
-            pq.write_table(table, sink, compression="zstd", store_schema=False)
-            size = sink.tell()
-        order_ids = rows["order_id"]
-        bounds = [
-            {"keys": [1, 2], "values": [int(order_id).to_bytes(8, "little").hex(), region.encode().hex()]}
-            for order_id in (order_ids.min(), order_ids.max())
-        ]
-        return {
-            "spec-id": self._table.spec().specId(),
-            "content": "data",
-            "file-path": path,
-            "file-format": "parquet",
-            "partition": [region],
-            "file-size-in-bytes": size,
-            "record-count": len(rows),
-            "lower-bounds": bounds[0],
-            "upper-bounds": bounds[1],
-        }
-
-    def _write_vectors(
-        self, vectors: list[tuple[dict[str, Any], npt.NDArray[np.int64]]]
-    ) -> Iterator[dict[str, Any]]:
-        """Writes one Puffin file with a deletion vector for each of the data files."""
-        if not vectors:
-            return
-        path = self._new_path("vectors", "puffin")
-        with self._storage.open_output(path) as sink:
-            puffin = PuffinWriter(sink)
-            written = [puffin.write(file["file-path"], bitmap_of(positions)) for file, positions in vectors]
-            size = puffin.finish()
-        for (data_file, _), vector in zip(vectors, written, strict=True):
-            yield {
-                "spec-id": data_file["spec-id"],
-                "content": "position-deletes",
-                "file-path": path,
-                "file-format": "puffin",
-                "partition": data_file["partition"],
-                "file-size-in-bytes": size,
-                "record-count": vector.cardinality,
-                "referenced-data-file": vector.referenced_data_file,
-                "content-offset": vector.content_offset,
-                "content-size-in-bytes": vector.content_size_bytes,
-            }
-
-    def _content_file(self, description: dict[str, Any]) -> JavaObject:
-        iceberg = self._jvm.org.apache.iceberg
-        node = iceberg.util.JsonUtil.mapper().readTree(json.dumps(description))
-        return iceberg.ContentFileParser.fromJson(node, self._table.specs())
-
-    def _new_path(self, folder: str, extension: str) -> str:
-        return f"{self._table.location()}/data/{folder}/{uuid4()}.{extension}"
 
 
 def _by_region(rows: Rows, values: npt.NDArray[Any] | None = None) -> Iterator[tuple[str, npt.NDArray[Any]]]:
