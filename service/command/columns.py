@@ -12,7 +12,8 @@ from service.quantities import brief, sized
 
 Json = dict[str, Any]
 _LISTS = {
-    "find_candidates": "table equality_deletes equality_delete_files oldest | bytes format_version table_id",
+    "find_candidates": "table reads equality_deletes equality_delete_files oldest"
+    " | bytes format_version table_id",
     "list_api_keys": "name role state used age | expires_at created_by prefix scopes id",
     "list_attachments": "policy level table catalog namespace | updated_at",
     "list_audit_entries": "at principal action target outcome | role request_id id",

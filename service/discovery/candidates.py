@@ -1,22 +1,21 @@
-"""Which tables of a catalog hold equality deletes: a few tables with each call, however many there are."""
+"""Which tables of a catalog hold equality deletes, and what readers pay: a few tables with each call, however
+many there are."""
 
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextvars import copy_context
-from datetime import datetime
 
 from pydantic import TypeAdapter
 from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
-from pyiceberg.manifest import DataFile, DataFileContent, ManifestContent
 from pyiceberg.schema import index_by_id
 from pyiceberg.table import Table
 from pyiceberg.types import DoubleType, FloatType
 from sqlmodel import col, select
 
 from service.catalogs.iceberg import IcebergCatalogs, unreachable
-from service.catalogs.measure import branch_head, commit_times
+from service.catalogs.measure import EqualityDelete, ManifestCache, measure
 from service.catalogs.metadata_locations import Identifier
 from service.catalogs.service import get_catalog, index_warehouse
 from service.db.database import Database, utc_now
@@ -24,15 +23,17 @@ from service.discovery.models import Candidate, CandidatePage
 from service.errors import IcestreamError, InvalidError
 from service.http.paging import PageRequest, make_cursor, page_request, read_cursor
 from service.quantities import aged, counted
+from service.reader_cost import HEADLINE, model
 from service.records.catalogs import Catalog
 from service.records.tables import EnrolledTable
 from service.settings import Settings
 from service.tables.service import check_places, miss
 from trust.bounds import checked_names
 
-_BY_NAME = "identifier"
-candidates_page = page_request([_BY_NAME], _BY_NAME, limit=20, most=100)
-"""The dependency of the endpoint. What else it could be sorted by is only known of tables looked at."""
+_BY_NAME, _BY_COST = "identifier", "read_overhead_seconds"
+candidates_page = page_request([_BY_NAME, _BY_COST], f"-{_BY_COST}", limit=20, most=100)
+"""The dependency of the endpoint. What reads cost is only known of tables looked at: by that, each page is
+sorted by itself."""
 _AT_ONCE = 4
 _TABLE_SECONDS = 20.0
 
@@ -63,14 +64,17 @@ def find_candidates(
         ).all()
     enrolled = {tuple(row.identifier): row.id for row in rows}
     names = list_names(catalogs, catalog, tuple(namespace) if namespace else None)
-    sort = page.sort or _BY_NAME
-    is_descending = sort.startswith("-")
+    sort = page.sort or f"-{_BY_COST}"
+    is_descending = sort == f"-{_BY_NAME}"
     waiting = names[::-1] if is_descending else names
     if page.cursor is not None:
         last = read_cursor(page, sort, _read_name)
         waiting = [name for name in waiting if (name < last if is_descending else name > last)]
     chosen = waiting[: page.limit]
     items = _look_at_all(settings, catalogs, catalog, chosen, enrolled)
+    if sort.endswith(_BY_COST):
+        sign = -1 if sort.startswith("-") else 1
+        items.sort(key=lambda one: sign * one.read_overhead_seconds)
     shown = [one for one in items if not only_with_deletes or one.equality_delete_files or one.problem]
     following = make_cursor(page, sort, chosen[-1]) if len(waiting) > page.limit else None
     return CandidatePage(items=shown, next_cursor=following, looked_at=len(chosen), tables=len(names))
@@ -134,13 +138,16 @@ def _look_at(
     try:
         table = catalogs.load(catalog, name)
         with catalogs.open(catalog), catalogs.reading(catalog, name):
-            found = _equality_deletes(table)
+            found = measure(table, "main", ManifestCache(), set())
     except (NoSuchTableError, IcestreamError) as error:
         return _problem(name, table_id, error)
     now = utc_now()
-    oldest = min((at for _, at in found), default=None)
+    files = found.equality_deletes
+    oldest = min((file.committed_at for file in files), default=None)
+    shape = found.shape
+    read_seconds = model().seconds(shape, *HEADLINE)
+    fresh = shape.fresh(None if found.is_partitioned else 1, found.target_file_bytes)
     problem = None
-    files = [file for file, _ in found]
     staying = _with_float_keys(table, files)
     try:
         check_places(settings, index_warehouse(settings, catalog), table)
@@ -150,7 +157,7 @@ def _look_at(
     summary = "It holds no equality deletes."
     if oldest is not None:
         age = aged((now - oldest).total_seconds())
-        summary = f"It holds equality deletes: {counted(len(found), 'file')}, the oldest {age} old."
+        summary = f"It holds equality deletes: {counted(len(files), 'file')}, the oldest {age} old."
     if staying:
         some = f"{len(staying):,} of the files cannot be converted."
         summary += " They cannot be converted." if len(staying) == len(files) else f" {some}"
@@ -160,47 +167,36 @@ def _look_at(
         summary=summary,
         table_id=table_id,
         format_version=table.metadata.format_version,
-        equality_delete_files=len(found),
+        equality_delete_files=len(files),
         equality_deletes=sum(file.record_count for file in files),
-        equality_delete_bytes=sum(file.file_size_in_bytes for file in files),
+        equality_delete_bytes=sum(file.size_bytes for file in files),
+        data_files=found.data_files,
+        read_seconds=read_seconds,
+        read_overhead_seconds=read_seconds - model().seconds(fresh, *HEADLINE),
         oldest_at=oldest,
         key_sets=_key_sets(table, files),
         problem=problem,
     )
 
 
-def _equality_deletes(table: Table) -> list[tuple[DataFile, datetime]]:
-    head = branch_head(table, "main")
-    if head is None:
-        return []
-    times = commit_times(table)
-    return [
-        (entry.data_file, times[entry.snapshot_id])
-        for manifest in head.manifests(table.io)
-        if manifest.content == ManifestContent.DELETES
-        for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True)
-        if entry.data_file.content == DataFileContent.EQUALITY_DELETES
-    ]
-
-
-def _key_sets(table: Table, files: list[DataFile]) -> list[list[str]]:
+def _key_sets(table: Table, files: Sequence[EqualityDelete]) -> list[list[str]]:
     """Columns that were dropped since are shown by their field ids."""
-    ids = sorted({tuple(sorted(file.equality_ids or ())) for file in files})
+    ids = sorted({file.equality_field_ids for file in files})
     schema = table.schema()
     return [[schema.find_column_name(one) or f"field {one}" for one in key_set] for key_set in ids]
 
 
-def _with_float_keys(table: Table, files: list[DataFile]) -> list[DataFile]:
+def _with_float_keys(table: Table, files: Sequence[EqualityDelete]) -> Sequence[EqualityDelete]:
     floats = {
         one
         for schema in table.schemas().values()
         for one, field in index_by_id(schema).items()
         if isinstance(field.field_type, FloatType | DoubleType)
     }
-    return [file for file in files if floats.intersection(file.equality_ids or ())]
+    return [file for file in files if floats.intersection(file.equality_field_ids)]
 
 
-def _check_keys(table: Table, files: list[DataFile], staying: list[DataFile]) -> None:
+def _check_keys(table: Table, files: Sequence[EqualityDelete], staying: Sequence[EqualityDelete]) -> None:
     """Raises InvalidError if there are files that stay, whatever is converted."""
     if not staying:
         return
@@ -228,6 +224,9 @@ def _problem(name: Identifier, table_id: str | None, error: Exception) -> Candid
         equality_delete_files=0,
         equality_deletes=0,
         equality_delete_bytes=0,
+        data_files=0,
+        read_seconds=0,
+        read_overhead_seconds=0,
         oldest_at=None,
         key_sets=[],
         problem=miss(name, error),

@@ -44,9 +44,10 @@ def find_candidates(
         bool, Query(description="Tables without equality deletes are listed, too.")
     ] = False,
 ) -> CandidatePage:
-    """Tell which tables of a catalog hold equality deletes: how many, how old, and by which keys they delete.
+    """Tell which tables of a catalog hold equality deletes: how many, how old, by which keys they delete, and
+    what readers pay.
 
-    Each table of a page is looked at, so pages are small.
+    Each table of a page is looked at, so pages are small, and each is sorted by itself by what reads cost.
     """
     return candidates.find_candidates(
         database,

@@ -110,6 +110,13 @@ class Candidate(Message):
     """The equality delete files have this many rows."""
     equality_delete_bytes: int
     """The equality delete files have this many bytes."""
+    data_files: int
+    """The table has this many data files."""
+    read_seconds: float
+    """A full read takes Spark this long now, in seconds of processor time, as a model estimates it."""
+    read_overhead_seconds: float
+    """This part of `read_seconds` goes for deletes and small files; for deletes alone if the table has
+    partitions."""
     oldest_at: datetime | None
     """The oldest of them was committed at this time; null without any."""
     key_sets: list[list[str]]
@@ -119,7 +126,8 @@ class Candidate(Message):
 
 
 class CandidatePage(Message):
-    """Tables of a catalog that were looked at, in the order of `sort`."""
+    """Tables of a catalog that were looked at. They are gone through by name, and each page is sorted by
+    itself by what reads cost: of its tables, those whose readers pay most come first."""
 
     items: list[Candidate]
     """The tables that were looked at and fit the request."""

@@ -68,7 +68,7 @@ def _read_cost(health: TableHealth, reader: Reader, read: Read) -> ReadCost:
         seconds=seconds(shapes["now"]),
         fresh_seconds=fresh["now"],
         overhead_seconds=overhead["now"],
-        overhead_ratio=seconds(shapes["now"]) / fresh["now"],
+        overhead_ratio=seconds(shapes["now"]) / fresh["now"] if fresh["now"] else 1.0,
         before_seconds=seconds(shapes["before"]) if "before" in shapes else None,
         enrolled_overhead_seconds=overhead["enrolled"],
         saved_seconds=overhead["enrolled"] - overhead["now"],

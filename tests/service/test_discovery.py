@@ -74,12 +74,32 @@ def test_candidates_are_the_tables_with_equality_deletes(local: Running, iceberg
     assert (one["equality_delete_files"], one["equality_deletes"]) == (2, 3)
     assert (one["equality_delete_bytes"], one["key_sets"]) == (sum(sizes), [["id"]])
     assert one["summary"].startswith("It holds equality deletes: 2 files, the oldest ")
-    every = candidates(local, all_tables=True)["items"]
+    every = candidates(local, all_tables=True, sort="identifier")["items"]
     assert [each["name"] for each in every] == ["db.clean", "db.t", "other.later"]
     assert (every[0]["oldest_at"], every[0]["summary"]) == (None, "It holds no equality deletes.")
     assert [each["name"] for each in candidates(local, all_tables=True, namespace="other")["items"]] == [
         "other.later"
     ]
+
+
+def test_of_a_page_the_table_comes_first_whose_readers_pay_most(
+    local: Running, iceberg: IcebergCatalog
+) -> None:
+    for name, files in (("db.few", 1), ("db.many", 6), ("db.some", 3)):
+        iceberg.create(name)
+        for number in range(files):
+            iceberg.append(name, [number])
+        iceberg.delete_keys(name, [1])
+    found = candidates(local, namespace="db", limit=3, all_tables=True)
+    assert [one["name"] for one in found["items"]] == ["db.many", "db.some", "db.few"]
+    assert [one["data_files"] for one in found["items"]] == [6, 3, 1]
+    costs = [one["read_overhead_seconds"] for one in found["items"]]
+    assert costs == sorted(costs, reverse=True)
+    assert all(0 < one["read_overhead_seconds"] < one["read_seconds"] for one in found["items"])
+    (last,) = candidates(local, namespace="db", limit=3, all_tables=True, cursor=found["next_cursor"])[
+        "items"
+    ]
+    assert last["name"] == "db.t", "tables are gone through by name"
 
 
 def test_a_large_catalog_is_looked_at_a_few_tables_at_a_time(local: Running, iceberg: IcebergCatalog) -> None:
