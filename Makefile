@@ -113,6 +113,11 @@ release-contract: install ## Make openapi/openapi.json the contract that later v
 reference: install ## Write docs/settings.md, cli.md and metrics.md anew after a change of what they list
 	@$(BIN)/python -m tests.reference_pages
 
+.PHONY: conformance
+conformance: install ## Run the suite for readers with all four, for docs/conformance.md (ARGS="duckdb" for one)
+	@scripts/install_system_packages java jdk maven
+	$(BIN)/python -m tests.conformance.seen $(ARGS)
+
 .PHONY: bench
 bench: install ## Measure it all beside its alternatives, for docs/benchmarks.md (ARGS="--rows 50000000")
 	@$(BIN)/python -m tests.benchmarks $(ARGS)

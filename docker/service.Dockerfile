@@ -16,6 +16,7 @@ COPY stores/ stores/
 COPY staging/ staging/
 COPY trust/ trust/
 COPY icestream/ icestream/
+COPY conformance/ conformance/
 COPY openapi/openapi.json openapi/
 # Without pip, which nothing needs there.
 RUN pip wheel --no-deps --no-build-isolation --wheel-dir /wheels . \

@@ -22,6 +22,7 @@ COPY stores/ stores/
 COPY staging/ staging/
 COPY trust/ trust/
 COPY icestream/ icestream/
+COPY conformance/ conformance/
 COPY openapi/openapi.json openapi/
 RUN pip wheel --no-deps --no-build-isolation --wheel-dir /wheels . \
     && python -m venv --without-pip /opt/icestream \

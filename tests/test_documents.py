@@ -30,9 +30,10 @@ def test_every_test_that_a_document_names_exists() -> None:
 
 def test_every_place_of_the_code_that_a_document_names_is_there() -> None:
     folders = (
-        "docker|docs|helm|openapi|requirements|scripts|service|staging|stores|telemetry|tests|trust|worker"
+        "conformance|docker|docs|helm|openapi|requirements|scripts|service|staging|stores|telemetry|tests"
+        "|trust|worker"
     )
-    place = rf"`((?:{folders}|worker)/[\w/.-]+)"
+    place = rf"`((?:{folders})/[\w/.-]+)"
     named = {path for document in DOCUMENTS for path in re.findall(place, document.read_text())}
     assert len(named) > 50
     assert sorted(path for path in named if not (ROOT / path).exists()) == []

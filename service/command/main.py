@@ -211,6 +211,53 @@ def openapi() -> None:
     typer.echo(render(), nl=False)
 
 
+@app.command()
+def conformance(
+    cases: Annotated[
+        list[str] | None, typer.Argument(help="Names of cases, or patterns as `key-of-*`; else all.")
+    ] = None,
+    reader: Annotated[
+        str | None,
+        typer.Option(
+            help="A command that prints the rows of the table at `{metadata}`, a JSON object a line; or one"
+            " of pyiceberg, duckdb, spark and flink."
+        ),
+    ] = None,
+    lists: Annotated[bool, typer.Option("--list", help="Tell the cases and their rules.")] = False,
+    write: Annotated[
+        Path | None, typer.Option(help="Keep the tables in this directory, which must be empty.")
+    ] = None,
+    location: Annotated[
+        str | None,
+        typer.Option(help="What metadata calls that directory.", show_default="its file: URI"),
+    ] = None,
+    format_version: Annotated[
+        int | None, typer.Option(min=2, max=3, help="Of the tables.", show_default="2 and 3")
+    ] = None,
+    timeout: Annotated[float, typer.Option(min=0.1, max=3_600, help="Seconds for a table.")] = 60,
+    report: Annotated[Path | None, typer.Option(help="A file for the outcomes, in JSON.")] = None,
+) -> None:
+    """Run any reader over Iceberg tables with deletes of every kind. Ends with 1 unless it passes all."""
+    from conformance import command
+
+    try:
+        code = command.conformance(
+            cases or [],
+            reader=reader,
+            lists=lists,
+            directory=write,
+            location=location,
+            version=format_version,
+            timeout_seconds=timeout,
+            report_to=report,
+        )
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    except OSError as error:
+        sys.exit(_sentence(f"The tables can't be written: {error}"))
+    raise typer.Exit(code)
+
+
 def _run_up(settings: "Settings", *, browser: bool, demo: "Demo | None") -> NoReturn:
     from service.command.up import run
 

@@ -45,7 +45,10 @@ from tests.mutants.areas import AREAS, Area, shortfalls
 ROOT = Path(__file__).parents[2]
 BUILD = ROOT / "build" / "mutants"
 COPIES = 2
-_PACKAGES = ("service", "worker", "telemetry", "stores", "staging", "trust", "icestream", "tests")
+_PACKAGES = (
+    *("service", "worker", "telemetry", "stores", "staging", "trust", "icestream", "conformance"),
+    "tests",
+)
 _SLOW_IMPORTS = (
     "alembic.command",
     "fastapi",

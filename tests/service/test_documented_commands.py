@@ -34,9 +34,10 @@ PROGRAMS = (
     "lookup",
     "login",
     "openapi",
+    "conformance",
     "--install-completion",
 )
-"""What is no call of the API; tests/service/test_cli.py starts them."""
+"""What is no call of the API; tests/service/test_cli.py and tests/conformance start them."""
 TOKEN = "token-of-these-lookup-servers-0123"
 ENDLESS = ("jobs follow-events", "jobs wait lake.")
 """No worker runs here; tests/integration/test_tutorial.py has one."""
