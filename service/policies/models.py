@@ -19,6 +19,7 @@ Count = Annotated[int, ModelField(ge=1, le=10**18)]
 Amount = Annotated[int, ModelField(ge=0, le=10**18)]
 Seconds = Annotated[float, ModelField(ge=0, le=31_536_000)]
 
+ConvertWhen = Literal["reached", "worthwhile"]
 RewriteStrategy = Literal["binpack", "sort"]
 """As Iceberg calls them."""
 _LEAST_TARGET_BYTES = 1024 * 1024
@@ -98,6 +99,15 @@ class ConvertPolicy(Message):
     """The live equality delete files have this many bytes."""
     age_seconds: Seconds | None = None
     """The oldest live equality delete file is so old."""
+    when: ConvertWhen | None = None
+    """Jobs start as soon as any of these is `reached`; or, but for the age, when it is `worthwhile`: readers
+    have paid as much as a conversion costs, or a read is about to cost more than `max_read_ratio` allows. For
+    the same reasons, data files are rewritten then, where the policy lets them be."""
+    reads_per_day: Annotated[float, ModelField(ge=0, le=1e9)] | None = None
+    """The table is read in full this often, about, for what is worthwhile."""
+    max_read_ratio: Annotated[float, ModelField(ge=1.01, le=1e6)] | None = None
+    """A full read may cost this many times what it would if the table had just been rewritten, for what is
+    worthwhile."""
     cron: Cron | None = None
     """Convert what is pending at these moments, too."""
     max_delete_files_per_commit: Annotated[int, ModelField(ge=0)] | None = None
@@ -467,6 +477,9 @@ class EffectiveConvertPolicy(Message):
     deletes: int
     bytes: int
     age_seconds: float
+    when: ConvertWhen
+    reads_per_day: float
+    max_read_ratio: float
     cron: str
     max_delete_files_per_commit: int
     readers: list[str]

@@ -12,7 +12,9 @@ from service.jobs.status import backoff_seconds
 from service.policies.models import EffectivePolicy
 from service.policies.schedules import Window, is_open, last_fire, next_opening
 from service.quantities import counted, sized
+from service.reader_cost import Shape
 from service.records.jobs import JobKind
+from service.scheduling.worth import Readers, Weighing
 from staging.history import KEPT
 
 SCHEDULED = (
@@ -62,6 +64,8 @@ class LastJob:
     """How many in a row found nothing to do, up to it; 0 once the table has changed since."""
     seen_id: int | None = None
     """The head that it saw, if it succeeded."""
+    seconds: float | None = None
+    """What such jobs usually take, of the latest that did something; None if none did."""
 
 
 @dataclass(frozen=True)
@@ -120,11 +124,31 @@ class TableState:
     """Those of them that wait because a budget is spent."""
     spent: SpentBudget | None
     last: dict[JobKind, LastJob]
+    shape: Shape | None = None
+    """What a reader of the branch has to do with; None before the first look."""
+    fresh: Shape | None = None
+    """As if the table had just been rewritten."""
 
     @property
     def kinds(self) -> tuple[JobKind, ...]:
         """What may start by itself."""
         return tuple(kind for kind in SCHEDULED if kind is not JobKind.PUBLISH or self.staged is not None)
+
+
+def weighing(state: TableState, policy: EffectivePolicy) -> Weighing | None:
+    """What readers pay and jobs cost; None unless the policy goes by that."""
+    if policy.convert.when != "worthwhile" or state.shape is None or state.fresh is None:
+        return None
+    convert, rewrite = (state.last.get(kind) for kind in (JobKind.CONVERT, JobKind.REWRITE_DATA_FILES))
+    readers = Readers(
+        state.shape,
+        state.fresh,
+        state.oldest_convertible_at,
+        rewrite.ended_at if rewrite is not None else state.enrolled_at,
+        convert.seconds if convert is not None else None,
+        rewrite.seconds if rewrite is not None else None,
+    )
+    return Weighing(readers, policy)
 
 
 def decide(state: TableState, policy: EffectivePolicy, now: datetime) -> list[Decision]:
@@ -317,7 +341,20 @@ def _decide_convert(state: TableState, policy: EffectivePolicy, now: datetime) -
         _of_seconds(age, policy_of_kind.age_seconds, "the oldest equality delete is {} old"),
     )
     due = _fired(policy_of_kind.cron, state, policy, kind, now)
-    return _reached_or_due(kind, triggers, counted(pending.files, "equality delete file"), due)
+    words = counted(pending.files, "equality delete file")
+    if (weighed := weighing(state, policy)) is None:
+        return _reached_or_due(kind, triggers, words, due)
+    figures = weighed.words(now)
+    rewriting = decide_kind(JobKind.REWRITE_DATA_FILES, state, policy, now)
+    if rewriting.action is Action.TRIGGER or rewriting.code == "active":
+        told = f"Data files are rewritten, which converts what is pending first. {figures}"
+        return Decision(kind, Action.WAIT, "rewriting", told)
+    if weighed.is_too_dear and weighed.is_cured_by_conversion:
+        return Decision(kind, Action.TRIGGER, "read-cost", f"{words} pending. {figures}")
+    if weighed.is_conversion_worth_it(now):
+        return Decision(kind, Action.TRIGGER, "worthwhile", f"{words} pending. {figures}")
+    found = _reached_or_due(kind, triggers[-1:], words, due)
+    return replace(found, sentence=f"{found.sentence} {figures}")
 
 
 def _decide_publish(state: TableState, policy: EffectivePolicy, now: datetime) -> Decision:
@@ -389,7 +426,8 @@ def _decide_rewrite_data_files(state: TableState, policy: EffectivePolicy, now: 
     )
     told = "The last job saw no data files that are small and many enough, or have many deleted rows."
     nothing = None if small or deleted else told
-    return _decide_rewriting(JobKind.REWRITE_DATA_FILES, state, policy, now, triggers, nothing)
+    weighed = weighing(state, policy)
+    return _decide_rewriting(JobKind.REWRITE_DATA_FILES, state, policy, now, triggers, nothing, weighed)
 
 
 def _decide_rewrite_position_delete_files(
@@ -416,14 +454,17 @@ def _decide_rewriting(
     now: datetime,
     triggers: Sequence[_Trigger],
     nothing: str | None,
+    weighed: Weighing | None = None,
 ) -> Decision:
-    """nothing: says so, if there is nothing to rewrite."""
+    """nothing: says so, if there is nothing to rewrite. weighed: what readers pay, if that counts as well."""
     policy_of_kind = getattr(policy, kind.value)
     refusal = _refusal(kind, state, now, enabled=policy_of_kind.enabled)
     if refusal is not None:
         return refusal
-    if nothing is not None:
-        return Decision(kind, Action.WAIT, "nothing-small", nothing)
+    worthwhile = _worthwhile(kind, weighed, now)
+    if nothing is not None and worthwhile is None:
+        figures = f" {weighed.words(now)}" if weighed is not None else ""
+        return Decision(kind, Action.WAIT, "nothing-small", nothing + figures)
     due, last = _fired(policy_of_kind.cron, state, policy, kind, now), state.last.get(kind)
     figures = ", ".join(one.words for one in triggers)
     if kind is not JobKind.REWRITE_MANIFESTS and last is not None and last.idle and due is None:
@@ -432,8 +473,19 @@ def _decide_rewriting(
     backoff = _backoff(kind, state, policy, now)
     if backoff is not None:
         return backoff
-    found = _reached_or_due(kind, triggers, figures, due)
+    found = worthwhile or _reached_or_due(kind, triggers, figures, due)
     return _not_too_soon(found, state, policy_of_kind.min_interval_seconds, now)
+
+
+def _worthwhile(kind: JobKind, weighed: Weighing | None, now: datetime) -> Decision | None:
+    """That data files are to be rewritten for their readers, and why; None if not, or not yet."""
+    if weighed is None or not weighed.saved_by_rewriting > 0:
+        return None
+    if weighed.is_too_dear and not weighed.is_cured_by_conversion:
+        return Decision(kind, Action.TRIGGER, "read-cost", weighed.words(now))
+    if weighed.is_rewriting_worth_it(now):
+        return Decision(kind, Action.TRIGGER, "worthwhile", weighed.words(now))
+    return None
 
 
 def _not_too_soon(decision: Decision, state: TableState, min_seconds: float, now: datetime) -> Decision:
@@ -571,6 +623,8 @@ def deadlines(state: TableState, policy: EffectivePolicy) -> Iterator[datetime]:
     if state.past.oldest_at is not None:
         yield state.past.oldest_at + timedelta(seconds=policy.expire_snapshots.older_than_seconds)
         yield state.past.oldest_at + timedelta(seconds=policy.expire_snapshots.age_seconds)
+    if (weighed := weighing(state, policy)) is not None:
+        yield from weighed.moments()
     ages = {
         JobKind.INDEX: policy.index.age_seconds,
         JobKind.REWRITE_DATA_FILES: policy.rewrite_data_files.min_interval_seconds,

@@ -25,6 +25,7 @@ from service.scheduling.decisions import (
     cron_of,
     deadlines,
     decide_kind,
+    weighing,
     windows_of,
 )
 from service.scheduling.models import PlannedJob, PolicyPreview
@@ -120,7 +121,7 @@ def _repeats(
     """When further jobs of a kind would start after the first one, until then; not all of very many."""
     at = first
     for _ in range(_PREVIEWED_STARTS):
-        state = _after(state, kind, at)
+        state = _after(state, policy, kind, at)
         following = _next_start(kind, state, policy, moments[bisect_right(moments, at) :], at, until)
         if following is None:
             return
@@ -128,7 +129,7 @@ def _repeats(
         yield at
 
 
-def _after(state: TableState, kind: JobKind, at: datetime) -> TableState:
+def _after(state: TableState, policy: EffectivePolicy, kind: JobKind, at: datetime) -> TableState:
     """Once a job of a kind has succeeded and left nothing to do."""
     before = state.last.get(kind)
     idle = 0
@@ -145,11 +146,19 @@ def _after(state: TableState, kind: JobKind, at: datetime) -> TableState:
             return replace(state, new=Volume(), has_index=True)
         case JobKind.CONVERT:
             left = state.pending_delete_files - state.convertible.files
-            return replace(state, pending_delete_files=left, convertible=Volume(), oldest_convertible_at=None)
+            weighed = weighing(state, policy)
+            shape = weighed.readers.converted if weighed is not None else state.shape
+            return replace(
+                state,
+                pending_delete_files=left,
+                convertible=Volume(),
+                oldest_convertible_at=None,
+                shape=shape,
+            )
         case JobKind.PUBLISH:
             return replace(state, staged=StagedState())
         case JobKind.REWRITE_DATA_FILES:
-            return replace(state, small_data_files=0, deleted_data_files=0)
+            return replace(state, small_data_files=0, deleted_data_files=0, shape=state.fresh)
         case JobKind.REWRITE_POSITION_DELETE_FILES:
             return replace(state, small_delete_files=0)
         case JobKind.REWRITE_MANIFESTS:

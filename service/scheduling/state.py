@@ -2,15 +2,18 @@
 
 from datetime import datetime
 from itertools import takewhile
+from statistics import median
 
 from sqlmodel import Session, col, select
 
 from service.catalogs.measure import Past, Volume
+from service.index_health.reader_cost import fresh_shape
 from service.jobs import queue
 from service.jobs.budgets import spent_budget
 from service.jobs.index_reports import rewritable
 from service.jobs.service import pause_reason
 from service.policies.models import EffectivePolicy
+from service.reader_cost import shape_of
 from service.records.catalogs import Catalog
 from service.records.health import TableHealth
 from service.records.jobs import REQUEST, Job, JobKind, JobStatus
@@ -19,6 +22,8 @@ from service.scheduling.decisions import SCHEDULED, LastJob, StagedState, TableS
 
 _LOOKED_BACK = 20
 """Jobs: after so many failures the pause is as long as it gets."""
+_AVERAGED = 3
+"""Jobs: what the latest took tells what the next one takes."""
 
 
 def table_state(
@@ -36,6 +41,8 @@ def table_state(
     last = {
         kind: _last_job(session, health, kind, policy.digest) for kind in SCHEDULED if kind.value in kinds
     }
+    now_stored = health.reader_shapes.get("now")
+    shape = shape_of(now_stored) if now_stored is not None else None
     return TableState(
         paused=pause_reason(
             table,
@@ -68,6 +75,8 @@ def table_state(
         held=frozenset(JobKind(kind) for kind, held_because in active if held_because is not None),
         spent=spent_budget(session, table, policy, now),
         last={kind: job for kind, job in last.items() if job is not None},
+        shape=shape,
+        fresh=fresh_shape(health, shape) if shape is not None else None,
     )
 
 
@@ -102,14 +111,30 @@ def _last_job(session: Session, health: TableHealth, kind: JobKind, policy_diges
     since_success = list(takewhile(lambda job: job.status == JobStatus.FAILED.value, ended))
     failed = [job for job in since_success if job.trigger != REQUEST and job.policy_digest == policy_digest]
     idle = takewhile(lambda job: _is_idle(job, health, policy_digest), ended)
+    took = [
+        (job.ended_at - job.started_at).total_seconds()
+        for job in ended
+        if job.status == JobStatus.SUCCEEDED.value
+        and not job.failures  # which would count the pauses between attempts
+        and job.started_at is not None
+        and job.ended_at is not None
+        and _has_committed(job)
+    ]
     return LastJob(
         ended[0].ended_at,
         failed=len(failed),
         failed_at=failed[0].ended_at if failed else None,
         cause=str((failed[0].error or {}).get("title", "no reason was reported")) if failed else "",
         idle=sum(1 for _ in idle),
+        seconds=median(took[:_AVERAGED]) if took else None,
         seen_id=ended[0].seen_snapshot_id if ended[0].status == JobStatus.SUCCEEDED.value else None,
     )
+
+
+def _has_committed(job: Job) -> bool:
+    """Whether a job did something."""
+    commits = (job.result or {}).get("commits")
+    return isinstance(commits, int) and commits > 0
 
 
 def _is_idle(job: Job, health: TableHealth, policy_digest: str) -> bool:

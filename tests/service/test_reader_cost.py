@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from service.db.database import utc_now
 from service.index_health.reader_cost import store_reader_cost, view_reader_cost
 from service.reader_cost import MODEL, ModelError, Read, Reader, Shape, model, read_model
 from service.records.health import TableHealth
+from service.records.jobs import Job
 from tests.service.conftest import Running, alike_on_both
 from tests.service.iceberg_tables import IcebergCatalog
 
@@ -212,3 +214,42 @@ def test_what_maintenance_has_cost_is_added_up_beyond_history(
     told = cost_of(service, table)["maintenance_seconds"]
     assert told >= took > 0
     assert service.admin.get("/overview").json()["maintenance_seconds"] == pytest.approx(told)
+
+
+def test_a_policy_may_go_by_what_readers_pay_and_what_the_table_s_jobs_took(
+    service: Running, iceberg: IcebergCatalog
+) -> None:
+    service.register(iceberg)
+    table = service.enroll()
+    convert = {"when": "worthwhile", "age_seconds": 86_400, "reads_per_day": 1}
+    body = {"name": "thrifty", "settings": {"index": {"enabled": False}, "convert": convert}}
+    service.admin.post("/policies", json=body).raise_for_status()
+    attached = {"level": "table", "table_id": table["id"], "policy": "thrifty"}
+    service.admin.put("/policy-attachments", json=attached).raise_for_status()
+    iceberg.delete_keys("db.t", [1])
+    service.poll(table["id"])
+    body = {"kind": "convert"}
+    service.admin.post(f"/tables/{table['id']}/jobs", json=body).raise_for_status()
+    assignment = service.claim(service.start_worker())
+    assert assignment is not None
+    with service.database.write() as session:
+        job = session.get_one(Job, assignment["job"]["id"])
+        assert job.started_at is not None
+        job.started_at -= timedelta(seconds=120)
+        session.add(job)
+    service.finish(assignment, result={"commits": 1})
+    for keys in range(20):
+        iceberg.delete_keys("db.t", [keys])
+    service.poll(table["id"])
+    health = service.admin.get(f"/tables/{table['id']}/health").json()
+    decision = health["decisions"]["convert"]
+    assert (decision["action"], decision["code"]) == ("wait", "below-triggers"), "20 files are no reason"
+    assert "a conversion costs 120 s and leaves up to 1 vector." in decision["sentence"]
+    body = {"settings": {"index": {"enabled": False}, "convert": convert | {"max_read_ratio": 1.01}}}
+    found = service.admin.get("/policies/thrifty")
+    headers = {"If-Match": found.headers["etag"]}
+    service.admin.patch(f"/policies/{found.json()['id']}", json=body, headers=headers).raise_for_status()
+    service.poll(table["id"])
+    (job_told,) = service.admin.get("/jobs?status=queued").json()["items"]
+    assert job_told["kind"] == "convert"
+    assert "(policy: 1.01): it joins 21 delete files with 1 data file." in job_told["trigger"]

@@ -1,0 +1,167 @@
+"""Whether a conversion or a rewriting of data files is worth its cost to readers. Pure.
+
+What readers pay for pending deletes and small files grows with each read, a job costs once. A job begins when
+readers have paid as much as it takes: whatever comes, that is at most twice what somebody pays who knows the
+future. And it begins before a read costs more than the policy allows.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from functools import cached_property
+
+from service.policies.models import EffectivePolicy
+from service.quantities import counted
+from service.reader_cost import HEADLINE, Read, Reader, Shape, model
+
+_DAY_SECONDS = 86_400
+_ACTS_AT = 0.5
+"""Of the overhead that the policy allows: files come until a job has begun, run and ended."""
+_READS_OF_A_REWRITING = 3
+"""What a rewriting is taken to cost before one has run: it reads, sorts out what is deleted, and writes."""
+
+
+@dataclass(frozen=True)
+class Readers:
+    """What a table's readers have to do with, and since when."""
+
+    shape: Shape
+    fresh: Shape
+    """As if it had just been rewritten."""
+    pending_since: datetime | None
+    """When the oldest delete came that can be converted."""
+    rewritten_at: datetime
+    """When data files were last rewritten, or since when the table is enrolled."""
+    convert_seconds: float | None = None
+    """What conversions of the table take, by its own history; None before the first."""
+    rewrite_seconds: float | None = None
+
+    @property
+    def converted(self) -> Shape:
+        """With a vector for each data file that a pending delete may hit."""
+        shape = self.shape
+        return replace(
+            shape,
+            equality_delete_files=0,
+            equality_deletes=0,
+            vectors=min(shape.vectors + shape.equality_deletes, max(shape.data_files, shape.vectors)),
+        )
+
+
+@dataclass(frozen=True)
+class Weighing:
+    """What readers pay, and what jobs would cost, under a policy."""
+
+    readers: Readers
+    policy: EffectivePolicy
+
+    @cached_property
+    def reader(self) -> Reader:
+        """Of those that the policy names and the model knows, the one that pays most; else Spark."""
+        named = {name.partition("-")[0] for name in self.policy.convert.readers}
+        known = [reader for reader in Reader if reader.value in named] or [HEADLINE[0]]
+        return max(known, key=lambda one: self._saved(self.readers.fresh, one))
+
+    def _saved(self, after: Shape, reader: Reader) -> float:
+        """What one full read pays now beyond what it would pay of another shape, in seconds."""
+        seconds = (model().seconds(shape, reader, Read.FULL) for shape in (self.readers.shape, after))
+        return next(seconds) - next(seconds)
+
+    @cached_property
+    def seconds(self) -> float:
+        """Of a full read now."""
+        return model().seconds(self.readers.shape, self.reader, Read.FULL)
+
+    @cached_property
+    def fresh_seconds(self) -> float:
+        return model().seconds(self.readers.fresh, self.reader, Read.FULL)
+
+    @cached_property
+    def saved_by_conversion(self) -> float:
+        """Of each read; below 0 where vectors cost the reader more than the deletes."""
+        return self._saved(self.readers.converted, self.reader)
+
+    @property
+    def overhead(self) -> float:
+        return self.seconds - self.fresh_seconds
+
+    @property
+    def saved_by_rewriting(self) -> float:
+        """Of each read, beyond what a conversion would save."""
+        return self.overhead - max(self.saved_by_conversion, 0.0)
+
+    @property
+    def convert_seconds(self) -> float:
+        """As the last conversions took; a full read before the first, as if all of the table were scanned."""
+        known = self.readers.convert_seconds
+        return self.seconds if known is None else known
+
+    @property
+    def rewrite_seconds(self) -> float:
+        known = self.readers.rewrite_seconds
+        return _READS_OF_A_REWRITING * self.seconds if known is None else known
+
+    @property
+    def reads_per_second(self) -> float:
+        return self.policy.convert.reads_per_day / _DAY_SECONDS
+
+    def paid(self, saved: float, since: datetime | None, now: datetime) -> float:
+        """Seconds that readers have paid since then for what a job would save each read.
+
+        It has grown from nothing about evenly, so they paid half of it on average.
+        """
+        age = max((now - since).total_seconds(), 0.0) if since is not None else 0.0
+        return max(saved, 0.0) * self.reads_per_second * age / 2
+
+    @property
+    def is_too_dear(self) -> bool:
+        """Whether a read is on the way to cost more than the policy lets it."""
+        return self.overhead > self.fresh_seconds * (self.policy.convert.max_read_ratio - 1) * _ACTS_AT
+
+    @property
+    def is_cured_by_conversion(self) -> bool:
+        """Whether a conversion takes half of what is paid away: else a rewriting would follow at once."""
+        return self.saved_by_conversion >= self.saved_by_rewriting
+
+    def is_rewriting_worth_it(self, now: datetime) -> bool:
+        return self.paid(self.saved_by_rewriting, self.readers.rewritten_at, now) >= self.rewrite_seconds
+
+    def is_conversion_worth_it(self, now: datetime) -> bool:
+        paid = self.paid(self.saved_by_conversion, self.readers.pending_since, now)
+        return self.saved_by_conversion > 0 and paid >= self.convert_seconds
+
+    def moments(self) -> Sequence[datetime]:
+        """When readers will have paid as much as a job costs, if nothing changes meanwhile."""
+        readers = self.readers
+        found = []
+        for saved, since, cost in (
+            (self.saved_by_conversion, readers.pending_since, self.convert_seconds),
+            (self.saved_by_rewriting, readers.rewritten_at, self.rewrite_seconds),
+        ):
+            rate = max(saved, 0.0) * self.reads_per_second / 2
+            # A second more, since times are rounded. Beyond a year, nobody waits for it.
+            if since is not None and rate * 366 * _DAY_SECONDS > cost:
+                found.append(since + timedelta(seconds=cost / rate + 1))
+        return found
+
+    def words(self, now: datetime) -> str:
+        """The figures in a sentence or two."""
+        convert, readers = self.policy.convert, self.readers
+        paid = self.paid(self.saved_by_rewriting, readers.rewritten_at, now)
+        times = self.seconds / (self.fresh_seconds or 1)
+        told = (
+            f"A full read costs {self.seconds:.2f} s, {times:.2f} times what it would of a table just"
+            f" rewritten (policy: {convert.max_read_ratio:g}): it joins"
+            f" {counted(readers.shape.delete_files, 'delete file')} with"
+            f" {counted(readers.shape.data_files, 'data file')}. At {convert.reads_per_day:,.0f} reads a"
+            f" day, readers have paid {paid:.0f} s for what only a rewriting mends, which costs"
+            f" {self.rewrite_seconds:.0f} s."
+        )
+        if readers.shape.equality_delete_files:
+            vectors = readers.converted.vectors
+            paid = self.paid(self.saved_by_conversion, readers.pending_since, now)
+            told += (
+                f" For pending deletes they have paid {paid:.0f} s, and a conversion costs"
+                f" {self.convert_seconds:.0f} s and leaves up to {counted(vectors, 'vector')}."
+            )
+        return told

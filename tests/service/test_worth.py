@@ -1,0 +1,227 @@
+"""Whether a conversion or a rewriting is worth its cost to readers, and a day of a stream under that."""
+
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+
+import pytest
+
+from service.catalogs.measure import Volume
+from service.policies.models import EffectivePolicy
+from service.reader_cost import HEADLINE, Shape, model
+from service.records.jobs import JobKind
+from service.scheduling.decisions import Action, LastJob, TableState, deadlines, decide_kind, weighing
+from tests.service.test_scheduler import IDLE, NOW, POLICY, decision
+
+REWRITE = JobKind.REWRITE_DATA_FILES
+PARTITIONS = 4
+
+
+def worthwhile(policy: EffectivePolicy = POLICY, **fields: object) -> EffectivePolicy:
+    given = {"when": "worthwhile", "age_seconds": 300, **fields}
+    rewrite = {"min_interval_seconds": 30, "small_data_files": 10**6, "deleted_data_files": 10**6}
+    return policy.model_copy(
+        update={
+            "convert": policy.convert.model_copy(update=given),
+            "rewrite_data_files": policy.rewrite_data_files.model_copy(update=rewrite),
+        }
+    )
+
+
+FRESH = Shape(PARTITIONS, 3_000_000, data_bytes=60_000_000)
+
+
+def pending(shape: Shape, age_seconds: float = 10, rewriting: LastJob | None = None) -> TableState:
+    """A table with what a reader has to do with, whose deletes came so long ago."""
+    return replace(
+        IDLE,
+        pending_delete_files=shape.equality_delete_files,
+        convertible=Volume(shape.equality_delete_files, shape.equality_deletes, 1000),
+        oldest_convertible_at=NOW - timedelta(seconds=age_seconds) if shape.equality_delete_files else None,
+        enrolled_at=NOW - timedelta(seconds=age_seconds),
+        shape=shape,
+        fresh=FRESH,
+        last={
+            JobKind.CONVERT: LastJob(NOW - timedelta(seconds=900), seconds=4.0),
+            **({REWRITE: rewriting} if rewriting is not None else {}),
+        },
+    )
+
+
+DELETES = replace(FRESH, equality_delete_files=40, equality_deletes=2_000)
+FEW = replace(DELETES, equality_delete_files=8, equality_deletes=200)
+
+
+def test_a_conversion_waits_until_readers_have_paid_as_much_as_it_costs() -> None:
+    state = pending(FEW, age_seconds=100)
+    rare, often = worthwhile(reads_per_day=10), worthwhile(reads_per_day=10**6)
+    waits = decision(state, JobKind.CONVERT, rare)
+    assert (waits.action, waits.code) == (Action.WAIT, "below-triggers")
+    assert "At 10 reads a day, readers have paid 0 s" in waits.sentence
+    assert "a conversion costs 4 s and leaves up to 4 vectors." in waits.sentence
+    starts = decision(state, JobKind.CONVERT, often)
+    assert (starts.action, starts.code) == (Action.TRIGGER, "worthwhile")
+    weighed = weighing(state, often)
+    assert weighed is not None
+    due = min(weighed.moments())
+    assert due in list(deadlines(state, often))
+    before, after = (due + timedelta(seconds=each) for each in (-2, 0))
+    assert [decision(state, JobKind.CONVERT, often, at).action for at in (before, after)] == [
+        Action.WAIT,
+        Action.TRIGGER,
+    ]
+
+
+def test_the_age_that_a_delete_may_have_holds_all_the_same() -> None:
+    found = decision(pending(FEW, age_seconds=301), JobKind.CONVERT, worthwhile(reads_per_day=0))
+    assert (found.action, found.code) == (Action.TRIGGER, "age")
+    assert found.sentence.startswith("The oldest equality delete is 301 s old (policy: 300 s). A full read")
+
+
+def test_many_deletes_are_converted_before_a_read_costs_more_than_the_policy_lets_it() -> None:
+    many = replace(FRESH, data_files=10, equality_delete_files=400, equality_deletes=20_000)
+    found = decision(pending(many), JobKind.CONVERT, worthwhile(reads_per_day=0))
+    assert (found.action, found.code) == (Action.TRIGGER, "read-cost")
+
+
+SMALL = replace(DELETES, data_files=200, vectors=190, positions=2_000)
+
+
+def test_small_files_are_rewritten_with_what_is_pending_instead_of_their_vectors_once_more() -> None:
+    state = pending(SMALL)
+    rewriting = decision(state, REWRITE, worthwhile(reads_per_day=0))
+    assert (rewriting.action, rewriting.code) == (Action.TRIGGER, "read-cost")
+    assert "it joins 230 delete files with 200 data files" in rewriting.sentence
+    conversion = decision(state, JobKind.CONVERT, worthwhile(reads_per_day=0))
+    assert (conversion.action, conversion.code) == (Action.WAIT, "rewriting")
+    running = replace(state, active=frozenset({REWRITE}))
+    assert decision(running, JobKind.CONVERT, worthwhile()).code == "rewriting"
+
+
+@pytest.mark.parametrize(
+    "last", [LastJob(NOW - timedelta(seconds=10)), LastJob(NOW, idle=1)], ids=["soon", "idle"]
+)
+def test_where_nothing_is_rewritten_by_itself_conversions_go_on(last: LastJob) -> None:
+    off = worthwhile(age_seconds=5)
+    off = off.model_copy(
+        update={"rewrite_data_files": off.rewrite_data_files.model_copy(update={"enabled": False})}
+    )
+    assert decision(pending(SMALL), REWRITE, off).code == "policy-off"
+    assert decision(pending(SMALL), JobKind.CONVERT, off).code == "age"
+    found = decision(pending(SMALL, rewriting=last), REWRITE, worthwhile())
+    assert found.action is Action.WAIT
+    again = decision(pending(SMALL, rewriting=last), JobKind.CONVERT, worthwhile(age_seconds=5))
+    assert again.code == "age"
+
+
+def test_the_reader_that_the_policy_names_is_the_one_that_counts() -> None:
+    state = pending(FEW, age_seconds=100)
+    spark, duckdb = (worthwhile(reads_per_day=2_000, readers=[name]) for name in ("spark", "duckdb-1.5"))
+    assert decision(state, JobKind.CONVERT, spark).action is Action.WAIT
+    assert decision(state, JobKind.CONVERT, duckdb).action is Action.TRIGGER
+
+
+@dataclass
+class Stream:
+    """A table as `icestream demo` fills it: each checkpoint upserts 1,600 keys in four partitions.
+
+    A conversion takes milliseconds for each vector that it writes, a rewriting some seconds for all rows.
+    """
+
+    policy: EffectivePolicy
+    checkpoint_seconds: float
+    shape: Shape = FRESH
+    pending_since: datetime | None = None
+    last: dict[JobKind, LastJob] = field(default_factory=dict)
+    rewritten_vectors: list[int] = field(default_factory=list)
+    ratios: list[float] = field(default_factory=list)
+
+    def run(self, seconds: float) -> None:
+        at, busy_until, running = NOW, NOW, None
+        began = self.shape
+        while at < NOW + timedelta(seconds=seconds):
+            at += timedelta(seconds=self.checkpoint_seconds)
+            if running is not None and at >= busy_until:
+                self._end(running, began, busy_until)
+                running = None
+            self._checkpoint(at)
+            if running is None and (running := self._due(at)) is not None:
+                began = self.shape
+                busy_until = at + timedelta(seconds=self._seconds(running))
+            costs = [model().seconds(shape, *HEADLINE) for shape in (self.shape, self._fresh())]
+            self.ratios.append(costs[0] / costs[1])
+
+    def _checkpoint(self, at: datetime) -> None:
+        shape = self.shape
+        self.pending_since = self.pending_since or at
+        self.shape = replace(
+            shape,
+            data_files=shape.data_files + PARTITIONS,
+            rows=shape.rows + 1_200,
+            equality_delete_files=shape.equality_delete_files + PARTITIONS,
+            equality_deletes=shape.equality_deletes + 1_200,
+            data_bytes=shape.data_bytes + 30_000,
+        )
+
+    def _fresh(self) -> Shape:
+        return self.shape.fresh(PARTITIONS, 512 * 1024**2)
+
+    def _due(self, at: datetime) -> JobKind | None:
+        shape = self.shape
+        state = replace(
+            IDLE,
+            pending_delete_files=shape.equality_delete_files,
+            convertible=Volume(shape.equality_delete_files, shape.equality_deletes, 0),
+            oldest_convertible_at=self.pending_since,
+            enrolled_at=NOW,
+            shape=shape,
+            fresh=self._fresh(),
+            last=self.last,
+        )
+        kinds = (JobKind.CONVERT, REWRITE)
+        return next(
+            (k for k in kinds if decide_kind(k, state, self.policy, at).action is Action.TRIGGER), None
+        )
+
+    def _vectors(self, shape: Shape) -> int:
+        """Those of a conversion: of the files of the table, each that a delete hits."""
+        return min(shape.data_files, shape.equality_deletes)
+
+    def _seconds(self, kind: JobKind) -> float:
+        return 1.5 + 0.003 * self._vectors(self.shape) + 1e-6 * self.shape.rows * (kind is REWRITE)
+
+    def _end(self, kind: JobKind, began: Shape, at: datetime) -> None:
+        """What came while the job ran stays as it is."""
+        came = {
+            name: number - getattr(began, name)
+            for name, number in self.shape.as_json().items()
+            if name not in ("vectors", "positions")
+        }
+        if kind is REWRITE:
+            deleted = began.positions + began.equality_deletes
+            left = Shape(PARTITIONS, began.rows - deleted, data_bytes=began.data_bytes - 25 * deleted)
+        else:
+            vectors = max(self._vectors(began), began.vectors)
+            self.rewritten_vectors.append(self._vectors(began))
+            left = replace(
+                began,
+                equality_delete_files=0,
+                equality_deletes=0,
+                vectors=vectors,
+                positions=began.positions + began.equality_deletes,
+            )
+        self.shape = replace(left, **{name: getattr(left, name) + number for name, number in came.items()})
+        self.pending_since = at if self.shape.equality_delete_files else None
+        self.last = {**self.last, kind: LastJob(at, seconds=self._seconds(kind))}
+
+
+@pytest.mark.parametrize(("checkpoint_seconds", "hours"), [(5, 1), (60, 24)])
+def test_a_stream_stays_cheap_to_read_where_conversions_alone_rewrite_ever_more_vectors(
+    checkpoint_seconds: float, hours: float
+) -> None:
+    now, before = (Stream(policy, checkpoint_seconds) for policy in (worthwhile(), POLICY))
+    for stream in (now, before):
+        stream.run(hours * 3600)
+    assert max(now.ratios) <= 1.5
+    assert max(now.rewritten_vectors, default=0) < 100
+    assert now.ratios[-1] < 1.5 < 3 < before.ratios[-1]
+    assert before.rewritten_vectors[-1] > 1_000
