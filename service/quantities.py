@@ -20,10 +20,12 @@ def aged(seconds: float) -> str:
 
 
 def brief(seconds: float) -> str:
-    """`45s`, `12m`, `3h`, `4d`: as `aged`, for columns."""
+    """`4ms`, `45s`, `12m`, `3h`, `4d`: as `aged`, for columns."""
     for unit, length in (("d", 86_400), ("h", 3_600), ("m", 60)):
         if seconds >= length:
             return f"{seconds // length:,.0f}{unit}"
+    if 0 < seconds < 0.05:
+        return f"{seconds * 1000:.0f}ms"
     return f"{seconds:.0f}s" if seconds >= 10 or seconds == int(seconds) else f"{seconds:.1f}s"
 
 

@@ -21,6 +21,8 @@ from service.reader_cost import TARGET_FILE_BYTES, Shape
 from trust.bounds import check_time
 
 _CACHED_MANIFESTS = 20_000
+_LARGEST = 2**63 - 1
+_MOST_ROWS = 10**14
 
 
 @dataclass(frozen=True)
@@ -71,16 +73,21 @@ class Measurement:
         """What a reader of the head has to do with."""
         equality, everything, positions = self.equality_deletes, self.new_since[None], self.position_deletes
         delete_bytes = sum(delete.size_bytes for delete in equality) + positions.bytes
+        # What manifests say is checked nowhere else, and the costs of all tables are added up.
         return Shape(
-            everything.files,
-            everything.rows,
+            _within(everything.files, _MOST_ROWS),
+            _within(everything.rows, _MOST_ROWS),
             len(equality),
-            sum(delete.record_count for delete in equality),
-            positions.files,
-            positions.rows,
-            max(everything.bytes - delete_bytes, 0),
-            delete_bytes,
+            _within(sum(delete.record_count for delete in equality), _MOST_ROWS),
+            _within(positions.files, _MOST_ROWS),
+            _within(positions.rows, _MOST_ROWS),
+            _within(everything.bytes - delete_bytes, _LARGEST),
+            _within(delete_bytes, _LARGEST),
         )
+
+
+def _within(number: int, most: int) -> int:
+    return min(max(number, 0), most)
 
 
 _CachedDelete = tuple[str, int, int, tuple[int, ...], int | None]
@@ -159,8 +166,16 @@ def measure(table: Table, branch: str, cache: ManifestCache, since: set[int | No
     """
     head = branch_head(table, branch)
     has_identifier_fields = bool(table.schema().identifier_field_ids)
+    is_partitioned = not table.spec().is_unpartitioned()
     if head is None:
-        return Measurement(None, (), 0, dict.fromkeys({None, *since}, Volume()), has_identifier_fields)
+        return Measurement(
+            None,
+            (),
+            0,
+            dict.fromkeys({None, *since}, Volume()),
+            has_identifier_fields,
+            is_partitioned=is_partitioned,
+        )
     times = commit_times(table)
     deletes = []
     data_files = rows = 0
@@ -193,7 +208,7 @@ def measure(table: Table, branch: str, cache: ManifestCache, since: set[int | No
         has_identifier_fields,
         small,
         positions,
-        not table.spec().is_unpartitioned(),
+        is_partitioned,
         _size_in(table.metadata.properties, "write.target-file-size-bytes", TARGET_FILE_BYTES)
         or TARGET_FILE_BYTES,
     )
@@ -201,8 +216,7 @@ def measure(table: Table, branch: str, cache: ManifestCache, since: set[int | No
 
 def _size_in(properties: Mapping[str, str], name: str, default: int) -> int:
     """How large a table wants its files of a kind; 0 if it says nothing that can be meant."""
-    text = properties.get(name, str(default))
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else 0
+    return _number(properties.get(name, str(default)))
 
 
 def branch_head(table: Table, branch: str) -> Snapshot | None:
@@ -261,4 +275,9 @@ def _history(snapshots: Mapping[int, Snapshot], head: Snapshot) -> Iterator[Snap
 def summarized(snapshot: Snapshot, name: str) -> int:
     """A figure of a snapshot's summary; 0 if it has none."""
     summary = snapshot.summary.additional_properties if snapshot.summary is not None else {}
-    return int(summary.get(name, 0))
+    return _number(str(summary.get(name, 0)))
+
+
+def _number(text: str) -> int:
+    """What somebody has written into a table, as the database bears it; 0 if it is no number."""
+    return min(int(text), _LARGEST) if text.isascii() and text.isdigit() and len(text) < 20 else 0

@@ -122,7 +122,7 @@ def _reads(overview: Json) -> str:
     seconds, overhead = overview["read_seconds"], overview["read_overhead_seconds"]
     saved = overview["read_saved_seconds"]
     return (
-        f"a full read of each takes {brief(seconds)}, {brief(overhead)} of it for deletes and small files; "
+        f"a full read of all takes {brief(seconds)}, {brief(overhead)} of it for deletes and small files; "
         f"{brief(abs(saved))} {'more' if saved < 0 else 'less'} than when they were enrolled"
     )
 

@@ -5,6 +5,9 @@ from service.index_health.models import ReadCost, ReaderCostView
 from service.reader_cost import HEADLINE, Read, Reader, Shape, model, shape_of
 from service.records.health import TableHealth
 
+_NONE = 0
+"""Partitions of a table that has none, as a look says; a job counts them."""
+
 
 def store_reader_cost(health: TableHealth, found: Measurement) -> None:
     """Keep what a reader has to do with since this look, at the first one, and before files last went."""
@@ -17,7 +20,9 @@ def store_reader_cost(health: TableHealth, found: Measurement) -> None:
     health.reader_shapes = shapes
     health.target_file_bytes = found.target_file_bytes
     if not found.is_partitioned:
-        health.partitions = 1
+        health.partitions = _NONE
+    elif health.partitions == _NONE:
+        health.partitions = None  # until a job has counted those that it has now
     headline = _read_cost(health, *HEADLINE)
     health.read_seconds, health.read_overhead_seconds = headline.seconds, headline.overhead_seconds
     health.read_saved_seconds = headline.saved_seconds

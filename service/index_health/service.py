@@ -453,7 +453,7 @@ def summarize(session: Session, now: datetime) -> Summary:
     tables = Counter({HealthStatus(status): number for status, number, *_ in found})
     enrolled = select(func.count()).select_from(EnrolledTable).where(col(EnrolledTable.deleted_at).is_(None))
     # Those that nothing is known of have no row.
-    tables[HealthStatus.UNKNOWN] += session.exec(enrolled).one() - tables.total()
+    tables[HealthStatus.UNKNOWN] += max(session.exec(enrolled).one() - tables.total(), 0)
     oldest_at = min((row[2] for row in found if row[2] is not None), default=None)
     totals = [sum(row[3 + number] for row in found) for number in range(len(columns))]
     files, deletes, snapshots, staged = map(int, totals[:4])
@@ -526,29 +526,41 @@ def total_pending(session: Session, since: datetime, now: datetime) -> list[tupl
     """Equality deletes pending in all tables that were enrolled, oldest first, from their first sample on.
 
     Each is the total at the end of a minute, of a longer interval if there are too many of them, or now.
-    The first one is of `since`, if anything was pending before.
+    The first one is of `since`, if anything was pending before or nothing has been since.
     """
     began = minute_of(since)
     first = session.exec(select(func.min(PendingChange.minute)).where(PendingChange.minute >= began)).one()
-    span = minute_of(now) - (began if first is None or _has_changes_before(session, began) else first)
+    has_older = _has_changes_before(session, began)
+    span = minute_of(now) - (began if first is None or has_older else first)
     step = next(minutes for most, minutes in _STEPS if span <= most)
     began = began // step * step
     interval = (col(PendingChange.minute) // step).label("interval")
+    counted = select(func.coalesce(func.sum(TableHealth.counted_equality_deletes), 0))
+    # By one statement, or a change that comes meanwhile would be in one of both alone.
     changes = session.exec(
-        select(interval, func.sum(PendingChange.equality_deletes))
+        select(interval, func.sum(PendingChange.equality_deletes), counted.scalar_subquery())
         .where(PendingChange.minute >= began)
         .group_by(interval)
         .order_by(interval)
     ).all()
-    counted = session.exec(select(func.sum(TableHealth.counted_equality_deletes))).one()
     # From the end: what is older than the changes that are kept is in no row any more.
-    total = int(counted or 0) - sum(int(change) for _, change in changes)
-    totals = {since: total} if total else {}
-    for number, change in changes:
+    total = int(changes[0][2] if changes else session.exec(counted).one())
+    total -= sum(int(change) for _, change, _ in changes)
+    totals = {since: total} if total or has_older or (not changes and _is_any_measured(session)) else {}
+    for number, change, _ in changes:
         total += int(change)
         end = datetime.fromtimestamp((number + 1) * step * 60, UTC)
         totals[min(end, now)] = total
     return list(totals.items())
+
+
+def _is_any_measured(session: Session) -> bool:
+    return (
+        session.exec(
+            select(TableHealth.table_id).where(col(TableHealth.measured_at).is_not(None)).limit(1)
+        ).first()
+        is not None
+    )
 
 
 def _has_changes_before(session: Session, minute: int) -> bool:

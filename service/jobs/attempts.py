@@ -4,7 +4,6 @@ Invariant: the attempt number is the fencing token. Whatever an attempt reports 
 running attempt of its job; a later one gets `stale-attempt` and changes nothing.
 """
 
-from collections.abc import Collection, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -228,25 +227,24 @@ def leases(session: Session) -> dict[RunningAttempt, int]:
     return {(job_id, attempt): renewals for job_id, attempt, renewals in session.exec(query)}
 
 
-def give_up(session: Session, expired: Mapping[RunningAttempt, int], now: datetime) -> list[Job]:
-    """End attempts whose lease ran out as lost, and queue their jobs again while attempts remain.
+def give_up(session: Session, expired: RunningAttempt, renewals: int, now: datetime) -> bool:
+    """End an attempt whose lease ran out as lost, and queue its job again while attempts remain.
 
     One that was renewed since it was seen, or is just being renewed, goes on.
     """
-    lost = []
-    for (job_id, attempt), renewals in expired.items():
-        query = select(Job).where(
-            Job.id == job_id,
-            Job.attempt == attempt,
-            Job.renewals == renewals,
-            Job.status == JobStatus.RUNNING.value,
-        )
-        job = session.exec(query.with_for_update(skip_locked=True)).first()
-        if job is not None:
-            running = session.get_one(Attempt, (job_id, attempt))
-            end_attempt(session, job, running, AttemptStatus.LOST, _WORKER_LOST, now)
-            lost.append(job)
-    return lost
+    job_id, attempt = expired
+    query = select(Job).where(
+        Job.id == job_id,
+        Job.attempt == attempt,
+        Job.renewals == renewals,
+        Job.status == JobStatus.RUNNING.value,
+    )
+    job = session.exec(query.with_for_update(skip_locked=True)).first()
+    if job is None:
+        return False
+    running = session.get_one(Attempt, (job_id, attempt))
+    end_attempt(session, job, running, AttemptStatus.LOST, _WORKER_LOST, now)
+    return True
 
 
 def timeouts(session: Session) -> dict[RunningAttempt, float]:
@@ -257,16 +255,15 @@ def timeouts(session: Session) -> dict[RunningAttempt, float]:
     return {(job_id, attempt): seconds for job_id, attempt, seconds in session.exec(query)}
 
 
-def time_out(session: Session, overdue: Collection[RunningAttempt], now: datetime) -> list[Job]:
-    """End those of these attempts that still run as failed, whatever their workers say."""
-    ended = []
-    for job_id, attempt in overdue:
-        job = lock_job(session, job_id)
-        if is_current(job, attempt):
-            running = session.get_one(Attempt, (job_id, attempt))
-            end_attempt(session, job, running, AttemptStatus.FAILED, _TIMED_OUT, now)
-            ended.append(job)
-    return ended
+def time_out(session: Session, overdue: RunningAttempt, now: datetime) -> bool:
+    """End an attempt that still runs as failed, whatever its worker says."""
+    job_id, attempt = overdue
+    job = lock_job(session, job_id)
+    if not is_current(job, attempt):
+        return False
+    running = session.get_one(Attempt, (job_id, attempt))
+    end_attempt(session, job, running, AttemptStatus.FAILED, _TIMED_OUT, now)
+    return True
 
 
 def _with(plans: list[dict[str, Any]], plan: AnnouncedPlan) -> list[dict[str, Any]]:
@@ -308,7 +305,7 @@ def end_attempt(
     running.ended_at = now
     # The clock may have been set back.
     running.seconds = max((now - running.started_at).total_seconds(), 0.0)
-    if JobKind(job.kind).maintains and not job.dry_run:
+    if JobKind(job.kind).maintains and not job.dry_run and not never_ran:
         # By the database: a poll may store the table's health meanwhile.
         session.execute(
             update(TableHealth)

@@ -3,6 +3,7 @@
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
+from zlib import crc32
 
 from sqlalchemy import BigInteger, Column, Index, text
 from sqlalchemy.dialects import postgresql, sqlite
@@ -113,7 +114,7 @@ class TableHealth(SQLModel, table=True):
     """What a reader has to do with (service.reader_cost.Shape): `now`, when the table was first looked at
     (`enrolled`), and just before there were last fewer files of a kind (`before`)."""
     partitions: int | None = None
-    """With data files: 1 of a table without partitions, else as last reported; None before a report."""
+    """With data files: 0 of a table without partitions, else as last reported; None before a report."""
     target_file_bytes: int = Field(default=TARGET_FILE_BYTES, sa_type=BigInteger)
     """How large data files should be."""
     read_seconds: float = 0
@@ -197,7 +198,7 @@ class HealthSample(SQLModel, table=True):
 
 
 class PendingChange(SQLModel, table=True):
-    """How the equality deletes pending in all enrolled tables together changed within a minute.
+    """How the equality deletes pending in a sixteenth of all tables together changed within a minute.
 
     Invariant: these changes after a minute are what the sum of `TableHealth.counted_equality_deletes` differs
     by from the total at its end, so no page sums up samples.
@@ -207,9 +208,12 @@ class PendingChange(SQLModel, table=True):
 
     minute: int = Field(primary_key=True, sa_type=BigId, sa_column_kwargs={"autoincrement": False})
     """Whole minutes since 1970, UTC."""
+    part: int = Field(primary_key=True, sa_column_kwargs={"autoincrement": False})
+    """Which sixteenth: polls that end at the same time would wait for each other if all had one row."""
     equality_deletes: int = Field(sa_type=BigInteger)
 
 
+_PARTS = 16
 KEPT_CHANGES = timedelta(days=90)
 """The longest span that the totals are drawn for."""
 _MOST_COUNTED = 10**14
@@ -219,7 +223,7 @@ _MOST_COUNTED = 10**14
 def count_pending(session: Session, health: TableHealth, equality_deletes: int, now: datetime) -> None:
     """Let the totals have so many deletes of a table from now on; 0 when it is removed.
 
-    Its row of `tables` is locked, so nobody else counts it meanwhile. All tables share the row of a minute:
+    Its row of `tables` is locked, so nobody else counts it meanwhile. Tables share the rows of a minute:
     whoever calls this ends the transaction soon.
     """
     counted = min(equality_deletes, _MOST_COUNTED)
@@ -229,9 +233,12 @@ def count_pending(session: Session, health: TableHealth, equality_deletes: int, 
     health.counted_equality_deletes = counted
     session.add(health)
     insert = sqlite.insert if session.get_bind().dialect.name == "sqlite" else postgresql.insert
-    row = insert(PendingChange).values(minute=minute_of(now), equality_deletes=change)
+    part = crc32(health.table_id.encode()) % _PARTS
+    row = insert(PendingChange).values(minute=minute_of(now), part=part, equality_deletes=change)
     total = col(PendingChange.equality_deletes) + change
-    session.execute(row.on_conflict_do_update(index_elements=["minute"], set_={"equality_deletes": total}))
+    session.execute(
+        row.on_conflict_do_update(index_elements=["minute", "part"], set_={"equality_deletes": total})
+    )
 
 
 def minute_of(moment: datetime) -> int:

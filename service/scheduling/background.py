@@ -168,16 +168,19 @@ class Background:
             _log.warning("The scheduling lease was not handed back: %s", error)
 
     def _give_up(self, expired: dict[attempts.RunningAttempt, int]) -> None:
-        with self._database.write() as session:
-            lost = attempts.give_up(session, expired, self._clock.wall())
-        for job in lost:
-            _log.warning("Attempt %s of job %s was lost", job.attempt, job.id)
+        for attempt, renewals in expired.items():
+            # Each by itself: what is locked for one waits for nothing that others have.
+            with self._database.write() as session:
+                lost = attempts.give_up(session, attempt, renewals, self._clock.wall())
+            if lost:
+                _log.warning("Attempt %s of job %s was lost", attempt[1], attempt[0])
 
     def _time_out(self, overdue: Collection[attempts.RunningAttempt]) -> None:
-        with self._database.write() as session:
-            ended = attempts.time_out(session, overdue, self._clock.wall())
-        for job in ended:
-            _log.warning("Attempt %s of job %s took too long", job.attempt, job.id)
+        for attempt in overdue:
+            with self._database.write() as session:
+                ended = attempts.time_out(session, attempt, self._clock.wall())
+            if ended:
+                _log.warning("Attempt %s of job %s took too long", attempt[1], attempt[0])
 
     def _follow_clock(self) -> None:
         """After the clock was set back, let queued jobs wait no longer than they would have."""

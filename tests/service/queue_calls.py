@@ -83,7 +83,7 @@ def give_up(database: Database, job_id: str, now: datetime) -> list[str]:
     """What the background does once a job's lease did not change for long."""
     with database.write() as session:
         current = {each: renewals for each, renewals in attempts.leases(session).items() if each[0] == job_id}
-        return [each.id for each in attempts.give_up(session, current, now)]
+        return [each[0] for each, seen in current.items() if attempts.give_up(session, each, seen, now)]
 
 
 def may_be_repeated(found: Job) -> bool:

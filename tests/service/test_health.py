@@ -132,6 +132,30 @@ def test_snapshots_that_are_each_other_s_parents_end_the_count_of_what_is_new(
     assert measured.new_since[None].files == measured.data_files > 0
 
 
+def test_no_number_that_a_table_makes_up_keeps_it_from_being_looked_at(
+    service: Running, iceberg: IcebergCatalog
+) -> None:
+    metadata = iceberg.metadata("db.t")
+    for snapshot in metadata["snapshots"]:
+        snapshot["summary"]["total-files-size"] = "9" * 400
+    iceberg.rewrite(
+        "db.t",
+        {
+            "snapshots": metadata["snapshots"],
+            "properties": {**metadata["properties"], "write.target-file-size-bytes": "9" * 19},
+        },
+    )
+    service.register(iceberg)
+    catalog = service.admin.get("/catalogs").json()["items"][0]["id"]
+    candidates = service.admin.get(f"/catalogs/{catalog}/candidates", params={"all_tables": True})
+    assert candidates.status_code == 200, candidates.text
+    table = service.enroll()
+    service.poll(table["id"])
+    health = service.admin.get(f"/tables/{table['id']}/health").json()
+    assert (health["poll_error"], health["status"]) == (None, "healthy")
+    assert health["reader_cost"]["data_bytes"] == 0
+
+
 def test_a_table_that_was_never_polled_is_unknown(service: Running, iceberg: IcebergCatalog) -> None:
     service.register(iceberg)
     health = service.admin.get(f"/tables/{service.enroll()['id']}/health").json()

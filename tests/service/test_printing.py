@@ -169,7 +169,15 @@ def test_each_column_of_a_list_is_a_field_of_its_items() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "words"),
-    [(0, "0s"), (0.25, "0.2s"), (45.6, "46s"), (60, "1m"), (7_199, "1h"), (86_400 * 3 + 5, "3d")],
+    [
+        (0, "0s"),
+        (0.004, "4ms"),
+        (0.25, "0.2s"),
+        (45.6, "46s"),
+        (60, "1m"),
+        (7_199, "1h"),
+        (86_400 * 3 + 5, "3d"),
+    ],
 )
 def test_times_are_brief_in_columns(seconds: float, words: str) -> None:
     assert brief(seconds) == words

@@ -366,7 +366,7 @@ def test_a_heartbeat_wins_over_whoever_saw_the_lease_before_it(database: Databas
     with database.write() as session:
         attempts.heartbeat(session, SETTINGS, SYSTEM, job_id, 1, HeartbeatRequest(), START)
     with database.write() as session:
-        assert attempts.give_up(session, seen, START + timedelta(seconds=60)) == []
+        assert not attempts.give_up(session, (job_id, 1), seen[job_id, 1], START + timedelta(seconds=60))
     assert give_up(database, job_id, START) == [job_id]
 
 

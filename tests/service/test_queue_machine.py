@@ -497,16 +497,16 @@ class QueueMachine(RuleBasedStateMachine):
         job_id, attempt = claimed
         before = job(self.database, job_id)
         with self.database.write() as session:
-            ended = [each.id for each in attempts.time_out(session, [claimed], self.now)]
+            ended = attempts.time_out(session, claimed, self.now)
         after = job(self.database, job_id)
         if self.running.get(job_id, (0, ""))[0] != attempt:
-            assert (ended, after.model_dump()) == ([], before.model_dump())
+            assert (ended, after.model_dump()) == (False, before.model_dump())
             self.reached["time_out: had ended"] += 1
             return
         del self.running[job_id]
         with self.database.read() as session:
             taken = session.get_one(Attempt, claimed)
-        assert (ended, taken.status, (taken.error or {})["code"]) == ([job_id], "failed", "timed_out")
+        assert (ended, taken.status, (taken.error or {})["code"]) == (True, "failed", "timed_out")
         assert after.failures == before.failures + 1
         expected = "failed" if after.failures >= after.max_attempts else "queued"
         assert after.status == ("cancelled" if before.cancel_requested_at is not None else expected)
@@ -568,11 +568,18 @@ class QueueMachine(RuleBasedStateMachine):
             self.time.pass_by(seconds)
             for job_id, (attempt, _) in list(self.running.items())[: 0 if number % 3 else heard]:
                 self.beat(job_id, attempt)
-            with self.database.read() as session:
-                expired = self.observer.look(attempts.leases(session))
+            self.check_lost(self.give_up(), seconds)
+
+    def give_up(self) -> set[str]:
+        """As the service does with each tick; the ids of the jobs whose attempts were lost."""
+        with self.database.read() as session:
+            expired = self.observer.look(attempts.leases(session))
+        lost = set()
+        for attempt, renewals in expired.items():
             with self.database.write() as session:
-                lost = {each.id for each in attempts.give_up(session, expired, self.now)}
-            self.check_lost(lost, seconds)
+                if attempts.give_up(session, attempt, renewals, self.now):
+                    lost.add(attempt[0])
+        return lost
 
     def check_lost(self, lost: set[str], seconds: int) -> None:
         """Exactly those whose heartbeats were not seen to change for a whole lease."""
@@ -608,10 +615,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     def tick_quietly(self) -> None:
         self.time.pass_by(60)
-        with self.database.read() as session:
-            expired = self.observer.look(attempts.leases(session))
-        with self.database.write() as session:
-            attempts.give_up(session, expired, self.now)
+        self.give_up()
 
     @invariant()
     def at_most_one_running_job_writes_a_table(self) -> None:

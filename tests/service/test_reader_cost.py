@@ -124,6 +124,18 @@ def test_a_partitioned_table_has_no_file_too_many_until_a_job_tells_of_its_parti
     assert after.reads[0].enrolled_overhead_seconds > before.reads[0].enrolled_overhead_seconds > 0
 
 
+def test_partitions_that_a_table_gets_later_are_not_known_until_a_job_counts_them() -> None:
+    shape = Shape(40, 1000, data_bytes=4 * 10**6)
+    health = TableHealth(table_id="t")
+    fresh_files = []
+    for is_partitioned in (False, True):
+        store_reader_cost(health, measurement(shape, is_partitioned=is_partitioned))
+        cost = view_reader_cost(health)
+        assert cost is not None
+        fresh_files.append(cost.fresh_data_files)
+    assert fresh_files == [4, 40]
+
+
 def cost_of(service: Running, table: dict[str, Any]) -> dict[str, Any]:
     service.poll(table["id"])
     found = service.admin.get(f"/tables/{table['id']}/health").json()["reader_cost"]

@@ -99,6 +99,18 @@ def test_a_table_is_enrolled_by_its_name_with_dots_or_in_parts(call: Call, name:
     assert [one["identifier"] for one in found["items"]] == [["db", "t"]]
 
 
+def test_candidates_of_many_pages_begin_with_those_whose_readers_pay_most(
+    call: Call, iceberg: IcebergCatalog
+) -> None:
+    for number in range(25):
+        iceberg.create(f"db.a{number:02}")
+    iceberg.delete_keys("db.t", [1])
+    listed = call("discovery", "find-candidates", "local", "--all-tables", "-o", "json")
+    costs = [one["read_overhead_seconds"] for one in answer(listed)["items"]]
+    assert costs == sorted(costs, reverse=True)
+    assert costs[0] > costs[-1] == 0
+
+
 @pytest.mark.parametrize("name", ["db.t", "local.db.t", "local/db.t"])
 def test_every_call_takes_a_tables_name_wherever_it_takes_its_id(call: Call, name: str) -> None:
     table = enroll(call)

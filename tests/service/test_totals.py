@@ -127,6 +127,23 @@ def test_long_spans_are_told_in_few_intervals_and_begin_with_what_held_before(da
         assert days_of(session, 90, later) == [(60 * 24 + 52, 5), (60 * 24 + 28, 25), (60 * 24 + 4, 79)]
 
 
+def test_a_plot_begins_with_its_span_once_anything_was_measured(database: Database) -> None:
+    (table,) = add_tables(database, ["a"])
+    now = START + timedelta(days=9)
+    with database.read() as session:
+        assert days_of(session, 7, START) == []
+    sample(database, table, 0, START)
+    with database.read() as session:
+        assert days_of(session, 7, START) == [(7 * 24, 0)]
+    sample(database, table, 5, START + timedelta(minutes=1))
+    sample(database, table, 0, START + timedelta(days=1))
+    with database.read() as session:
+        assert days_of(session, 7, now) == [(7 * 24, 0)]
+    sample(database, table, 5, now)
+    with database.read() as session:
+        assert days_of(session, 7, now) == [(7 * 24, 0), (0, 5)]
+
+
 def test_a_clock_that_was_set_back_tells_nothing_that_is_still_to_come(database: Database) -> None:
     (table,) = add_tables(database, ["a"])
     for deletes, minutes in ((1, 0), (2, 300), (3, 20)):

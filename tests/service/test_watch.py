@@ -49,7 +49,7 @@ def test_status_ends_well_where_all_is_well(call: Call, service: Running) -> Non
     assert [blank, figures[0], figures[4]] == ["", "tables   2 healthy", "workers  1 alive"]
     assert re.fullmatch(r"pending  2 equality deletes in 1 file, the oldest \S+ old", figures[1])
     cost = (
-        r"a full read of each takes \S+, \S+ of it for deletes and small files; \S+ less than when they were"
+        r"a full read of all takes \S+, \S+ of it for deletes and small files; \S+ less than when they were"
     )
     assert re.fullmatch(rf"reads    {cost} enrolled", figures[2])
     assert len(figures) == 5

@@ -173,8 +173,9 @@ def _create_tables() -> None:
     op.create_table(
         "pending_changes",
         sa.Column("minute", BIG_ID, autoincrement=False, nullable=False),
+        sa.Column("part", sa.Integer(), autoincrement=False, nullable=False),
         sa.Column("equality_deletes", sa.BigInteger(), nullable=False),
-        sa.PrimaryKeyConstraint("minute"),
+        sa.PrimaryKeyConstraint("minute", "part"),
     )
     op.create_table(
         "policies",
