@@ -42,6 +42,15 @@ $(VENV)/jars: $(VENV)/installed worker/spark/jars.py scripts/fetch_jars
 	said=$$($(BIN)/python scripts/fetch_jars 2>&1) || { echo "$$said" >&2; exit 1; }
 	touch $@
 
+# What the examples of docs/ run in: an environment for each, since their packages are at odds with those of .venv.
+build/airflow/installed build/dagster/installed: build/%/installed: requirements/%.txt | $(VENV)/installed
+	@echo "Installing $* for its example ..."
+	rm -rf build/$*
+	$(BIN)/python -m venv build/$*
+	$(BIN)/uv pip install --quiet --python build/$*/bin/python --require-hashes --no-deps -r $< ||
+		build/$*/bin/python -m pip --disable-pip-version-check --no-input install --quiet --require-hashes --no-deps -r $<
+	touch $@
+
 .PHONY: demo
 demo: install ## Show Icestream at work on a sample table, in the browser
 	@exec $(BIN)/icestream demo $(ARGS)
@@ -68,7 +77,7 @@ test-all: ## Run `make test`, and after it `make thorough`
 
 .PHONY: thorough
 thorough fault-figures: export ICESTREAM_STORES := gcs,azure
-thorough: emulators $(VENV)/spark-classes.jsa ## Run the rest of the tests: combinations, repeats of faults of real processes; MANY=1: more histories
+thorough: emulators $(VENV)/spark-classes.jsa build/airflow/installed build/dagster/installed ## Run the rest of the tests: combinations, repeats of faults of real processes; MANY=1: more histories
 	@$(PYTEST) -m "thorough$(if $(MANY),, and not many)" $(ARGS)
 
 .PHONY: fault-figures
@@ -180,6 +189,9 @@ lock: $(VENV)/installed ## Lock the Python packages anew (ARGS="--upgrade" for n
 	@$(BIN)/$(LOCK) --all-extras --output-file requirements/dev.txt $(ARGS)
 	$(BIN)/$(LOCK) --extra service --constraint requirements/dev.txt --output-file requirements/service.txt
 	$(BIN)/$(LOCK) --extra worker --constraint requirements/dev.txt --output-file requirements/worker.txt
+	# The client beside an orchestrator, whose own packages decide.
+	$(BIN)/$(LOCK) requirements/airflow.in --output-file requirements/airflow.txt $(ARGS)
+	$(BIN)/$(LOCK) requirements/dagster.in --output-file requirements/dagster.txt $(ARGS)
 
 .PHONY: clean
 clean: ## Remove what the other commands made

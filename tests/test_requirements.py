@@ -67,7 +67,7 @@ def test_lock_holds_exactly_what_the_project_needs(name: str) -> None:
         assert not unmet, f"{package} {version} does not meet {unmet}"
 
 
-@pytest.mark.parametrize("name", [*LOCKS, "build", "go", "uv"])
+@pytest.mark.parametrize("name", [*LOCKS, "airflow", "build", "dagster", "go", "uv"])
 def test_lock_pins_every_package_with_hashes_and_names_no_url(name: str) -> None:
     pins = read_lock(name)
     assert pins
