@@ -189,6 +189,46 @@ def lookup() -> None:
 
 
 @app.command()
+def accept(
+    catalog: Annotated[str, typer.Option(help="The catalog, by the name that it is registered with.")],
+    namespace: Annotated[
+        str, typer.Option(help="The namespace of the tables; it is made if it is not there.")
+    ] = "icestream_acceptance",
+    location: Annotated[
+        str | None,
+        typer.Option(
+            help="A prefix for the tables' files, such as s3://lake/acceptance.",
+            show_default="where the catalog puts them",
+        ),
+    ] = None,
+    report: Annotated[
+        list[Path] | None,
+        typer.Option(help="Write the report to this file, which ends with .json or .md; may be repeated."),
+    ] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave the tables there.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask whether that is meant.")] = False,
+    remove_leftovers: Annotated[
+        bool,
+        typer.Option("--remove-leftovers", help="Remove what earlier runs have left in it, and end."),
+    ] = False,
+) -> None:
+    """Try everything on tables of its own in your catalog and store, remove them, and report.
+
+    Needs what a worker needs: Java, and whatever the catalog's record refers to. Ends with 0 if all passed,
+    1 if something failed, 2 if nothing began, and 3 if nothing failed and something could not be tried.
+    """
+    from service.command.accept import run
+
+    run(
+        catalog,
+        namespace,
+        location=location,
+        reports=report or [],
+        flags={"keep": keep, "yes": yes, "remove-leftovers": remove_leftovers},
+    )
+
+
+@app.command()
 def migrate(down_to: DownTo = None) -> None:
     """Bring the control database to this version's schema, or back to an older one."""
     from service.app import prepare

@@ -92,6 +92,32 @@ def test_up_refuses_to_start_without_the_packages_of_the_worker(
     assert "needs pypaimon" in refusal(*up_here)
 
 
+def test_an_acceptance_goes_on_as_a_worker_does_with_the_login_of_the_commands(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started: list[list[str]] = []
+    monkeypatch.setattr(os, "execv", lambda _, arguments: started.append(arguments))
+    monkeypatch.setenv("ICESTREAM_API_KEY", ADMIN_KEY)
+    monkeypatch.setenv("ICESTREAM_URL", "http://here:8000/")
+    given = ["--location", "s3://lake/a", "--report", "a.md", "--report", "b.json", "--yes"]
+    result = CliRunner().invoke(app, ["accept", "--catalog", "lake", *given])
+    assert result.exit_code == 0, result.output
+    ((_, *arguments),) = started
+    assert arguments == [
+        *("-m", "worker.acceptance.main", "--catalog=lake", "--namespace=icestream_acceptance"),
+        *("--location=s3://lake/a", "--report=a.md", "--report=b.json", "--yes"),
+    ]
+    assert os.environ["ICESTREAM_URL"] == "http://here:8000"
+
+
+def test_an_acceptance_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ICESTREAM_API_KEY", ADMIN_KEY)
+    monkeypatch.setitem(sys.modules, "pyspark", None)
+    result = CliRunner().invoke(app, ["accept", "--catalog", "lake"])
+    assert result.exit_code == 1
+    assert "image of workers" in result.output
+
+
 def test_up_refuses_to_be_public_without_a_key(up_here: list[str]) -> None:
     assert "ICESTREAM_BOOTSTRAP_KEY" in refusal(*up_here, "--host", "0.0.0.0")
 

@@ -28,6 +28,7 @@ Run = Callable[..., Result]
 PROGRAMS = (
     "up",
     "demo",
+    "accept",
     "serve",
     "migrate",
     "worker",

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from py4j.java_gateway import JavaObject
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
+from pyiceberg.types import LongType, NestedField, StringType
 
 from worker.deletes.puffin import PuffinWriter, bitmap_of
 from worker.io.storage import Storage
@@ -22,6 +23,10 @@ from worker.spark.jvm import jvm_of
 
 Description = dict[str, Any]
 """Of a file that is written, as Iceberg's `ContentFileParser` takes it."""
+_POSITION_DELETES = Schema(
+    NestedField(2147483546, "file_path", StringType(), required=True),
+    NestedField(2147483545, "pos", LongType(), required=True),
+)
 
 
 class StreamedFiles:
@@ -69,6 +74,17 @@ class StreamedFiles:
                 "content-offset": vector.content_offset,
                 "content-size-in-bytes": vector.content_size_bytes,
             }
+
+    def position_deletes(
+        self, positions: Sequence[tuple[Description, npt.NDArray[np.int64]]]
+    ) -> Iterator[Description]:
+        """A position delete file for each of the data files (format V2)."""
+        for data_file, deleted in positions:
+            path = data_file["file-path"]
+            rows = pa.table({"file_path": [path] * len(deleted), "pos": np.sort(deleted)})
+            bound = {"keys": [_POSITION_DELETES.fields[0].field_id], "values": [path.encode().hex()]}
+            written = self._write(rows, _POSITION_DELETES, data_file["partition"], (bound, bound))
+            yield written | {"content": "position-deletes", "referenced-data-file": path}
 
     def content_file(self, description: Description) -> JavaObject:
         """An `org.apache.iceberg.ContentFile`, for a commit."""

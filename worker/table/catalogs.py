@@ -121,22 +121,10 @@ def load_table(
     Raises CatalogUnreachableError, SentElsewhereError, CodeNotAllowedError, HostNotAllowedError,
     LimitExceededError, StoreNotSupportedError, TableNotFoundError, or MemoryError.
     """
-    egress = egress or Egress()
-    properties = of_tables(properties)
-    _check_code(catalog_type, name, properties)
-    try:
-        egress.check(properties)
-    except OSError as error:
-        raise CatalogUnreachableError(f"A host that catalog {name} names is not known: {error}") from None
-    if catalog_type == "sql" and (path := sqlite_path(properties.get("uri", ""))) is not None:
-        check_location(path)
-    settings = java_properties(catalog_type, properties)
-    dotted = ".".join(identifier)
-    if catalog_type == "sql":
-        _check_database(name, dotted, properties["uri"])
-    gateway = _gateway(name, dotted, properties, egress, slot) if catalog_type == "rest" else None
-    if gateway is not None:
-        settings = gateway.java_properties(settings)
+    properties, dotted = of_tables(properties), ".".join(identifier)
+    settings, gateway = _settings(
+        catalog_type, name, properties, f"open table {dotted}", check_location, egress or Egress(), slot
+    )
     inner_name = properties.get(CATALOG_NAME, name)
     *namespace, table = identifier
     try:
@@ -164,7 +152,47 @@ def load_table(
         if java_types(error) & _MISSING:
             raise TableNotFoundError(f"Catalog {name} has no table {dotted}.") from None
         message = java_message(error)
-        raise _unreachable(name, dotted, message) from None
+        raise _unreachable(name, f"open table {dotted}", message) from None
+
+
+def open_catalog(jvm: JVMView, catalog_type: str, name: str, properties: Mapping[str, str]) -> JavaObject:
+    """The `org.apache.iceberg.catalog.Catalog` itself, for whoever makes tables and drops them.
+
+    properties: as of `load_table`. No place that it leads to is checked. Raises CatalogUnreachableError,
+    SentElsewhereError, CodeNotAllowedError, HostNotAllowedError, LimitExceededError, or MemoryError.
+    """
+    properties = of_tables(properties)
+    settings, _ = _settings(catalog_type, name, properties, "be opened", lambda _: None, Egress(), ALONE)
+    return _open(jvm, properties.get(CATALOG_NAME, name), tuple(sorted(settings.items())))
+
+
+def _settings(
+    catalog_type: str,
+    name: str,
+    properties: Mapping[str, str],
+    task: str,
+    check_location: Callable[[str], None],
+    egress: Egress,
+    slot: Slot,
+) -> tuple[dict[str, str], RestGateway | None]:
+    """Java's properties of a catalog, once these were judged, and the gateway that they lead to.
+
+    task: what the catalog could not do, in errors.
+    """
+    _check_code(catalog_type, name, properties)
+    try:
+        egress.check(properties)
+    except OSError as error:
+        raise CatalogUnreachableError(f"A host that catalog {name} names is not known: {error}") from None
+    if catalog_type == "sql" and (path := sqlite_path(properties.get("uri", ""))) is not None:
+        check_location(path)
+    settings = java_properties(catalog_type, properties)
+    if catalog_type == "sql":
+        _check_database(name, task, properties["uri"])
+    if catalog_type != "rest":
+        return settings, None
+    gateway = _gateway(name, task, properties, egress, slot)
+    return gateway.java_properties(settings), gateway
 
 
 def _check_code(catalog_type: str, name: str, properties: Mapping[str, str]) -> None:
@@ -178,29 +206,29 @@ def _check_code(catalog_type: str, name: str, properties: Mapping[str, str]) -> 
         )
 
 
-def _gateway(name: str, table: str, properties: Mapping[str, str], egress: Egress, slot: Slot) -> RestGateway:
+def _gateway(name: str, task: str, properties: Mapping[str, str], egress: Egress, slot: Slot) -> RestGateway:
     try:
         return open_gateway(name, tuple(sorted(properties.items())), egress, slot)
     except (HostNotAllowedError, SentElsewhereError, LimitExceededError, MemoryError):
         raise
     except CannotSignError as error:
-        raise _unreachable(name, table, error.detail, error.remedy) from None
+        raise _unreachable(name, task, error.detail, error.remedy) from None
     except Exception as error:
-        raise _unreachable(name, table, words_of(error)) from None
+        raise _unreachable(name, task, words_of(error)) from None
 
 
-def _unreachable(name: str, table: str, said: str, remedy: str = "") -> CatalogUnreachableError:
+def _unreachable(name: str, task: str, said: str, remedy: str = "") -> CatalogUnreachableError:
     if (refusal := refusal_of(said)) is not None:
         _, remedy = refusal
-    return CatalogUnreachableError(f"Catalog {name} could not open table {table}: {said}", remedy)
+    return CatalogUnreachableError(f"Catalog {name} could not {task}: {said}", remedy)
 
 
-def _check_database(name: str, table: str, uri: str) -> None:
+def _check_database(name: str, task: str, uri: str) -> None:
     """Raises CatalogUnreachableError for a file that is not there."""
     path = sqlite_path(uri)
     if path is not None and not Path(path).is_file():
         raise CatalogUnreachableError(
-            f"Catalog {name} could not open table {table}: its database {path} is not there. Mount the disk "
+            f"Catalog {name} could not {task}: its database {path} is not there. Mount the disk "
             "that it lies on, or put the file back where it was; none is made in its place."
         )
 

@@ -1,0 +1,161 @@
+"""An acceptance passes on every kind of catalog and store, leaves nothing, and fails where it must."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.factories import Catalog, TableBuilder, sqlite_catalog, visible_rows
+from tests.worker.acceptance.working import NAMESPACE, Working
+from worker.acceptance.report import Outcome, Report, Step
+from worker.acceptance.run import Acceptance, remove_leftovers
+from worker.attempt.outcome import Outcome as JobOutcome
+from worker.contract.control_plane import Assignment
+from worker.jobs.pipeline import run_job
+
+pytestmark = pytest.mark.integration
+
+SECRET = "of-the-record-alone"
+
+
+@pytest.fixture
+def catalog(spark: SparkSession, tmp_path: Path) -> Catalog:
+    """With a table of somebody else's in the namespace."""
+    catalog = sqlite_catalog(spark, f"accepted_{tmp_path.name}", tmp_path / "lake")
+    TableBuilder.create(spark, f"{catalog.name}.{NAMESPACE}.mine", "id bigint").append([{"id": 1}])
+    return catalog
+
+
+@pytest.fixture
+def working(
+    spark: SparkSession, tmp_path: Path, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Working]:
+    monkeypatch.setenv("LAKE_KEY", SECRET)
+    further = {"catalog_name": catalog.name, "s3.secret-access-key": "env:LAKE_KEY"}
+    properties = {**catalog.properties, **further}
+    with Working.on(spark, tmp_path, "sql", properties, tmp_path.as_uri()) as working:
+        yield working
+
+
+@pytest.fixture
+def acceptance(working: Working) -> Iterator[Acceptance]:
+    """Of one table, which goes through all kinds of jobs."""
+    with working.acceptance() as acceptance:
+        acceptance.trials = [one for one in acceptance.trials if one.name == "v3"]
+        yield acceptance
+
+
+def named(report: Report, outcome: Outcome) -> list[str]:
+    return [f"{step.table}: {step.name}" for step in report.steps if step.outcome is outcome]
+
+
+def files(directory: Path) -> set[Path]:
+    """Of tables and indexes, without what the service and the worker keep for themselves."""
+    return {*(directory / "lake" / "warehouse").rglob("*"), *(directory / "index").rglob("*/*")}
+
+
+def test_all_kinds_of_jobs_pass_and_all_is_as_before(working: Working, tmp_path: Path) -> None:
+    before = files(tmp_path)
+    with working.acceptance() as acceptance:
+        acceptance.trials = acceptance.trials[1:]  # each version is tried below
+        report = acceptance.go(working.versions())
+    assert named(report, Outcome.FAILED) == [], report.to_markdown()
+    assert named(report, Outcome.NOT_TRIED) == ["v3: look keys up"]
+    assert report.exit_code == 3
+    assert files(tmp_path) == before
+    assert working.service.admin.get("/tables").json()["items"] == []
+
+
+def test_a_row_that_comes_behind_a_job_s_back_fails_the_step_and_ends_the_table(
+    working: Working,
+    acceptance: Acceptance,
+    catalog: Catalog,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = files(tmp_path)
+
+    def run_wrongly(assignment: Assignment, *others: Any) -> JobOutcome:
+        done = run_job(assignment, *others)
+        if assignment.job.kind == "convert" and not assignment.job.dry_run:
+            table = TableBuilder(working.spark, ".".join((catalog.name, *assignment.table.identifier)))
+            table.append([{"order_id": 1, "region": "asia"}])
+        return done
+
+    monkeypatch.setattr("worker.agent.worker.run_job", run_wrongly)
+    report = acceptance.go(working.versions())
+    assert named(report, Outcome.FAILED) == ["v3: convert"], report.to_markdown()
+    assert report.exit_code == 1
+    step = next(step for step in report.steps if step.name == "convert")
+    assert step.problem is not None
+    assert step.problem.code == "wrong_rows"
+    assert "shows 1 row that must not be there, such as 1, asia" in step.problem.detail
+    after = report.steps[report.steps.index(step) + 1]
+    assert (after.name, after.outcome) == ("verify", Outcome.NOT_TRIED)
+    assert after.said == "It rests on `convert`, which failed."
+    assert files(tmp_path) == before
+
+
+@pytest.mark.thorough
+def test_a_run_that_is_stopped_removes_what_it_made_and_passes_nothing_else(
+    working: Working, acceptance: Acceptance, tmp_path: Path
+) -> None:
+    before = files(tmp_path)
+
+    def stop(step: Step) -> None:
+        if step.name == "enrol it":
+            acceptance.service.stopping.set()
+
+    acceptance.step_done = stop
+    report = acceptance.go(working.versions())
+    assert named(report, Outcome.FAILED) == [], report.to_markdown()
+    passed = [step for step in named(report, Outcome.PASSED) if step.startswith("v3")]
+    assert passed[-1] == "v3: enrol it"
+    assert "v3: erase keys" in named(report, Outcome.NOT_TRIED)
+    assert files(tmp_path) == before
+    assert working.service.admin.get("/tables").json()["items"] == []
+
+
+def test_what_a_run_has_left_is_told_by_the_next_one_and_removed_on_request(
+    working: Working, acceptance: Acceptance, catalog: Catalog, tmp_path: Path
+) -> None:
+    before = files(tmp_path)
+    acceptance.wanted = replace(acceptance.wanted, keep=True)
+
+    def stop(step: Step) -> None:
+        if step.name == "enrol it":
+            acceptance.service.stopping.set()
+
+    acceptance.step_done = stop
+    acceptance.go(working.versions())
+    (left,) = (trial.identifier[-1] for trial in acceptance.trials)
+    with working.acceptance() as following:
+        assert following.leftovers == [left]
+        assert left in following.plan()[-1]
+        said: list[str] = []
+        assert remove_leftovers(following.service, following.lake, [NAMESPACE], said.append)
+        assert said == [f"{left}, of run {acceptance.run}, is gone."]
+        assert following.lake.table_names([NAMESPACE]) == {"mine"}
+    assert {path for path in files(tmp_path) - before if path.is_file()} == set()
+    assert visible_rows(working.spark, f"{catalog.name}.{NAMESPACE}.mine") == {(1,): 1}
+
+
+@pytest.mark.thorough
+def test_a_place_that_has_files_is_left_alone_and_a_secret_in_its_name_is_not_told(
+    working: Working, acceptance: Acceptance, tmp_path: Path
+) -> None:
+    (trial,) = acceptance.trials
+    theirs = tmp_path / "lake" / SECRET / "data" / "precious.parquet"
+    theirs.parent.mkdir(parents=True)
+    theirs.write_text("precious")
+    trial.wanted_location = theirs.parents[1].as_uri()
+    report = acceptance.go(working.versions())
+    assert named(report, Outcome.FAILED) == ["v3: create the table"], report.to_markdown()
+    (step,) = (step for step in report.steps if step.outcome is Outcome.FAILED)
+    assert step.problem is not None
+    assert step.problem.code == "not_ours"
+    assert "lake/***/data/precious.parquet" in step.problem.detail
+    assert theirs.read_text() == "precious"

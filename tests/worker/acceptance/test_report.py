@@ -1,0 +1,97 @@
+"""A report says what has passed, and nothing else counts as that."""
+
+import json
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+
+from worker.acceptance.main import main, write
+from worker.acceptance.orders import Orders, difference, rows_of, to_arrow
+from worker.acceptance.report import JobFigures, Outcome, Problem, Report, Step
+
+JOB = JobFigures("j1", "convert", False, "succeeded", 2, 0.5, 1.25, 96, 4096, [])
+
+
+def report(*outcomes: Outcome) -> Report:
+    steps = [Step("v2", f"step {number}", outcome) for number, outcome in enumerate(outcomes)]
+    return Report(
+        "r1", "2026-01-01T00:00:00+00:00", "http://here", "lake", "sql", "s3://lake", "db", steps=steps
+    )
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "code"),
+    [
+        ((Outcome.PASSED, Outcome.PASSED), 0),
+        ((Outcome.PASSED, Outcome.NOT_TRIED), 3),
+        ((Outcome.NOT_TRIED, Outcome.FAILED, Outcome.PASSED), 1),
+        ((Outcome.NOT_TRIED,), 1),
+        ((), 1),
+    ],
+)
+def test_only_steps_that_all_passed_end_with_0(outcomes: tuple[Outcome, ...], code: int) -> None:
+    assert report(*outcomes).exit_code == code
+
+
+def test_both_forms_tell_what_failed_why_and_what_to_do(tmp_path: Path) -> None:
+    told = report(Outcome.PASSED, Outcome.FAILED, Outcome.NOT_TRIED)
+    told.versions = {"iceberg": "1.12.0"}
+    told.steps[0].jobs = [JOB]
+    told.steps[1].problem = Problem("store_denied", "The store | denies", "DELETE\nis refused.", "Allow it.")
+    told.steps[2].said = "There is no lookup server."
+    for name in ("report.md", "report.json"):
+        write(told, tmp_path / name)
+
+    page = (tmp_path / "report.md").read_text()
+    assert "1 passed, 1 failed, 1 not tried" in page.splitlines()[0]
+    assert "**The store | denies** (`store_denied`): DELETE is refused. Allow it." in page
+    assert "| v2 | step 1 | failed | 0.0 |  | The store \\| denies: DELETE is refused. |" in page
+    assert "convert: 0.5 s, 1.2 s, 2, 4,096" in page
+    assert "- v2, step 2: There is no lookup server." in page
+    assert "| iceberg | 1.12.0 |" in page
+    whole = json.loads((tmp_path / "report.json").read_text())
+    assert (whole["accepted"], whole["steps"][1]["problem"]["code"]) == (False, "store_denied")
+    assert whole["steps"][0]["jobs"][0]["ran_seconds"] == 1.25
+
+
+def test_a_reader_that_shows_too_much_or_too_little_differs_from_the_model() -> None:
+    orders = Orders()
+    orders.put([orders.new_row(number) for number in range(4)])
+    texts = [[None if value is None else str(value) for value in row] for row in orders.rows.values()]
+    assert difference(orders.visible, rows_of(texts)) == ""
+    assert (
+        difference(orders.visible, rows_of(texts[1:]))
+        == "lacks 1 row, such as 0, africa, paid, 0.01, 2026-01-01, 2026-01-01 00:00:00.000001+00:00"
+    )
+    twice = difference(orders.visible, rows_of([*texts, texts[2]]))
+    assert twice == f"shows 1 row that must not be there, such as {', '.join(map(str, orders.rows[2]))}"
+    texts[3][3] = str(Decimal(texts[3][3] or 0) + 1)
+    assert "; lacks 1 row, such as 3, europe" in difference(orders.visible, rows_of(texts))
+
+
+def test_each_version_of_an_order_is_another_row_and_fits_the_columns() -> None:
+    orders = Orders()
+    rows = [orders.new_row(7) for _ in range(20)]
+    assert len(set(rows)) == 20
+    assert [tuple(row.values()) for row in to_arrow(rows).to_pylist()] == rows
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--namespace=a..b"], "--namespace"),
+        (["--namespace=a b"], "--namespace"),
+        (["--namespace=a", "--location=relative"], "--location"),
+        (["--namespace=a", "--location=s3://lake/../x"], "--location"),
+        (["--namespace=a", "--report=report.txt"], ".json or .md"),
+        (["--namespace=a", "--report=nowhere/report.md"], "no such folder"),
+    ],
+)
+def test_what_is_no_name_place_or_report_is_refused_before_anything_starts(
+    given: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--catalog=lake", *given])
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err

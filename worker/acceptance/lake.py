@@ -1,0 +1,198 @@
+"""The catalog and the store of an acceptance, with the identity of the process that runs it.
+
+Invariant: nothing is dropped or deleted but a table that bears the mark of a run, and files in its location.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from py4j.java_gateway import JavaObject, JVMView
+from py4j.protocol import Py4JError
+from pyspark.errors.exceptions.captured import CapturedException
+
+from stores.aws import CredentialsError
+from worker.acceptance.orders import COLUMNS, TYPES
+from worker.contract.control_plane import Limits
+from worker.index.key_set_index import databases_of
+from worker.index.sorted_runs import IndexWarehouse
+from worker.io.storage import Storage
+from worker.process.errors import JobError
+from worker.spark.jvm import jvm_of
+from worker.table.catalogs import (
+    file_io_properties,
+    java_map,
+    java_message,
+    load_table,
+    open_catalog,
+)
+from worker.table.record_properties import index_storage_of, resolve_secrets, secrets_of
+
+MARK = "icestream.acceptance-run"
+"""The property by which a table says that a run has made it, and which."""
+REQUIRED = ("order_id", "region")
+
+
+class LakeError(Exception):
+    """The catalog or the store did not do what it was asked for, in its own words."""
+
+
+class NotOursError(Exception):
+    """A table or a place is not what this run has made, and stays as it is."""
+
+
+@contextmanager
+def told(task: str) -> Iterator[None]:
+    """Raises LakeError for what Java, the store or a missing secret says."""
+    try:
+        yield
+    except (Py4JError, CapturedException) as error:
+        raise LakeError(f"{task}: {java_message(error)}") from error
+    except JobError as error:
+        raise LakeError(f"{task}: {error.detail}") from error
+    except (OSError, CredentialsError) as error:
+        raise LakeError(f"{task}: {error}") from error
+
+
+class Lake:
+    """One catalog, by its record, as the service tells it. secrets: which nothing that is told may have."""
+
+    def __init__(self, jvm: JVMView, record: dict[str, Any]) -> None:
+        """record: of the service, with references in the place of secrets. Raises LakeError."""
+        self.name, self.type = str(record["name"]), str(record["type"])
+        self.secrets = secrets_of(record["properties"])
+        self._jvm = jvm
+        with told(f"open catalog {self.name}"):
+            self.properties = resolve_secrets(record["properties"])
+            self._catalog = open_catalog(jvm, self.type, self.name, self.properties)
+
+    def has_namespace(self, namespace: Sequence[str]) -> bool:
+        with told(f"look for namespace {'.'.join(namespace)}"):
+            return bool(self._catalog.namespaceExists(self._namespace(namespace)))
+
+    def create_namespace(self, namespace: Sequence[str]) -> None:
+        with told(f"create namespace {'.'.join(namespace)}"):
+            self._catalog.createNamespace(self._namespace(namespace))
+
+    def drop_namespace(self, namespace: Sequence[str]) -> None:
+        """Catalogs drop an empty one alone."""
+        with told(f"drop namespace {'.'.join(namespace)}"):
+            self._catalog.dropNamespace(self._namespace(namespace))
+
+    def table_names(self, namespace: Sequence[str]) -> set[str]:
+        if not self.has_namespace(namespace):
+            return set()
+        with told(f"list the tables of namespace {'.'.join(namespace)}"):
+            found = self._catalog.listTables(self._namespace(namespace)).toArray()
+            return {str(one.name()) for one in found}
+
+    def create_table(
+        self,
+        identifier: Sequence[str],
+        format_version: int,
+        key: Sequence[str],
+        run: str,
+        *,
+        by_region: bool,
+        location: str | None,
+    ) -> JavaObject:
+        """A merge-on-read table with the columns of `orders`, partitioned by region or not at all.
+
+        location: None for where the catalog puts it. Raises LakeError.
+        """
+        ids = {name: at for at, name in enumerate(COLUMNS, 1)}
+        fields = [
+            {"id": ids[name], "name": name, "required": name in REQUIRED, "type": kind}
+            for name, kind in zip(COLUMNS, TYPES, strict=True)
+        ]
+        schema = {
+            "type": "struct",
+            "schema-id": 0,
+            "identifier-field-ids": [ids[name] for name in key],
+            "fields": fields,
+        }
+        region = {"name": "region", "transform": "identity", "source-id": ids["region"], "field-id": 1000}
+        properties = {f"write.{kind}.mode": "merge-on-read" for kind in ("delete", "update", "merge")}
+        properties |= {"format-version": str(format_version), MARK: run}
+        iceberg = self._jvm.org.apache.iceberg
+        with told(f"create table {'.'.join(identifier)}"):
+            java_schema = iceberg.SchemaParser.fromJson(json.dumps(schema))
+            spec = iceberg.PartitionSpecParser.fromJson(
+                java_schema, json.dumps({"spec-id": 0, "fields": [region] if by_region else []})
+            )
+            builder = self._catalog.buildTable(self._identifier(identifier), java_schema)
+            builder = builder.withPartitionSpec(spec).withProperties(java_map(self._jvm, properties))
+            if location is not None:
+                builder = builder.withLocation(location)
+            return builder.create()
+
+    def load(self, identifier: Sequence[str]) -> JavaObject:
+        """The `org.apache.iceberg.Table` of now. Raises LakeError."""
+        with told(f"open table {'.'.join(identifier)}"):
+            return load_table(self._jvm, self.type, self.name, self.properties, identifier)
+
+    def has_table(self, identifier: Sequence[str]) -> bool:
+        with told(f"look for table {'.'.join(identifier)}"):
+            return bool(self._catalog.tableExists(self._identifier(identifier)))
+
+    def mark_of(self, identifier: Sequence[str]) -> str | None:
+        """The run that has made a table; None for one of anybody else, or that can't be opened."""
+        try:
+            mark: str | None = self.load(identifier).properties().get(MARK)
+        except LakeError:
+            return None
+        return mark
+
+    def drop_table(self, identifier: Sequence[str], run: str, table_uuid: str | None = None) -> None:
+        """With its files. Raises LakeError, and NotOursError for a table that this run has not made.
+
+        table_uuid: of the one that is meant, if it is known.
+        """
+        table = self.load(identifier)
+        if table.properties().get(MARK) != run or table_uuid not in (None, str(table.uuid().toString())):
+            raise NotOursError(f"{'.'.join(identifier)} is another table than the run has made. It stays.")
+        with told(f"drop table {'.'.join(identifier)}"):
+            self._catalog.dropTable(self._identifier(identifier), True)
+
+    def storage_of(self, table: JavaObject) -> Storage:
+        """As jobs open its files, with what the catalog vends for it."""
+        return Storage(file_io_properties(table))
+
+    def files(self, storage: Storage, location: str) -> set[str]:
+        """All files below a place, by their locations."""
+        with told(f"list {location}"):
+            return {one.location for one in storage.walk(location)}
+
+    def index_databases(self, storage: Storage, warehouse: str, table_uuid: str) -> list[str]:
+        """Those that a table has in the place of indexes."""
+        with told(f"list {warehouse}"):
+            of_index = index_storage_of(self.properties, warehouse, Limits(), storage)
+            return databases_of(IndexWarehouse(warehouse, of_index), table_uuid)
+
+    def _namespace(self, parts: Sequence[str]) -> JavaObject:
+        array = self._jvm.org.apache.iceberg.util.JsonUtil.mapper().readValue(
+            json.dumps(list(parts)), self._jvm.java.lang.Class.forName("[Ljava.lang.String;")
+        )
+        return self._jvm.org.apache.iceberg.catalog.Namespace.of(array)
+
+    def _identifier(self, parts: Sequence[str]) -> JavaObject:
+        *namespace, name = parts
+        parser = self._jvm.org.apache.iceberg.catalog.TableIdentifierParser
+        return parser.fromJson(json.dumps({"namespace": namespace, "name": name}))
+
+
+def location_of(table: JavaObject) -> str:
+    return str(table.location()).rstrip("/")
+
+
+def summary_of(table: JavaObject) -> dict[str, str]:
+    """What the head's snapshot says of itself; nothing for a table without one."""
+    head = table.currentSnapshot()
+    if head is None:
+        return {}
+    mapper = jvm_of(table).org.apache.iceberg.util.JsonUtil.mapper()
+    found: dict[str, str] = json.loads(mapper.writeValueAsString(head.summary()))
+    return found

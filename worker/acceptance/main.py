@@ -1,0 +1,188 @@
+"""The process of `icestream accept`: asks whether its plan is meant, tells its steps, writes the report."""
+
+import argparse
+import os
+import re
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from py4j.java_gateway import JVMView
+from pyspark.errors import PySparkRuntimeError
+from pyspark.sql import SparkSession
+from rich.console import Console
+from rich.status import Status
+
+from icestream.connection import Connection
+from icestream.errors import IcestreamError
+from trust.locations import AmbiguousLocationError, parse_location
+from worker.acceptance.lake import Lake, LakeError
+from worker.acceptance.report import Outcome, Report, Step
+from worker.acceptance.run import Acceptance, Wanted, problem_of, remove_leftovers, versions_here
+from worker.acceptance.service import Service
+from worker.spark.session import create_spark
+
+_CALL_SECONDS = 120.0
+"""How long a call waits for a service that is busy."""
+_NAMESPACE = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*")
+_SIGNS = {
+    Outcome.PASSED: ("ok", "green"),
+    Outcome.FAILED: ("FAILED", "bold red"),
+    Outcome.NOT_TRIED: ("--", "yellow"),
+}
+_NEVER_BEGAN = 2
+_DRIVER_MEMORY = "1g"
+"""Of this process, whatever the workers have where it runs."""
+
+
+class Progress:
+    """A line for each step that has ended, and what goes on now where somebody looks."""
+
+    def __init__(self, console: Console) -> None:
+        self._console, self._status, self._named = console, Status("", console=console), ""
+
+    def say(self, text: str, style: str | None = None) -> None:
+        self._console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
+
+    def begins(self, step: Step) -> None:
+        self._named = f"{step.table}: {step.name}"
+        self.watch("")
+        if self._console.is_terminal:
+            self._status.start()
+
+    def watch(self, said: str) -> None:
+        self._status.update(f"{self._named} {said}".strip())
+
+    def ended(self, step: Step) -> None:
+        self._status.stop()
+        sign, style = _SIGNS[step.outcome]
+        self.say(f"{sign:>6}  {step.table:<6}  {step.seconds:5.1f} s  {step.name}: {_seen(step)}", style)
+
+
+def _seen(step: Step) -> str:
+    if (problem := step.problem) is None:
+        return step.said
+    return f"{problem.title} ({problem.code}). {problem.detail} {problem.remedy}".strip()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit code: 0 if all passed, 1 if something failed, 2 if nothing began, 3 if not all was tried."""
+    options = _options().parse_args(arguments)
+    progress = Progress(Console(stderr=True))
+    wanted, reports = _wanted(options, progress), [Path(one) for one in options.report]
+    stopping = threading.Event()
+    try:
+        with Connection(wait_seconds=_CALL_SECONDS) as connection:
+            service = Service(connection, stopping, progress.watch)
+            record = service.catalog(wanted.catalog)  # before anything is started
+            progress.say("Starting Java ...")
+            os.environ["ICESTREAM_DRIVER_MEMORY"] = _DRIVER_MEMORY
+            spark = create_spark("local[1]", "icestream accept")
+            spark.sparkContext.setLogLevel("ERROR")
+            try:
+                return _run(options, wanted, reports, service, Lake(_jvm(spark), record), spark, progress)
+            finally:
+                spark.stop()
+    except PySparkRuntimeError as error:
+        _refuse(progress, f"Java can't be started: {error}. Install Java 17 or newer, or set JAVA_HOME.")
+    except (IcestreamError, LakeError) as error:
+        problem = problem_of(error)
+        progress.say(f"{problem.title}: {problem.detail} {problem.remedy}".strip(), "bold red")
+        return _NEVER_BEGAN
+
+
+def _run(
+    options: argparse.Namespace,
+    wanted: Wanted,
+    reports: Sequence[Path],
+    service: Service,
+    lake: Lake,
+    spark: SparkSession,
+    progress: Progress,
+) -> int:
+    if options.remove_leftovers:
+        return 0 if remove_leftovers(service, lake, wanted.namespace, progress.say) else 1
+    acceptance = Acceptance(service, lake, wanted, progress.begins, progress.ended)
+    for line in acceptance.plan():
+        progress.say(line)
+    if not options.yes:
+        _make_sure(progress)
+    _stop_on_signals(service, progress)
+    report = acceptance.go(versions_here(_jvm(spark), spark.version))
+    for path in reports:
+        write(report, path)
+    progress.say(f"{report.verdict}, in {report.seconds:.0f} s.", "green" if report.exit_code == 0 else "red")
+    return report.exit_code
+
+
+def _jvm(spark: SparkSession) -> JVMView:
+    return spark.sparkContext._jvm
+
+
+def _options() -> argparse.ArgumentParser:
+    """As `icestream accept` hands them on."""
+    parser = argparse.ArgumentParser(prog="icestream accept")
+    parser.add_argument("--catalog", required=True)
+    parser.add_argument("--namespace", required=True)
+    parser.add_argument("--location")
+    parser.add_argument("--report", action="append", default=[])
+    for flag in ("--keep", "--yes", "--remove-leftovers"):
+        parser.add_argument(flag, action="store_true")
+    return parser
+
+
+def _wanted(options: argparse.Namespace, progress: Progress) -> Wanted:
+    """Ends the process for what is no name, no place and no kind of report."""
+    if not _NAMESPACE.fullmatch(options.namespace):
+        _refuse(
+            progress,
+            f"--namespace {options.namespace!r}: write letters, digits and _, with dots between parts.",
+        )
+    if options.location is not None:
+        try:
+            parse_location(options.location)
+        except AmbiguousLocationError as error:
+            _refuse(progress, f"--location: {error}.")
+    for one in options.report:
+        if Path(one).suffix not in (".json", ".md"):
+            _refuse(progress, f"--report {one}: end it with .json or .md.")
+        if not Path(one).absolute().parent.is_dir():
+            _refuse(progress, f"--report {one}: there is no such folder.")
+    return Wanted(options.catalog, options.namespace.split("."), options.location, options.keep)
+
+
+def _refuse(progress: Progress, sentence: str) -> NoReturn:
+    progress.say(sentence, "bold red")
+    raise SystemExit(_NEVER_BEGAN)
+
+
+def _make_sure(progress: Progress) -> None:
+    if not sys.stdin.isatty():
+        _refuse(progress, "Nobody can be asked whether that is meant: say so with --yes. Nothing was made.")
+    progress.say("Is that what you want? [y/N] ")
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        _refuse(progress, "Nothing was made.")
+
+
+def _stop_on_signals(service: Service, progress: Progress) -> None:
+    """The first signal ends what waits, and what was made is removed; the next one ends the process."""
+
+    def stop(number: int, _: object) -> None:
+        for one in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(one, signal.SIG_DFL)
+        service.stopping.set()
+        progress.say(f"Stopping after {signal.Signals(number).name}: what was made is removed. Wait for it.")
+
+    for one in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(one, stop)
+
+
+def write(report: Report, path: Path) -> None:
+    path.write_text(report.to_json() if path.suffix == ".json" else report.to_markdown())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

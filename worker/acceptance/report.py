@@ -1,0 +1,167 @@
+"""What an acceptance has shown: each step with its outcome, for programs and for people.
+
+Invariant: a step has passed only if it was tried and what was looked at was as it must be.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any
+
+ALL_PASSED, FAILED, NOT_ALL_TRIED = 0, 1, 3
+"""Exit codes. 2 is for what never began."""
+
+
+class Outcome(StrEnum):
+    PASSED = "passed"
+    FAILED = "failed"
+    NOT_TRIED = "not tried"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Why a step failed, as a job or the service tells it. code: a job's code, or the slug of a problem."""
+
+    code: str
+    title: str
+    detail: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class JobFigures:
+    """What one job took, as the service tells it. Times in seconds; rows and bytes of its attempts."""
+
+    id: str
+    kind: str
+    dry_run: bool
+    status: str
+    attempts: int
+    waited_seconds: float
+    ran_seconds: float
+    rows: int
+    bytes: int
+    stages: list[dict[str, Any]]
+
+
+@dataclass
+class Step:
+    """said: what was seen, or why it was not tried. seconds: of the clock, from its begin to its end."""
+
+    table: str
+    name: str
+    outcome: Outcome = Outcome.NOT_TRIED
+    said: str = ""
+    seconds: float = 0.0
+    problem: Problem | None = None
+    jobs: list[JobFigures] = field(default_factory=list)
+
+
+@dataclass
+class Report:
+    """Of one run. versions: of what took part. calls: requests to the service that the command made."""
+
+    run: str
+    started_at: str
+    service: str
+    catalog: str
+    catalog_type: str
+    store: str
+    namespace: str
+    versions: dict[str, str] = field(default_factory=dict)
+    steps: list[Step] = field(default_factory=list)
+    seconds: float = 0.0
+    calls: int = 0
+
+    @property
+    def exit_code(self) -> int:
+        counts = self._counts
+        if counts[Outcome.FAILED] or not counts[Outcome.PASSED]:
+            return FAILED
+        return NOT_ALL_TRIED if counts[Outcome.NOT_TRIED] else ALL_PASSED
+
+    @property
+    def verdict(self) -> str:
+        counts = self._counts
+        return ", ".join(f"{counts[one]} {one}" for one in Outcome)
+
+    @property
+    def _counts(self) -> Counter[Outcome]:
+        return Counter(step.outcome for step in self.steps)
+
+    def to_json(self) -> str:
+        whole = {"verdict": self.verdict, "accepted": self.exit_code == ALL_PASSED, **asdict(self)}
+        return json.dumps(whole, indent=2) + "\n"
+
+    def to_markdown(self) -> str:
+        facts = {
+            "run": self.run,
+            "started": self.started_at,
+            "service": self.service,
+            "catalog": f"{self.catalog} ({self.catalog_type})",
+            "store": self.store,
+            "namespace": self.namespace,
+            "took": f"{self.seconds:.0f} s, {self.calls:,} calls of the service",
+            **self.versions,
+        }
+        failed = [step for step in self.steps if step.outcome is Outcome.FAILED]
+        left = [step for step in self.steps if step.outcome is Outcome.NOT_TRIED]
+        parts = [
+            f"# Icestream acceptance: {self.verdict}",
+            _table(("", ""), facts),
+            *(["## What failed", *map(_explained, failed)] if failed else []),
+            *(
+                ["## What was not tried", *(f"- {_named(step)}: {_flat(step.said)}" for step in left)]
+                if left
+                else []
+            ),
+            "## All steps",
+            "\n".join(
+                [
+                    "| table | step | outcome | seconds | job: waited, ran, attempts, bytes | seen |",
+                    "|---|---|---|---|---|---|",
+                    *map(_row, self.steps),
+                ]
+            ),
+        ]
+        return "\n\n".join(parts) + "\n"
+
+
+def _table(head: tuple[str, str], facts: Mapping[str, str]) -> str:
+    lines = [f"| {head[0]} | {head[1]} |", "|---|---|"]
+    return "\n".join([*lines, *(f"| {name} | {_cell(value)} |" for name, value in facts.items())])
+
+
+def _row(step: Step) -> str:
+    jobs = "; ".join(
+        f"{job.kind}{' (dry run)' if job.dry_run else ''}: {job.waited_seconds:.1f} s, "
+        f"{job.ran_seconds:.1f} s, {job.attempts}, {job.bytes:,}"
+        for job in step.jobs
+    )
+    said = step.said if step.problem is None else f"{step.problem.title}: {step.problem.detail}"
+    cells = (step.table, step.name, step.outcome, f"{step.seconds:.1f}", jobs, said)
+    return f"| {' | '.join(map(_cell, cells))} |"
+
+
+def _explained(step: Step) -> str:
+    problem = step.problem
+    if problem is None:
+        return f"- {_named(step)}: {_flat(step.said)}"
+    told = f"**{_flat(problem.title)}** (`{problem.code}`): {_flat(problem.detail)} {_flat(problem.remedy)}"
+    return f"- {_named(step)}: {told.strip()}"
+
+
+def _named(step: Step) -> str:
+    return f"{step.table}, {step.name}"
+
+
+def _flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _cell(text: str) -> str:
+    return _flat(text).replace("|", "\\|")

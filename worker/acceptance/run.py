@@ -1,0 +1,403 @@
+"""One run of an acceptance: what it will make, its steps in order, and the removal of what it has made.
+
+Invariant: whatever happens, what was made is removed, unless it is to be kept; and what could not be removed
+is told, and is a failure.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import partial
+from importlib.metadata import version
+from uuid import uuid4
+
+from py4j.java_gateway import JVMView
+from py4j.protocol import Py4JError
+from pyspark.errors.exceptions.captured import CapturedException
+
+from icestream.connection import Json
+from icestream.errors import IcestreamError, NotFoundError, ProblemError
+from worker.acceptance import checks
+from worker.acceptance.checks import Check
+from worker.acceptance.lake import Lake, LakeError, NotOursError, told
+from worker.acceptance.report import Outcome, Problem, Report, Step
+from worker.acceptance.service import JobEndedError, Service, StoppedError
+from worker.acceptance.trial import NotTriedError, Trial, WrongError, WrongRowsError
+from worker.process.plurals import counted
+from worker.process.redaction import Redaction
+from worker.table.catalogs import java_message
+
+ALL = "all"
+"""The name, in the report, of what is about no single table."""
+_BY_REGION, _PLAIN = ("order_id", "region"), ("order_id",)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What somebody asks for. location: a prefix for the tables; None for where the catalog puts them."""
+
+    catalog: str
+    namespace: list[str]
+    location: str | None = None
+    keep: bool = False
+
+
+@dataclass
+class Acceptance:
+    """step_begins, step_done: are told each step. leftovers: tables that earlier runs have left, by name."""
+
+    service: Service
+    lake: Lake
+    wanted: Wanted
+    step_begins: Callable[[Step], None] = lambda _: None
+    step_done: Callable[[Step], None] = lambda _: None
+    run: str = field(default_factory=lambda: f"a{datetime.now(UTC):%Y%m%d_%H%M%S}_{uuid4().hex[:6]}")
+    trials: list[Trial] = field(init=False)
+    report: Report = field(init=False)
+    leftovers: list[str] = field(init=False)
+    _namespace_was_there: bool = field(init=False)
+    _tables_before: set[str] = field(init=False)
+    _redaction: Redaction = field(init=False)
+    _rows_are_wrong: bool = field(init=False, default=False)
+
+    def __post_init__(self) -> None:
+        """Looks at what is there. Raises LakeError."""
+        lake, wanted = self.lake, self.wanted
+        self._namespace_was_there = lake.has_namespace(wanted.namespace)
+        self._tables_before = lake.table_names(wanted.namespace)
+        named = ((name, lake.mark_of([*wanted.namespace, name])) for name in sorted(self._tables_before))
+        self.leftovers = [name for name, mark in named if mark is not None]
+        self.trials = [
+            self._trial("v2", 2, _BY_REGION),
+            self._trial("v3", 3, _PLAIN),
+            self._trial("faults", 3, _PLAIN),
+        ]
+        self._redaction = Redaction(lake.secrets)
+        self.report = Report(
+            run=self.run,
+            started_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            service=self.service.url,
+            catalog=lake.name,
+            catalog_type=lake.type,
+            store="",
+            namespace=".".join(wanted.namespace),
+        )
+
+    def _trial(self, name: str, format_version: int, key: tuple[str, ...]) -> Trial:
+        table = f"{self.run}_{name}"
+        place = None if self.wanted.location is None else f"{self.wanted.location.rstrip('/')}/{table}"
+        return Trial(
+            lake=self.lake,
+            service=self.service,
+            run=self.run,
+            name=name,
+            identifier=[*self.wanted.namespace, table],
+            format_version=format_version,
+            key=key,
+            by_region=key == _BY_REGION,
+            wanted_location=place,
+        )
+
+    def plan(self) -> list[str]:
+        """In words, a line each: what will be made, and what becomes of it."""
+        namespace = ".".join(self.wanted.namespace)
+        there = "which is there" if self._namespace_was_there else "which will be made"
+        names = ", ".join(trial.identifier[-1] for trial in self.trials)
+        place = self.wanted.location or "where the catalog puts them"
+        end = "They stay (--keep)." if self.wanted.keep else "All of it is removed at the end."
+        lines = [
+            f"Service {self.service.url}, catalog {self.lake.name} ({self.lake.type}).",
+            f"Tables in namespace {namespace}, {there}: {names}.",
+            f"Their files: {place}. Their indexes: in the index warehouse of the catalog.",
+            f"A few hundred rows each, through all kinds of jobs. {end}",
+        ]
+        if self.leftovers:
+            found = ", ".join(self.leftovers)
+            lines.append(
+                f"Earlier runs have left {found}: `icestream accept --remove-leftovers` removes that."
+            )
+        return lines
+
+    # steps
+
+    def go(self, versions: dict[str, str]) -> Report:
+        """Through all steps, and the removal. versions: of what runs here."""
+        started, report = time.monotonic(), self.report
+        report.versions = versions
+        try:
+            if self._try(ALL, "workers", self._workers):
+                self._try(ALL, "catalog, as the service sees it", self._catalog)
+                if self._try(ALL, "namespace", self._make_namespace):
+                    for trial in self.trials:
+                        self._go_through(trial)
+        except StoppedError:
+            pass
+        finally:
+            for trial in self.trials:
+                if all(step.table != trial.name for step in report.steps):
+                    self._leave(trial, _checks_of(trial), "The run did not get there.")
+            self.service.stopping = threading.Event()  # what is removed is waited for
+            if not self.wanted.keep:
+                self._remove_all()
+            report.seconds = round(time.monotonic() - started, 3)
+            report.calls = self.service.calls
+        return report
+
+    def _go_through(self, trial: Trial) -> None:
+        wanted = _checks_of(trial)
+        for at, check in enumerate(wanted):
+            try:
+                goes_on = self._try(trial.name, check.name, partial(_looked_at, check, trial))
+            except StoppedError:
+                self._leave(trial, wanted[at + 1 :], "The run was stopped.")
+                raise
+            if trial.location and not self.report.store:
+                self.report.store = trial.location.rpartition("/")[0]
+            if not goes_on and (check.essential or self._rows_are_wrong):
+                self._leave(trial, wanted[at + 1 :], f"It rests on `{check.name}`, which failed.")
+                return
+
+    def _leave(self, trial: Trial, left: Iterable[Check], why: str) -> None:
+        self.report.steps += [Step(trial.name, check.name, said=why) for check in left]
+
+    def _try(self, table: str, name: str, act: Callable[[], str]) -> bool:
+        """One step. act: returns what was seen. Whether it did not fail. Raises StoppedError."""
+        step, started = Step(table, name), time.monotonic()
+        self.report.steps.append(step)
+        self.step_begins(step)
+        self.service.jobs, self._rows_are_wrong = [], False
+        try:
+            if self.service.stopping.is_set():
+                raise StoppedError
+            step.said, step.outcome = act(), Outcome.PASSED
+        except StoppedError:
+            step.said = "The run was stopped."
+            raise
+        except NotTriedError as error:
+            step.said = str(error)
+        except Exception as error:  # of a catalog, a store or a library: each is what the run is to find
+            step.outcome, step.problem = Outcome.FAILED, problem_of(error)
+            self._rows_are_wrong = isinstance(error, WrongRowsError)
+        finally:
+            step.seconds = round(time.monotonic() - started, 3)
+            step.jobs = self.service.jobs
+            self._hide_secrets(step)
+            self.step_done(step)
+        return step.outcome is not Outcome.FAILED
+
+    def _hide_secrets(self, step: Step) -> None:
+        text = self._redaction.text
+        step.said = text(step.said)
+        if (problem := step.problem) is not None:
+            step.problem = replace(
+                problem, title=text(problem.title), detail=text(problem.detail), remedy=text(problem.remedy)
+            )
+
+    def _workers(self) -> str:
+        service = self.service
+        self.report.versions["service"] = str(service.get("/system")["version"])
+        me = service.get("/me")
+        alive = service.items("/workers", alive="true")
+        if not alive:
+            raise WrongError("No worker is alive: start one that has what the catalog's record refers to.")
+        self.report.versions["workers"] = ", ".join(sorted({str(one["version"]) for one in alive}))
+        if me["role"] not in ("operator", "admin"):
+            raise WrongError(f"The API key has the role {me['role']}: an acceptance needs operator or admin.")
+        return f"{counted(len(alive), 'worker')}, alive. The API key has the role {me['role']}."
+
+    def _catalog(self) -> str:
+        found = self.service.post(f"/catalogs/{self.service.catalog(self.lake.name)['id']}/check")
+        if not found["ok"]:
+            said, remedy = found["explanation"], found["remedy"] or ""
+            raise JobEndedError(Problem("catalog_check", "The catalog's check fails", said, remedy))
+        return str(found["explanation"])
+
+    def _make_namespace(self) -> str:
+        if self._namespace_was_there:
+            return "It was there."
+        self.lake.create_namespace(self.wanted.namespace)
+        return "It was made."
+
+    # removal
+
+    def _remove_all(self) -> None:
+        for trial in self.trials:
+            self._try(ALL, f"remove {trial.name}", partial(self._remove, trial))
+        self._try(ALL, "all is as before", self._as_before)
+
+    def _remove(self, trial: Trial) -> str:
+        """Raises what stands in the way, once all has been tried."""
+        if trial.table_uuid is None and not self.lake.has_table(trial.identifier):
+            return "It was not made."
+        parts = (self._forget, self._drop, self._clear, self._look_for_index)
+        errors = [error for part in parts if (error := _error_of(part, trial)) is not None]
+        if errors:
+            raise errors[0]
+        return "Enrolment, index, table and files are gone."
+
+    def _forget(self, trial: Trial) -> None:
+        """The enrolment, with its jobs, and the index."""
+        if trial.table_id is None:
+            return
+        try:
+            job = self.service.delete(f"/tables/{trial.table_id}", drop_index="true", leave_staged="true")
+        except NotFoundError:
+            return
+        if job is not None:
+            self.service.result_of(job)
+
+    def _drop(self, trial: Trial) -> None:
+        if not trial.is_dropped and self.lake.has_table(trial.identifier):
+            self.lake.drop_table(trial.identifier, self.run, trial.table_uuid)
+
+    def _clear(self, trial: Trial) -> None:
+        """Files in the table's place that no snapshot named any more: there were none before the table."""
+        storage, place = trial.kept_storage, trial.location
+        if storage is None or place is None:
+            return
+        for one in sorted(self.lake.files(storage, place)):
+            with told(f"delete {one}"):
+                storage.delete(one)
+        if left := self.lake.files(storage, place):
+            raise WrongError(f"{counted(len(left), 'file')} are still there, such as {min(left)}.")
+        if storage.is_local(place):
+            filesystem, path = storage.resolve(place)
+            with suppress(FileNotFoundError):
+                filesystem.delete_dir(path)
+
+    def _look_for_index(self, trial: Trial) -> None:
+        storage, warehouse, table_uuid = trial.kept_storage, trial.index_warehouse, trial.table_uuid
+        if storage is None or warehouse is None or table_uuid is None:
+            return
+        if found := self.lake.index_databases(storage, warehouse, table_uuid):
+            raise WrongError(f"Its index is still there: {warehouse}/{found[0]}.db.")
+
+    def _as_before(self) -> str:
+        lake, wanted = self.lake, self.wanted
+        if not self._namespace_was_there and lake.has_namespace(wanted.namespace):
+            lake.drop_namespace(wanted.namespace)
+        tables, there = lake.table_names(wanted.namespace), lake.has_namespace(wanted.namespace)
+        if own := {trial.identifier[-1] for trial in self.trials} & tables:
+            raise WrongError(f"{min(own)} is still in the catalog.")
+        if there != self._namespace_was_there:
+            raise WrongError(f"Namespace {'.'.join(wanted.namespace)} is still there.")
+        enrolled = self.service.items("/tables", catalog=lake.name, namespace=".".join(wanted.namespace))
+        if own := {one["identifier"][-1] for one in enrolled} & {t.identifier[-1] for t in self.trials}:
+            raise WrongError(f"{min(own)} is still enrolled.")
+        others = counted(len(tables), "table")
+        return f"The namespace has {others}, as before." if there else "The namespace is gone, as before."
+
+
+def _checks_of(trial: Trial) -> Sequence[Check]:
+    return checks.FAULTS if trial.name == "faults" else checks.checks_of(trial.format_version)
+
+
+def _error_of(part: Callable[[Trial], None], trial: Trial) -> Exception | None:
+    """What stands in the way of a part; the others are to be tried, too."""
+    try:
+        part(trial)
+    except Exception as error:
+        return error
+    return None
+
+
+def _looked_at(check: Check, trial: Trial) -> str:
+    """What a check has seen, and all rows after it."""
+    said = check.run(trial)
+    if not check.compares:
+        return said
+    try:
+        return f"{said} {trial.compare()}"
+    except WrongRowsError:
+        raise
+    except Exception as error:
+        raise WrongRowsError(f"The rows can't be read: {problem_of(error).detail}") from error
+
+
+def remove_leftovers(
+    service: Service, lake: Lake, namespace: Sequence[str], say: Callable[[str], None]
+) -> bool:
+    """Removes the tables that earlier runs have left, with their enrolments; says of each what came of it.
+
+    False if one is still there.
+    """
+    all_gone = True
+    marked = [(name, lake.mark_of([*namespace, name])) for name in sorted(lake.table_names(namespace))]
+    enrolled = service.items("/tables", catalog=lake.name, namespace=".".join(namespace))
+    for name, run in marked:
+        if run is None:
+            continue
+        try:
+            for one in _enrolments(enrolled, [*namespace, name]):
+                job = service.delete(f"/tables/{one}", drop_index="true", leave_staged="true")
+                if job is not None:
+                    service.result_of(job)
+            lake.drop_table([*namespace, name], run)
+            say(f"{name}, of run {run}, is gone.")
+        except (IcestreamError, JobEndedError, LakeError, NotOursError) as error:
+            all_gone = False
+            problem = problem_of(error)
+            say(f"{name}, of run {run}, could not be removed: {problem.detail} {problem.remedy}".strip())
+    if not any(run for _, run in marked):
+        say("No run has left anything there.")
+    return all_gone
+
+
+def _enrolments(enrolled: Iterable[Json], identifier: list[str]) -> list[str]:
+    return [str(one["id"]) for one in enrolled if one["identifier"] == identifier]
+
+
+def versions_here(jvm: JVMView, spark: str) -> dict[str, str]:
+    """Of what runs in this process."""
+    iceberg = jvm.org.apache.iceberg.IcebergBuild
+    return {
+        "icestream": version("icestream"),
+        "iceberg": str(iceberg.version()),
+        "spark": spark,
+        "java": str(jvm.java.lang.System.getProperty("java.version")),
+        "pyiceberg": version("pyiceberg"),
+    }
+
+
+def _refused(said: str) -> Problem:
+    return Problem(
+        "refused",
+        "The catalog or the store did not do what it was asked for",
+        said,
+        "Give this identity, and that of workers, what they need: docs/deployment.md says what.",
+    )
+
+
+def problem_of(error: Exception) -> Problem:
+    """Why a step failed, in the words of who knows it."""
+    match error:
+        case JobEndedError():
+            return error.problem
+        case ProblemError():
+            code = error.type.rpartition("/")[2] or str(error.status)
+            title = error.title or f"The service answered {error.status}"
+            return Problem(code, title, error.detail, error.remedy)
+        case IcestreamError():
+            return Problem("service", "The service can't be asked", error.detail, error.remedy)
+        case WrongRowsError():
+            return Problem(
+                "wrong_rows",
+                "A reader does not show the rows that were written",
+                str(error),
+                "Run with --keep, and compare the table with what the jobs say that they did.",
+            )
+        case WrongError():
+            return Problem("not_as_it_must_be", "What was looked at is not as it must be", str(error))
+        case LakeError() | OSError():
+            return _refused(str(error))
+        case Py4JError() | CapturedException():
+            return _refused(java_message(error))
+        case NotOursError():
+            return Problem("not_ours", "It is not what this run has made", str(error))
+        case _:
+            return Problem("unexpected", "An error that nobody foresaw", f"{type(error).__name__}: {error}")
