@@ -252,6 +252,21 @@ def openapi() -> None:
 
 
 @app.command()
+def export_index(
+    metadata: Annotated[str, typer.Argument(help="Location of the table's metadata file.")],
+    index_warehouse: Annotated[str, typer.Option(help="Where the indexes lie.")],
+    key_column: Annotated[list[str], typer.Option(help="A column of the key; once for each.")],
+    to: Annotated[str, typer.Option(help="A location for the files.")],
+    branch: Annotated[str, typer.Option(help="Whose index it is.")] = "main",
+) -> None:
+    """Experimental: write an index in the form of Iceberg's draft for secondary indexes (index-format.md)."""
+    options = {"--metadata": metadata, "--index-warehouse": index_warehouse, "--to": to, "--branch": branch}
+    words = [f"{name}={value}" for name, value in options.items()]
+    words += [f"--key-column={name}" for name in key_column]
+    os.execv(sys.executable, [sys.executable, "-m", "worker.query.export", *words])  # noqa: S606
+
+
+@app.command()
 def conformance(
     cases: Annotated[
         list[str] | None, typer.Argument(help="Names of cases, or patterns as `key-of-*`; else all.")

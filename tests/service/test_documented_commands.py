@@ -36,9 +36,10 @@ PROGRAMS = (
     "login",
     "openapi",
     "conformance",
+    "export-index",
     "--install-completion",
 )
-"""What is no call of the API; tests/service/test_cli.py and tests/conformance start them."""
+"""What is no call of the API; tests/service/test_cli.py and tests of their own start them."""
 TOKEN = "token-of-these-lookup-servers-0123"
 ENDLESS = ("jobs follow-events", "jobs wait lake.")
 """No worker runs here; tests/integration/test_tutorial.py has one."""

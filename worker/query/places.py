@@ -169,7 +169,7 @@ class Coverage:
         self._is_bounded = run_tasks is None
         self._run_tasks = run_tasks or _run_here
         self._parallelism = parallelism
-        self._index = index
+        self.index = index
         self._reader: KeyReader = key_reader(table.metadata, table.storage, key_set)
         data_files = table.files.data_files
         asked = np.zeros(len(data_files), np.bool_)
@@ -204,7 +204,7 @@ class Coverage:
         """
         left = self.table.files.data_files.select(self._scanned)
         scanned = _Scanned(is_bounded=self._is_bounded)
-        if self._index is None:
+        if self.index is None:
             why, remedy = "there is no index of this key", _no_index(self.key_set)
         else:
             why, remedy = "they are not indexed yet", ""
@@ -235,10 +235,10 @@ class Coverage:
         _mark_deleted(self.table, self.key_set, asked, places, scanned)
 
     def _look_up(self, wanted: DeleteKeys) -> Iterator[tuple[Int64Array, Int64Array, Int64Array]]:
-        if self._index is None or not len(self._looked_up):
+        if self.index is None or not len(self._looked_up):
             return
-        files = self._index.entries.files
-        tasks = lookup_tasks(self._index.storage, files, wanted, self._parallelism)
+        files = self.index.entries.files
+        tasks = lookup_tasks(self.index.storage, files, wanted, self._parallelism)
         planned = sum(task.planned_rows for task in tasks)
         for found in self._run_tasks("lookup", tasks, wanted, planned):
             matches, numbers = self._rows.numbered(found)
