@@ -24,6 +24,9 @@ _STANDARD = BUILT_IN[STANDARD][1]
 
 FIELDS: dict[str, Any] = {
     # of any message
+    "TableTimeline.table": "sales.orders",
+    "TableTimeline.pending_equality_deletes": [None, 0, 120],
+    "TableTimeline.lag_seconds": [None, 0.0, 42.0],
     "allowed_hosts": ["catalog.example"],
     "allowed_locations": ["s3://lake/"],
     "allowed_secrets": ["env:LAKE_"],

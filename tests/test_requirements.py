@@ -1,5 +1,6 @@
 """The locked requirements hold exactly what pyproject.toml asks for, each with hashes and none with a URL."""
 
+import hashlib
 import re
 import tomllib
 from collections.abc import Iterator
@@ -10,6 +11,8 @@ import pytest
 from packaging.markers import Marker
 from packaging.requirements import Requirement
 from packaging.utils import NormalizedName, canonicalize_name
+
+from service.ui.pages import STATIC
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -84,3 +87,10 @@ def test_all_locks_pin_the_same_versions() -> None:
 def test_service_and_worker_images_hold_nothing_of_each_other() -> None:
     assert {"pyspark", "pypaimon"}.isdisjoint(pin.name for pin, _ in read_lock("service"))
     assert {"fastapi", "sqlmodel"}.isdisjoint(pin.name for pin, _ in read_lock("worker"))
+
+
+def test_what_pages_bring_along_from_elsewhere_is_what_its_package_holds() -> None:
+    pinned = (ROOT / "requirements" / "uplot.sha256").read_text().split()
+    files = {name: (ROOT / "service/ui/static" / name).read_bytes() for name in pinned[1::2]}
+    assert [hashlib.sha256(content).hexdigest() for content in files.values()] == pinned[::2]
+    assert {name for name in STATIC if name.startswith("uplot")} == files.keys()

@@ -29,6 +29,7 @@ Each table is looked at, which takes its time.""",
     "get_overview": "Tell how all tables are doing together, and what needs attention.",
     "get_pattern": "Show one standing pattern.",
     "get_table": "Show one enrolled table.",
+    "get_timeline": "Show tables over time: what was pending, how old it was, and which jobs ran where.",
     "get_webhook": "Show one webhook.",
     "live": "Tell whether the service runs.",
     "list_audit_entries": """\

@@ -662,7 +662,7 @@ def _resolution(last: datetime | None, now: datetime) -> Resolution:
     return Resolution.ALL if last.hour == now.hour else Resolution.HOUR
 
 
-def _at_least(resolution: Resolution) -> list[str]:
+def at_least(resolution: Resolution) -> list[str]:
     """What is stored of samples that are as coarse, or coarser."""
     return [each.value for each in list(Resolution)[list(Resolution).index(resolution) :]]
 
@@ -679,7 +679,7 @@ def list_history(
     """Samples from `since` until before `until`: all that are kept, or the first of each hour or day."""
     query = select(HealthSample).where(HealthSample.table_id == table_id)
     if resolution is not Resolution.ALL:
-        query = query.where(col(HealthSample.resolution).in_(_at_least(resolution)))
+        query = query.where(col(HealthSample.resolution).in_(at_least(resolution)))
     query = within(query, col(HealthSample.at), since, until)
     return read_page(
         session,

@@ -1,16 +1,29 @@
 """HTTP calls about the whole installation."""
 
+from typing import Annotated
+
 from anyio import from_thread
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Query, Request
 
 from service.auth.access import Viewer
 from service.db.database import ReadSession
+from service.http.messages import UtcTime
+from service.http.paging import PageRequest, Search
 from service.http.routing import ApiRoute
 from service.lookups.servers import LookupServers
-from service.overview import service
-from service.overview.models import Overview
+from service.overview import service, timeline
+from service.overview.models import Overview, Timeline
+from service.records.health import HealthStatus
 from service.settings import CurrentSettings
 
+From = Annotated[
+    UtcTime | None,
+    Query(description="The timeline begins at this time; by default a day before its end."),
+]
+To = Annotated[
+    UtcTime | None,
+    Query(description="The timeline ends at this time; by default now, or a day after `since` if sooner."),
+]
 router = APIRouter(prefix="/overview", tags=["health"], route_class=ApiRoute)
 
 
@@ -21,6 +34,43 @@ def get_overview(
     """Show how all tables are doing together, and what needs attention: what is wrong, why, and what to
     do."""
     return service.get_overview(session, settings, caller, trouble_of_lookups(request))
+
+
+@router.get("/timeline")
+def get_timeline(
+    session: ReadSession,
+    settings: CurrentSettings,
+    _caller: Viewer,
+    page: Annotated[PageRequest, Depends(timeline.tables_request)],
+    since: From = None,
+    until: To = None,
+    catalog: Annotated[
+        str | None, Query(description="Only tables of this catalog are shown, given by id or name.")
+    ] = None,
+    namespace: Annotated[
+        str | None, Query(description="Only tables in or under this namespace are shown.")
+    ] = None,
+    search: Search = None,
+    paused: Annotated[
+        bool | None, Query(description="Only tables are shown that are paused, or not paused.")
+    ] = None,
+    status: Annotated[
+        HealthStatus | None, Query(description="Only tables with this health are shown.")
+    ] = None,
+) -> Timeline:
+    """Show tables over time: what was pending and how old it was, and which jobs ran on which workers."""
+    return timeline.get_timeline(
+        session,
+        settings,
+        page,
+        since=since,
+        until=until,
+        catalog=catalog,
+        namespace=namespace,
+        search=search,
+        paused=paused,
+        status=status,
+    )
 
 
 def trouble_of_lookups(request: Request) -> str | None:

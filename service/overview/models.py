@@ -1,9 +1,11 @@
 """What is told about the whole installation at once."""
 
+from datetime import datetime
 from typing import Literal
 
 from service.http.messages import Message
 from service.records.health import HealthStatus
+from service.records.jobs import AttemptStatus, JobKind
 
 
 class Concern(Message):
@@ -55,3 +57,58 @@ class Overview(Message):
     """This many workers were heard of lately, and can run jobs."""
     concerns: list[Concern]
     """These things need attention, the gravest first; none if all is well."""
+
+
+class TableTimeline(Message):
+    """This is how one table did, with a value for each interval."""
+
+    table_id: str
+    """The table has this id."""
+    table: str
+    """The table's name has dots between its parts."""
+    status: HealthStatus
+    """One word says how the table was doing at its last poll."""
+    pending_equality_deletes: list[int | None]
+    """The live equality delete files had this many rows at most; null where nothing was measured yet."""
+    lag_seconds: list[float | None]
+    """The oldest live equality delete file was this old at most; null where the deletes are null."""
+
+
+class Run(Message):
+    """This is an attempt at a job of one of the tables."""
+
+    job_id: str
+    """The job has this id."""
+    table_id: str
+    """The job is of the table with this id."""
+    kind: JobKind
+    """The job is of this kind."""
+    dry_run: bool
+    """The job changes nothing if this is true."""
+    attempt: int
+    """The attempt has this number."""
+    status: AttemptStatus
+    """The attempt runs, or ended like this."""
+    worker_name: str
+    """The worker that ran it has this name."""
+    started_at: datetime
+    """The attempt was started at this time."""
+    ended_at: datetime | None
+    """The attempt ended at this time; null while it runs."""
+
+
+class Timeline(Message):
+    """These are tables over time, and what ran for them, on the same axis."""
+
+    since: datetime
+    """The first interval begins at this time, at the time that was asked for or a little before."""
+    until: datetime
+    """The last interval ends at this time."""
+    interval_seconds: int
+    """Each interval has this length; there are 100 of them at most."""
+    tables: list[TableTimeline]
+    """The tables are in the order of `sort`."""
+    runs: list[Run]
+    """These are the attempts at the latest jobs of each of these tables, the oldest attempt first."""
+    next_cursor: str | None
+    """The next tables are asked for with this as `cursor`; null after the last one."""

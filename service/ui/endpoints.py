@@ -22,6 +22,7 @@ from service.ui import (
     search,
     sign_in,
     tables,
+    timeline,
     webhooks,
     workers,
     writes,
@@ -56,6 +57,7 @@ def get_static(digest: str, name: str) -> Response:  # noqa: ARG001
 for page in (
     sign_in,
     overview,
+    timeline,
     search,
     enrolment,
     lookups,

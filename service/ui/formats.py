@@ -15,7 +15,6 @@ from service.quantities import sized
 NONE = "\N{EM DASH}"
 _SPACE = "\N{NO-BREAK SPACE}"
 _TIME = "%Y-%m-%d %H:%M:%S"
-_SHORT_TIME = "%m-%d %H:%M"
 _MARKED = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC|`[^`]+`)")
 POLICY_SECTIONS = {
     "index": "Index new data files",
@@ -134,7 +133,7 @@ def count(value: float | None) -> str:
 
 
 def short_count(value: float) -> str:
-    """12345 -> `12.3 k`: for axes, where exact figures stand elsewhere."""
+    """12345 -> `12.3 k`: where exact figures tell no more."""
     for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= limit:
             return f"{value / limit:.3g}{_SPACE}{unit}"
@@ -144,11 +143,6 @@ def short_count(value: float) -> str:
 def plural(value: float | None, noun: str, nouns: str | None = None) -> str:
     """1, `file` -> `1 file`; 2, `file` -> `2 files`."""
     return f"{count(value)}{_SPACE}{noun if value == 1 else nouns or noun + 's'}"
-
-
-def short_size(value_bytes: float) -> str:
-    """59_800_000 -> `59.8 MB`, 60_000_000 -> `60 MB`: for axes."""
-    return size(value_bytes).replace(f".0{_SPACE}", _SPACE)
 
 
 def size(value_bytes: float | None) -> str:
@@ -198,17 +192,11 @@ def rfc3339(moment: datetime | str) -> str:
     return aware(moment).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def moment(value: datetime | str | None, *, short: bool = False) -> str:
-    """A <time> in UTC; the script rewrites it in the viewer's zone and leaves UTC as the tooltip.
-
-    short: without seconds, which tell nothing on an axis.
-    """
+def moment(value: datetime | str | None) -> str:
+    """A <time> in UTC; the script rewrites it in the viewer's zone and leaves UTC as the tooltip."""
     if value is None:
         return NONE
     text = f"{aware(value):{_TIME}} UTC"
-    if short:
-        markup = Markup('<time datetime="{}" title="{}" data-short>{} UTC</time>')
-        return markup.format(rfc3339(value), text, f"{aware(value):{_SHORT_TIME}}")
     return Markup('<time datetime="{}" title="{}">{}</time>').format(rfc3339(value), text, text)
 
 

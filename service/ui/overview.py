@@ -20,11 +20,10 @@ from service.records.jobs import JobStatus
 from service.settings import CurrentSettings, Settings
 from service.tables import service as tables
 from service.tables.models import TableView
-from service.ui.formats import count, short_count
 from service.ui.forms import see
 from service.ui.pages import PageRoute, address_of, render
-from service.ui.plot import plot
-from service.ui.tables import SPANS, rows_of
+from service.ui.plot import Unit, moments, plot
+from service.ui.tables import SPANS, VALUES_SHOWN, rows_of
 from service.workers import service as workers
 
 router = APIRouter(route_class=PageRoute)
@@ -34,6 +33,8 @@ _JOBS_SHOWN = 20
 _DAY = timedelta(hours=24)
 _SPANS = {days: words for days, words in SPANS.items() if days <= 90}
 """What the plot of all tables may cover: not so much that a page takes long with many of them."""
+_MINUTE = timedelta(minutes=1)
+"""What totals are told for: of less, nothing can be drawn."""
 _SHOWN = 10
 """Tables; a list of their own has the others."""
 
@@ -54,6 +55,17 @@ def show_overview(
     numbers = jobs.count_jobs(session, _ACTIVE)
     since = now - timedelta(days=days)
     over_time = index_health.total_pending(session, since, now)
+    drawn = (
+        plot(
+            "Pending equality deletes of all tables",
+            Unit.COUNT,
+            [*over_time, (now, summary.pending_equality_deletes)],
+            now,
+            since=since,
+        )
+        if over_time and now - over_time[0][0] > _MINUTE
+        else None
+    )
     return render(
         request,
         "overview.html",
@@ -63,16 +75,8 @@ def show_overview(
         by_status=[(status, summary.tables[status]) for status in HealthStatus if summary.tables[status]],
         rows=rows_of(session, _gravest_tables(session, settings, summary.tables)),
         concerns=concerns(session, settings, reader, trouble_of_lookups(request)),
-        pending_plot=plot(
-            "Pending equality deletes of all tables",
-            [*over_time, (now, summary.pending_equality_deletes)],
-            now,
-            count,
-            since=since,
-            write_axis=short_count,
-        )
-        if over_time
-        else None,
+        pending_plot=drawn,
+        plot_moments=moments([drawn], VALUES_SHOWN) if drawn else [],
         days=days,
         spans=_SPANS,
         converted=jobs.converted_since(session, now - _DAY),

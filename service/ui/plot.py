@@ -1,162 +1,182 @@
-"""Geometry of a plot over time. Pure; the template draws it.
+"""What a plot over time shows: few enough of its values, when they held, and what they are in words.
 
-The drawing is a 1000 x 100 box that is stretched to whatever width there is, so text stays outside of it.
+Pure. The template writes it into the page, for the script that draws it and as a table for whoever has none.
 """
 
-import math
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
+from enum import StrEnum
+from itertools import pairwise
 
-WIDTH, HEIGHT = 1000.0, 100.0
+from service.ui import formats
+
 _COLUMNS = 240
-_TICKS = 4
 _SAME_SECONDS = 1.0
 """Two ages since times that are less apart are ages of the same."""
-_DURATIONS = [
-    unit * step
-    for unit, steps in (
-        (1, (1, 2, 4, 10, 20, 30)),
-        (60, (1, 2, 4, 10, 20, 30)),
-        (3600, (1, 2, 4, 6, 12)),
-        (86_400, (1, 2, 4, 8, 16, 30, 60, 120, 240, 400)),
-    )
-    for step in steps
-]
 
 
-@dataclass(frozen=True)
-class Column:
-    """A stretch of time with one tooltip."""
+Point = tuple[datetime, float]
+"""When a value was measured, and it."""
 
-    x: float
-    width: float
-    at: datetime
-    """When the value that it tells was measured."""
-    words: str
+
+class Unit(StrEnum):
+    """What values are, which says how they are written; the script knows the same names."""
+
+    COUNT = "count"
+    BYTES = "bytes"
+    SECONDS = "seconds"
+    SHARE = "share"
+
+
+_WRITE = {
+    Unit.COUNT: formats.count,
+    Unit.BYTES: formats.size,
+    Unit.SECONDS: formats.duration,
+    Unit.SHARE: formats.percent,
+}
 
 
 @dataclass(frozen=True)
 class Plot:
+    """Between two points lies a straight line if these are ages; else the first holds until the second."""
+
     title: str
-    line: str
-    """Points of the step line, `x,y x,y ...`."""
-    area: str
-    """The same, closed along the bottom."""
-    columns: list[Column]
-    top: str
-    """Value at the upper edge, in words; the lower edge is 0."""
-    middle: str
-    """Value half way up; empty if it would be no whole number."""
-    ticks: list[datetime]
-    """Evenly spread, the first at the left edge and the last at the right one."""
+    unit: Unit
+    ages: bool
+    began_at: datetime
+    """The left edge."""
+    ends_at: datetime
+    """The right one, which the last point is of."""
+    points: list[Point]
+    """Oldest first, none before the left edge."""
     highest: str
     latest: str
-    marks: list[float] = field(default_factory=list)
-    """x of each moment that is marked, of those in one column the first."""
+    marks: list[datetime] = field(default_factory=list)
+    """Of those close to each other the first."""
     shares_marks: bool = False
     """Whether a mark stands for several moments."""
+
+    @property
+    def data(self) -> str:
+        """For the script, as JSON: times are seconds, points' and marks' ones since the left edge."""
+        seconds = [round((at - self.began_at).total_seconds(), 1) for at, _ in self.points]
+        told = {
+            "unit": self.unit.value,
+            "ages": self.ages,
+            "began": self.began_at.timestamp(),
+            "ends": self.ends_at.timestamp(),
+            "times": [_short(second) for second in seconds],
+            "values": [_short(round(value, 4)) for _, value in self.points],
+            "marks": [_short(round((at - self.began_at).total_seconds(), 1)) for at in self.marks],
+        }
+        return json.dumps(told, separators=(",", ":"))
+
+    def at(self, moment: datetime) -> str:
+        """The value then, in words; a dash before the first one."""
+        held = [index for index, (at, _) in enumerate(self.points) if at <= moment]
+        if not held:
+            return formats.NONE
+        began, value = self.points[held[-1]]
+        if self.ages and held[-1] + 1 < len(self.points):
+            until, after = self.points[held[-1] + 1]
+            value += (after - value) * ((moment - began) / (until - began))
+        return _WRITE[self.unit](value)
 
 
 def plot(
     title: str,
-    samples: Sequence[tuple[datetime, float]],
+    unit: Unit,
+    samples: Sequence[Point],
     now: datetime,
-    write: Callable[[float], str],
     *,
     since: datetime | None = None,
-    write_axis: Callable[[float], str] | None = None,
-    top: float | None = None,
-    round_top: Callable[[int], int] | None = None,
     marks: Sequence[datetime] = (),
     ages: bool = False,
+    columns: int = _COLUMNS,
 ) -> Plot | None:
     """samples: oldest first, none of them later than `now`; each holds until the next one.
 
     since: the left edge, unless the first sample is later; what held before shows from there on.
-    write: a value in words; write_axis: the same, shorter. top: value at the upper edge, if not what the
-    samples ask for, which round_top makes readable. ages: values are seconds since something; while that
-    stays the same they grow with the time, and the last sample is of `now`. None if there is nothing to draw
-    yet (fewer than two samples).
+    ages: values are seconds since something; while that stays the same they grow with the time, and the last
+    sample is of `now`. columns: how many stretches of time are told apart at least. None if there is nothing
+    to draw yet (fewer than two samples).
     """
     if len(samples) < 2:
         return None
-    write_axis = write_axis or write
     began_at = samples[0][0] if since is None else max(samples[0][0], since)
-    span = max((now - began_at).total_seconds(), 1.0)
-    highest = max(value for _, value in samples)
-    upper = top if top is not None else (round_top or round_up)(math.ceil(highest))
+    span = max(now - began_at, timedelta(seconds=1))
 
-    def x(at: datetime) -> float:
-        return round(max((at - began_at).total_seconds() / span, 0.0) * WIDTH, 1)
-
-    def y(value: float) -> float:
-        return round(HEIGHT * (1 - value / upper), 2)
+    def column(at: datetime) -> int:
+        return min(int(max((at - began_at) / span, 0.0) * columns), columns - 1)
 
     # Of the samples in one column four are enough for all that can be seen, each when it was measured: no
     # peak is lost, and nothing shows when it did not hold.
-    buckets: dict[int, list[tuple[datetime, float]]] = {}
+    buckets: dict[int, list[Point]] = {}
     for sample in samples:
-        buckets.setdefault(min(int(x(sample[0]) / WIDTH * _COLUMNS), _COLUMNS - 1), []).append(sample)
-    drawn: list[tuple[datetime, float]] = []
-    columns: list[Column] = []
-    ordered = [buckets[number] for number in sorted(buckets)]
-    for number, bucket in enumerate(ordered):
-        peak = max(bucket, key=_value)
-        drawn += sorted({bucket[0], min(bucket, key=_value), peak, bucket[-1]})
-        start, last = x(bucket[0][0]), x(bucket[-1][0])
-        end = x(ordered[number + 1][0][0]) if number + 1 < len(ordered) else WIDTH
-        if last > start and end - last > WIDTH / _COLUMNS:
-            columns.append(Column(start, round(last - start, 1), peak[0], write(peak[1])))
-            start, peak = last, bucket[-1]
-        columns.append(Column(start, round(end - start, 1), peak[0], write(peak[1])))
-    points: list[tuple[float, float]] = []
-    grew = False
-    for (at, value), (until, after) in zip(drawn, [*drawn[1:], (now, 0.0)], strict=True):
-        passed = (until - at).total_seconds()
-        grows = ages and value > 0 and passed > 0 and abs(passed - (after - value)) < _SAME_SECONDS
-        unseen = max((began_at - at).total_seconds(), 0.0) if grows else 0.0
-        start = y(value + unseen)
-        if not points or points[-1][1] != start:
-            points.append((x(at), start))
-        elif grows == grew:
-            points.pop()
-        points.append((x(until), y(after if grows else value)))
-        grew = grows
-    if points[-1] == points[-2]:  # the last sample is of `now`
-        points.pop()
-    line = " ".join(f"{left:g},{height:g}" for left, height in points)
-    marked = [x(at) for at in marks if began_at <= at <= now]
-    first_marked: dict[int, float] = {}
-    for left in sorted(marked):
-        first_marked.setdefault(min(int(left / WIDTH * _COLUMNS), _COLUMNS - 1), left)
+        buckets.setdefault(column(sample[0]), []).append(sample)
+    drawn: list[Point] = []
+    for number in sorted(buckets):
+        bucket = buckets[number]
+        drawn += sorted({bucket[0], min(bucket, key=_value), max(bucket, key=_value), bucket[-1]})
+    marked: dict[int, datetime] = {}
+    shown = sorted(at for at in marks if began_at <= at <= now)
+    for at in shown:
+        marked.setdefault(column(at), at)
+    write = _WRITE[unit]
     return Plot(
         title=title,
-        line=line,
-        area=f"0,{HEIGHT:g} {line} {WIDTH:g},{HEIGHT:g}",
-        columns=columns,
-        top=write_axis(upper),
-        middle=write_axis(upper / 2) if upper != 1 else "",
-        ticks=[began_at + (now - began_at) * number / _TICKS for number in range(_TICKS + 1)],
-        highest=write(highest),
+        unit=unit,
+        ages=ages,
+        began_at=began_at,
+        ends_at=now,
+        points=_grow(drawn, began_at, now) if ages else _hold(drawn, began_at, now),
+        highest=write(max(value for _, value in samples)),
         latest=write(samples[-1][1]),
-        marks=list(first_marked.values()),
-        shares_marks=len(first_marked) < len(marked),
+        marks=list(marked.values()),
+        shares_marks=len(marked) < len(shown),
     )
 
 
-def _value(sample: tuple[datetime, float]) -> float:
+def _hold(samples: Sequence[Point], began_at: datetime, now: datetime) -> list[Point]:
+    """Only where the value changes, and at both edges."""
+    points: list[Point] = []
+    for at, value in samples:
+        if not points or points[-1][1] != value:
+            points.append((max(at, began_at), value))
+    return points if points[-1][0] == now else [*points, (now, points[-1][1])]
+
+
+def _grow(samples: Sequence[Point], began_at: datetime, now: datetime) -> list[Point]:
+    """The corners of a line that rises while an age is that of the same, and is level elsewhere."""
+    points: list[Point] = []
+    grew = False
+    for (at, value), (until, after) in pairwise([*samples, (now, 0.0)]):
+        passed = (until - at).total_seconds()
+        grows = value > 0 and passed > 0 and abs(passed - (after - value)) < _SAME_SECONDS
+        start = value + (max((began_at - at).total_seconds(), 0.0) if grows else 0.0)
+        if not points or points[-1][1] != start:
+            points.append((max(at, began_at), start))
+        elif grows == grew:
+            points.pop()
+        points.append((max(until, began_at), after if grows else value))
+        grew = grows
+    if points[-1] == points[-2]:  # the last sample is of `now`
+        points.pop()
+    return points
+
+
+def moments(plots: Sequence[Plot], number: int) -> list[datetime]:
+    """Evenly spread over what plots of the same span cover, the latest first."""
+    began_at, ends_at = min(each.began_at for each in plots), max(each.ends_at for each in plots)
+    return [ends_at - (ends_at - began_at) * step / (number - 1) for step in range(number)]
+
+
+def _value(sample: Point) -> float:
     return sample[1]
 
 
-def round_up(value: int) -> int:
-    """The next of 1, 2, 4, 6, 8, 10, 20, ... at or above `value`, so that half of it is readable too."""
-    if value <= 1:
-        return 1
-    power = 10 ** (len(str(value)) - 1)
-    return int(next(power * step for step in (1, 2, 4, 6, 8, 10) if power * step >= value))
-
-
-def round_up_duration(seconds: int) -> int:
-    """The next length of time at or above `seconds` that reads well, as does half of it: 20 min, 12 h."""
-    return next((length for length in _DURATIONS if length >= seconds), round_up(seconds))
+def _short(number: float) -> float:
+    """As JSON writes it shortest."""
+    return int(number) if number == int(number) else number

@@ -1,8 +1,7 @@
 """The pages of tables: the list, one table with its plots and plans, and what can be done with it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
-from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Form, Request, Response
@@ -32,12 +31,12 @@ from service.settings import CurrentSettings, Settings
 from service.tables import service as tables
 from service.tables.models import TablePatch, TableView
 from service.ui.enrolment import staging_of
-from service.ui.formats import count, duration, percent, policy_sections, short_count, short_size, size
+from service.ui.formats import policy_sections
 from service.ui.forms import Form as Fields
 from service.ui.forms import Typed, see
 from service.ui.lookups import key_form
 from service.ui.pages import PageRoute, TypedTime, render
-from service.ui.plot import Plot, plot, round_up_duration
+from service.ui.plot import Plot, Unit, moments, plot
 from service.ui.policies import policy_names
 from service.webhooks.outbox import UNTOLD
 
@@ -57,6 +56,10 @@ _NO_KEY = {"float_key", "unsupported_key_type", "unresolved_equality_field"}
 """Codes of deletes whose key no index can have."""
 _LATEST_JOBS = PageRequest(limit=12)
 _BY_HOUR_DAYS = 30
+VALUES_SHOWN = 25
+"""Moments that a page tells the values of its plots at, in words."""
+_SMALL_COLUMNS = 120
+"""What small plots tell apart."""
 _DRAWN_SAMPLES = 5_000
 """So many of a table's newest samples are drawn one by one; of older ones, the first of each hour or day."""
 
@@ -155,6 +158,7 @@ def _table_page(
         health=health,
         policy_sections=policy_sections(policies.explain_policy(session, row).values),
         plots=plots,
+        plot_moments=moments(plots, VALUES_SHOWN) if plots else [],
         mark_words=_mark_words(plots, days, settings),
         days=days,
         spans=SPANS,
@@ -364,60 +368,33 @@ def _plots(
     """
     if len(samples) < 2:
         return []
-    draw = partial(plot, now=now, since=since)
+
+    def draw(title: str, unit: Unit, values: Sequence[float | None], **how: Any) -> Plot | None:
+        told = [(sample.at, value or 0) for sample, value in zip(samples, values, strict=True)]
+        return plot(title, unit, told, now, since=since, columns=_SMALL_COLUMNS, **how)
+
+    def draw_age(title: str, values: Sequence[float], latest: float) -> Plot | None:
+        told = [*((sample.at, value) for sample, value in zip(samples, values, strict=True)), (now, latest)]
+        return plot(title, Unit.SECONDS, told, now, since=since, columns=_SMALL_COLUMNS, ages=True)
+
+    pending = [(sample.at, sample.pending_equality_deletes) for sample in samples]
+    staged: tuple[Plot | None, ...] = ()
+    if any(sample.staged_rows for sample in samples):
+        staged = (
+            draw("Staged rows", Unit.COUNT, [sample.staged_rows for sample in samples]),
+            draw_age(
+                "Age of what is staged",
+                [sample.staged_age_seconds for sample in samples],
+                health.staged_age_seconds,
+            ),
+        )
     drawn = (
-        draw(
-            "Pending equality deletes",
-            [(sample.at, sample.pending_equality_deletes) for sample in samples],
-            write=count,
-            write_axis=short_count,
-            marks=conversions,
-        ),
-        draw(
-            "Lag",
-            [*((sample.at, sample.lag_seconds) for sample in samples), (now, health.lag_seconds)],
-            write=duration,
-            ages=True,
-            round_top=round_up_duration,
-        ),
-        *(_staged_plots(samples, health, now, draw) if any(one.staged_rows for one in samples) else ()),
-        draw(
-            "Size of the index",
-            [(sample.at, sample.bytes) for sample in samples],
-            write=size,
-            write_axis=short_size,
-        ),
-        draw("Sorted runs", [(sample.at, sample.sorted_runs) for sample in samples], write=count),
-        draw("Dead entries", [(sample.at, sample.dead_ratio) for sample in samples], write=percent, top=1),
-        draw(
-            "Index coverage",
-            [(sample.at, sample.coverage or 0) for sample in samples],
-            write=percent,
-            top=1,
-        ),
+        plot("Pending equality deletes", Unit.COUNT, pending, now, since=since, marks=conversions),
+        draw_age("Lag", [sample.lag_seconds for sample in samples], health.lag_seconds),
+        *staged,
+        draw("Size of the index", Unit.BYTES, [sample.bytes for sample in samples]),
+        draw("Sorted runs", Unit.COUNT, [sample.sorted_runs for sample in samples]),
+        draw("Dead entries", Unit.SHARE, [sample.dead_ratio for sample in samples]),
+        draw("Index coverage", Unit.SHARE, [sample.coverage for sample in samples]),
     )
     return [each for each in drawn if each is not None]
-
-
-def _staged_plots(
-    samples: Sequence[HealthSampleView], health: HealthView, now: datetime, draw: Callable[..., Plot | None]
-) -> tuple[Plot | None, ...]:
-    """draw: `plot`, of the same days as the others."""
-    return (
-        draw(
-            "Staged rows",
-            [(sample.at, sample.staged_rows) for sample in samples],
-            write=count,
-            write_axis=short_count,
-        ),
-        draw(
-            "Age of what is staged",
-            [
-                *((sample.at, sample.staged_age_seconds) for sample in samples),
-                (now, health.staged_age_seconds),
-            ],
-            write=duration,
-            ages=True,
-            round_top=round_up_duration,
-        ),
-    )

@@ -23,7 +23,7 @@ from sqlalchemy.engine import make_url
 from sqlmodel import Session, col, select
 
 from service.db.database import Database, new_id, utc_now
-from service.records.health import HealthSample
+from service.records.health import HealthSample, PendingChange, minute_of
 from service.records.jobs import Attempt, Event, Job
 from service.records.tables import EnrolledTable
 from service.ui.formats import rfc3339
@@ -133,6 +133,8 @@ def furnish(service: RunningService) -> Pages:
     return Pages(
         {
             "overview": "/",
+            "timeline": "/timeline",
+            "timeline-lag": "/timeline?hours=6&colour=lag&sort=name",
             "tables": "/tables",
             "table": f"/tables/{orders}",
             "table-form": f"/tables/{orders}/edit",
@@ -242,11 +244,13 @@ def write_past(service: RunningService, table_id: str, *job_ids: str) -> dict[st
         conversions = []
         for minute in range(24 * 60, 2, -2):
             at = now - timedelta(minutes=minute)
+            before = pending
             pending += int(180 * (1.2 + math.sin(minute / 230)) * (1 + minute % 5 / 4))
             files += 1
             if pending > 52_000:
                 pending = files = 0
                 conversions.append(at)
+            session.add(PendingChange(minute=minute_of(at), equality_deletes=pending - before))
             session.add(
                 HealthSample(
                     table_id=table.id,
@@ -264,6 +268,8 @@ def write_past(service: RunningService, table_id: str, *job_ids: str) -> dict[st
                     unconvertible=0,
                 )
             )
+        # What it has now was counted as it was measured.
+        session.add(PendingChange(minute=minute_of(now) - 3, equality_deletes=-pending))
         for at in conversions:
             _repeat(session, job_ids[1], at, table)
         past = {job_id: _repeat(session, job_id, now - timedelta(hours=2)) for job_id in job_ids}

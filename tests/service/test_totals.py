@@ -13,13 +13,15 @@ from service.auth.models import SYSTEM
 from service.db.database import Database
 from service.index_health import service as index_health
 from service.index_health.service import record_sample, total_pending
+from service.jobs.service import converted_since
 from service.policies.service import effective_policy
 from service.records.health import PendingChange, TableHealth, health_of
+from service.records.jobs import Attempt, Job
 from service.records.tables import EnrolledTable, get_table
 from service.scheduling.retention import forget
 from service.settings import Settings
 from service.tables import service as tables
-from tests.service.queue_calls import START, add_tables
+from tests.service.queue_calls import START, add_tables, add_worker, claim, finish, request
 
 # A table that nothing happens to for two days has no sample left.
 SETTINGS = Settings(fine_history_days=0.5, history_days=1, daily_history_days=2)
@@ -178,3 +180,29 @@ def test_changes_are_kept_for_as_long_as_they_are_drawn(database: Database) -> N
     with database.read() as session:
         assert len(session.exec(select(PendingChange)).all()) == 1
         assert [total for _, total in days_of(session, 90, START + timedelta(days=90, hours=12))] == [5, 6]
+
+
+def test_conversions_are_summed_up_by_the_database_and_what_no_number_is_counts_nothing(
+    database: Database,
+) -> None:
+    (table,) = add_tables(database, ["a"])
+    worker = add_worker(database)
+    told: list[tuple[dict[str, object], int]] = [
+        ({"equality_deletes_resolved": 5, "rows_deleted": 4}, 100),
+        ({"equality_deletes_resolved": 5, "rows_deleted": 4}, 2**62),
+        ({"equality_deletes_resolved": "many", "rows_deleted": 1}, 7),
+        ({"equality_deletes_resolved": 9, "equality_delete_files_removed": 0}, 9),
+    ]
+    for result, moved in told:
+        request(database, table)
+        assignment = claim(database, worker)
+        assert assignment is not None
+        finish(database, assignment.job.id, assignment.attempt, "succeeded", START)
+        with database.write() as session:
+            session.get_one(Job, assignment.job.id).result = {"equality_delete_files_removed": 1} | result
+            session.get_one(Attempt, (assignment.job.id, 1)).bytes = moved
+    with database.read() as session:
+        done = converted_since(session, START)
+        assert converted_since(session, START + timedelta(seconds=1)).jobs == 0
+    assert (done.jobs, done.equality_deletes, done.rows) == (3, 10, 9)
+    assert done.bytes == pytest.approx(2**62 + 107)

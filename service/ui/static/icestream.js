@@ -2,11 +2,6 @@
 // happened, and replaces those parts (data-live) whose HTML has changed.
 "use strict";
 
-const SHORT_TIMES = {
-  today: new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit" }),
-  earlier: new Intl.DateTimeFormat(undefined, { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" }),
-  otherYear: new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "short" }),
-};
 const TIMES = {
   today: new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit" }),
   earlier: new Intl.DateTimeFormat(undefined, {
@@ -15,10 +10,10 @@ const TIMES = {
   otherYear: new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" }),
 };
 
-function inViewersZone(moment, times = TIMES) {
+function inViewersZone(moment) {
   const now = new Date();
-  if (moment.toDateString() === now.toDateString()) return times.today.format(moment);
-  return (moment.getFullYear() === now.getFullYear() ? times.earlier : times.otherYear).format(moment);
+  if (moment.toDateString() === now.toDateString()) return TIMES.today.format(moment);
+  return (moment.getFullYear() === now.getFullYear() ? TIMES.earlier : TIMES.otherYear).format(moment);
 }
 
 function duration(seconds) {
@@ -43,13 +38,10 @@ async function copy(text) {
 
 function enliven(part) {
   for (const time of part.querySelectorAll("time")) {
-    time.textContent = inViewersZone(new Date(time.dateTime), "short" in time.dataset ? SHORT_TIMES : TIMES);
-  }
-  for (const title of part.querySelectorAll("title[data-time]")) {
-    const words = title.textContent;
-    title.textContent = `${inViewersZone(new Date(title.dataset.time))}${words.slice(words.indexOf(": "))}`;
+    time.textContent = inViewersZone(new Date(time.dateTime));
   }
   for (const control of part.querySelectorAll("button[data-copy], #choose-all")) control.hidden = false;
+  part.dispatchEvent(new Event("enlivened", { bubbles: true }));
 }
 
 function tick() {
@@ -80,12 +72,14 @@ function replaceChanged(page) {
     const focused = shown.contains(document.activeElement) ? document.activeElement : null;
     const place = focused ? alike(shown, focused).indexOf(focused) : -1;
     // The element itself stays, so that screen readers announce what changes in it.
+    const opened = new Set([...shown.querySelectorAll("details[open]")].map((one) => one.id));
     const checked = new Set([...shown.querySelectorAll("input:checked")].map((box) => box.value));
     const scrolled = [...shown.querySelectorAll(".scroll, .log")].map((box) => [
       box.scrollLeft, box.scrollTop, box.scrollTop + box.clientHeight > box.scrollHeight - 8,
     ]);
     shown.replaceChildren(...document.importNode(fresh, true).childNodes);
     for (const box of shown.querySelectorAll("input[type=checkbox]")) box.checked = checked.has(box.value);
+    for (const one of shown.querySelectorAll("details[id]")) one.open = opened.has(one.id);
     // Whoever reads a log stays where they are, at its end if they were there.
     shown.querySelectorAll(".scroll, .log").forEach((box, number) => {
       const [left, top, atEnd] = scrolled[number] ?? [0, 0, false];

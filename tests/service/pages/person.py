@@ -1,5 +1,6 @@
 """A browser without a screen: reads pages, and sends the forms that they hold."""
 
+import json
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from typing import Any, Self
@@ -13,7 +14,7 @@ from tests.patience import PATIENCE_SECONDS
 from tests.service.conftest import PLAIN_HTTP, Running
 from tests.service.test_access import sign_in
 
-_VOID = frozenset({"input", "img", "link", "meta", "br", "hr", "path", "rect", "line", "polyline", "polygon"})
+_VOID = frozenset({"input", "img", "link", "meta", "br", "hr", "path", "rect", "line"})
 
 
 @dataclass
@@ -37,6 +38,8 @@ class Page(HTMLParser):
         self.forms: list[PageForm] = []
         self.links: dict[str, str] = {}
         """Address by words."""
+        self.plots: dict[str, dict[str, Any]] = {}
+        """What is drawn, by the words of its place: as service.ui.plot writes it."""
         self._text: list[str] = []
         self._link: tuple[str, int] | None = None
         self._area: str | None = None
@@ -49,6 +52,8 @@ class Page(HTMLParser):
         given = {name: value or "" for name, value in attributes}
         if tag != "wbr":
             self._text.append(" ")
+        if "data-plot" in given:
+            self.plots[given["aria-label"]] = json.loads(given["data-plot"])
         match tag:
             case "form":
                 self.forms.append(PageForm(urljoin(self.url, given.get("action", self.url)), given["method"]))

@@ -5,8 +5,8 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import text
-from sqlmodel import delete, select
+from sqlalchemy import text, update
+from sqlmodel import col, delete, select
 
 from service.auth import audit
 from service.auth import service as auth
@@ -14,9 +14,11 @@ from service.catalogs import service as catalogs
 from service.db.database import utc_now
 from service.discovery import patterns
 from service.policies import service as policies
-from service.records.health import HealthSample, TableHealth
+from service.records.health import HealthSample, PendingChange, TableHealth
 from service.records.keys import Role
 from service.tables import service as tables
+from service.ui import tables as table_pages
+from service.ui.formats import duration
 from service.webhooks import service as webhooks
 from service.workers import service as workers
 from tests.service.conftest import Running
@@ -53,6 +55,9 @@ def table(service: Running, iceberg: IcebergCatalog) -> dict[str, Any]:
                 )
             )
     service.poll(enrolled["id"])
+    with service.database.write() as session:
+        earlier = col(PendingChange.minute) - 10 * 24 * 60
+        session.execute(update(PendingChange).values(minute=earlier))
     return enrolled
 
 
@@ -103,24 +108,41 @@ def test_every_list_is_shown_in_each_of_its_orders(admin: Person, table: dict[st
 
 
 def test_plots_cover_as_many_days_as_are_asked_for(admin: Person, table: dict[str, Any]) -> None:
-    def label(title: str) -> str:
-        found = admin.page.html.partition(f'aria-label="{title} over ')[2].partition('"')[0]
-        return found.replace("\N{NO-BREAK SPACE}", " ")
+    def told(title: str, span: str) -> tuple[str, float, float]:
+        """Unit, value now and at the highest."""
+        drawn = admin.page.plots[f"{title} over the last {span}"]
+        return drawn["unit"], drawn["values"][-1], max(drawn["values"])
 
     admin.open(f"/tables/{table['id']}")
-    assert label("Pending equality deletes") == "the last 24 hours: 3 now, 50 at the highest."
-    assert label("Size of the index") == "the last 24 hours: 0 B now, 2.0 MB at the highest."
-    assert label("Lag").endswith("10 min at the highest.")
-    assert label("Sorted runs").endswith("7 at the highest.")
-    assert label("Dead entries").endswith("25% at the highest.")
+    assert told("Pending equality deletes", "24 hours") == ("count", 3, 50)
+    assert told("Size of the index", "24 hours") == ("bytes", 0, 2_000_000)
+    assert told("Lag", "24 hours")[::2] == ("seconds", 600)
+    assert told("Sorted runs", "24 hours") == ("count", 0, 7)
+    assert told("Dead entries", "24 hours") == ("share", 0, 0.25)
     admin.follow("30 days")
-    assert label("Pending equality deletes") == "the last 30 days: 3 now, 9,000 at the highest."
+    assert told("Pending equality deletes", "30 days") == ("count", 3, 9000)
     admin.follow("90 days")
-    assert label("Pending equality deletes") == "the last 90 days: 3 now, 9,000 at the highest."
+    assert told("Pending equality deletes", "90 days") == ("count", 3, 9000)
+    assert "3 now, 9,000 at the highest" in admin.page.text
     admin.open("/")
-    assert label("Pending equality deletes of all tables").startswith("the last 7 days: ")
+    assert told("Pending equality deletes of all tables", "7 days")
     admin.follow("30 days")
-    assert label("Pending equality deletes of all tables").startswith("the last 30 days: ")
+    assert told("Pending equality deletes of all tables", "30 days")
+
+
+def test_what_is_drawn_stands_in_a_table_too(admin: Person, table: dict[str, Any]) -> None:
+    page = admin.open(f"/tables/{table['id']}?days=7").html.replace("\N{NO-BREAK SPACE}", " ")
+    written = page.partition('<details class="values"')[2].partition("</details>")[0]
+    titles = re.findall(r'<th scope="col"[^>]*>([^<]+)</th>', written)
+    assert titles == ["Time", *(label.partition(" over ")[0] for label in admin.page.plots)]
+    rows = [re.findall(r"<td[^>]*>([^<]*)</td>", row) for row in written.split("<tr>")[2:]]
+    assert len(rows) == table_pages.VALUES_SHOWN
+    assert rows[0][0] == "3"
+    assert [rows[-1][titles.index(title) - 1] for title in ("Sorted runs", "Dead entries", "Lag")] == [
+        "7",
+        "25%",
+        "10 min",
+    ]
 
 
 def test_the_lag_of_an_idle_table_grows_to_what_its_figure_says(
@@ -144,12 +166,12 @@ def test_the_lag_of_an_idle_table_grows_to_what_its_figure_says(
         later = seen.model_dump() | {"id": None, "at": began + timedelta(seconds=400), "lag_seconds": 400.0}
         session.add_all([seen, HealthSample(**later)])
     page = admin.open(f"/tables/{hens}")
-    told = page.html.partition('aria-label="Lag over ')[2].partition("</svg>")[0]
-    shown = told.partition('"')[0].replace("\N{NO-BREAK SPACE}", " ").partition(": ")[2].partition(" now")[0]
-    assert f"Lag {shown} age of the oldest one" in page.text.replace("\N{NO-BREAK SPACE}", " ")
-    line = [tuple(map(float, point.split(","))) for point in re.findall(r"[\d.]+,[\d.]+", told)]
-    assert [x for x, _ in line[-2:]] == [0, 1000], "one straight line"
-    assert line[-1][1] < line[-2][1]
+    told = page.plots["Lag over the last 24 hours"]
+    shown = " ".join(duration(told["values"][-1]).split())
+    assert f"Lag {shown} age of the oldest one" in page.text
+    assert len(told["times"]) == 2, "one straight line"
+    assert told["times"][-1] == pytest.approx(told["ends"] - told["began"], abs=0.2)
+    assert told["values"][1] - told["values"][0] == pytest.approx(told["times"][1], abs=0.2)
 
 
 def test_what_was_staged_and_how_old_it_became_is_drawn(
@@ -177,9 +199,9 @@ def test_what_was_staged_and_how_old_it_became_is_drawn(
     history = service.admin.get(f"/tables/{doves}/health/history").json()["items"][::-1]
     assert [one["staged_rows"] for one in history] == [0, 2, 2, 0]
     assert [one["staged_age_seconds"] - age >= 3600 for one in history] == [False, False, True, False]
-    page = admin.open(f"/tables/{doves}").html
-    assert "Staged rows over" in page
-    assert "Age of what is staged over" in page
+    page = admin.open(f"/tables/{doves}")
+    assert max(page.plots["Staged rows over the last 24 hours"]["values"]) == 2
+    assert max(page.plots["Age of what is staged over the last 24 hours"]["values"]) >= 3600
 
 
 def test_a_table_tells_what_was_done_to_it_and_why_its_jobs_ran(

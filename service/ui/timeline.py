@@ -1,0 +1,140 @@
+"""Tables over time on one page: strips, what ran for them, and what ran where."""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends, Request, Response
+
+from service.auth.access import Viewer
+from service.catalogs import service as catalogs
+from service.db.database import ReadSession, utc_now
+from service.http.paging import EVERYTHING, PageRequest, Search
+from service.overview.models import TableTimeline, Timeline
+from service.overview.timeline import LONGEST, get_timeline, tables_request
+from service.records.health import HealthStatus
+from service.settings import CurrentSettings
+from service.ui.formats import rfc3339
+from service.ui.pages import PageRoute, TypedTime, render
+
+router = APIRouter(route_class=PageRoute)
+_SPANS = {1: "1 hour", 6: "6 hours", 24: "24 hours", 168: "7 days", 720: "30 days"}
+"""By hours."""
+_SHORTEST = timedelta(minutes=10)
+
+
+@router.get("/timeline")
+def show_timeline(
+    request: Request,
+    session: ReadSession,
+    settings: CurrentSettings,
+    reader: Viewer,
+    page: Annotated[PageRequest, Depends(tables_request)],
+    hours: int = 24,
+    since: TypedTime | None = None,
+    until: TypedTime | None = None,
+    colour: Literal["pending", "lag"] = "pending",
+    catalog: str | None = None,
+    namespace: str | None = None,
+    search: Search = None,
+    status: HealthStatus | None = None,
+) -> Response:
+    hours = hours if hours in _SPANS else 24
+    now = utc_now()
+    shown = get_timeline(
+        session,
+        settings,
+        page,
+        since=since if since and until else now - timedelta(hours=hours),
+        until=until if since and until else now,
+        catalog=catalog,
+        namespace=namespace,
+        search=search,
+        status=status,
+    )
+    return render(
+        request,
+        "timeline/show.html",
+        reader,
+        shown=shown,
+        data=_data(shown, min(now, shown.until)),
+        rows=[_row(table, shown) for table in shown.tables],
+        next_cursor=shown.next_cursor,
+        sort=page.sort,
+        hours=hours,
+        spans=_SPANS,
+        is_moved=bool(since and until),
+        moves=_moves(shown.since, min(shown.until, now), now),
+        colour=colour,
+        search=search,
+        status=status,
+        statuses=list(HealthStatus),
+        catalog=catalog,
+        catalogs=catalogs.list_catalogs(session, PageRequest(limit=EVERYTHING)).items,
+        namespace=namespace,
+    )
+
+
+def _moves(since: datetime, until: datetime, now: datetime) -> Mapping[str, Mapping[str, str | None]]:
+    """Links to other spans of time: words -> what changes in the address."""
+    span = max(until - since, _SHORTEST)
+    found = {"Earlier": (since - span / 2, until - span / 2)}
+    if until + timedelta(minutes=1) < now:
+        later = min(until + span / 2, now)
+        found["Later"] = (later - span, later)
+    if span > _SHORTEST:
+        found["Zoom in"] = (until - span / 2, until)
+    if span * 2 <= LONGEST:
+        found["Zoom out"] = (until - span * 2, until)
+    return {words: {"since": rfc3339(begin), "until": rfc3339(end)} for words, (begin, end) in found.items()}
+
+
+def _row(table: TableTimeline, shown: Timeline) -> dict[str, Any]:
+    """What a strip says, in words."""
+    ran = Counter(run.status for run in shown.runs if run.table_id == table.table_id)
+    return {
+        "table": table,
+        "most": max((one for one in table.pending_equality_deletes if one is not None), default=None),
+        "longest": max((one for one in table.lag_seconds if one is not None), default=None),
+        "ran": [(status.value, number) for status, number in sorted(ran.items())],
+        "number": ran.total(),
+    }
+
+
+def _data(shown: Timeline, now: datetime) -> str:
+    """For the script, as JSON with few words: times are seconds since the beginning, names stand once."""
+    ids = [table.table_id for table in shown.tables]
+    workers = sorted({run.worker_name for run in shown.runs})
+
+    def seconds(moment: datetime) -> int:
+        return round((moment - shown.since).total_seconds())
+
+    told = {
+        "began": shown.since.timestamp(),
+        "ends": shown.until.timestamp(),
+        "now": now.timestamp(),
+        "interval": shown.interval_seconds,
+        "tables": [[table.table_id, table.table, table.status.value] for table in shown.tables],
+        "pending": [table.pending_equality_deletes for table in shown.tables],
+        "lag": [_whole(table.lag_seconds) for table in shown.tables],
+        "workers": workers,
+        "runs": [
+            [
+                ids.index(run.table_id),
+                workers.index(run.worker_name),
+                f"{'dry run: ' if run.dry_run else ''}{run.kind.value.replace('_', ' ')}",
+                run.status.value,
+                seconds(run.started_at),
+                seconds(run.ended_at or now),
+                run.job_id,
+            ]
+            for run in shown.runs
+        ],
+    }
+    return json.dumps(told, separators=(",", ":"))
+
+
+def _whole(values: Sequence[float | None]) -> list[int | None]:
+    return [None if value is None else round(value) for value in values]

@@ -1,0 +1,217 @@
+"""What charts draw of the values that a page comes with: pixels, cross-hairs, zoom, all by keyboard too."""
+
+import math
+import re
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from playwright.sync_api import Locator, Page, expect
+from sqlmodel import col, delete
+
+from service.db.database import Database, utc_now
+from service.records.health import HealthSample
+from tests.browser.running_service import PlayedWorker, RunningService, index_report, index_result
+
+pytestmark = pytest.mark.integration
+HOUR = timedelta(hours=1)
+_PIXELS = """
+    // The page's own canvas is no place to read from again and again.
+    const pixels = (draw) => {
+        const copy = new OffscreenCanvas(2000, 2000).getContext("2d", { willReadFrequently: true });
+        draw(copy);
+        return (x, y, width, height) => [...copy.getImageData(x, y, width, height).data];
+    };
+    const inkOf = (colour) => pixels((copy) => {
+        copy.fillStyle = colour;
+        copy.fillRect(0, 0, 1, 1);
+    })(0, 0, 1, 1).slice(0, 3);
+    const drawnOn = (chart) => pixels((copy) => copy.drawImage(chart.ctx.canvas, 0, 0));
+"""
+_HIGHEST = f"""(element, x) => {{{_PIXELS}
+    // The uppermost pixel of the line's colour in a column, as the value that is drawn there.
+    const chart = CHARTS.get(element);
+    const {{ left, top, width, height }} = chart.bbox;
+    const [red, green, blue] = inkOf(ink("accent"));
+    const column = drawnOn(chart)(Math.round(left + width * x), top, 1, height);
+    for (let y = 0; y < height; y++) {{
+        const [r, g, b, a] = column.slice(4 * y, 4 * y + 4);
+        const off = Math.abs(r - red) + Math.abs(g - green) + Math.abs(b - blue);
+        if (a > 200 && off < 40) return chart.posToVal(y / devicePixelRatio, "y");
+    }}
+    return null;
+}}"""
+
+
+@pytest.fixture
+def table(service: RunningService) -> str:
+    """One whose deletes came and went by the hour: 0, 4,000, 1,000, 3,000."""
+    if not service.iceberg.catalog.table_exists("shop.visits"):
+        service.create_iceberg_table("shop.visits", delete_files=1, deletes_each=3)
+    table = service.enroll("shop.visits", policy="manual")
+    write_samples(service, table, [(4, 0), (3, 4000), (2, 1000), (1, 3000)])
+    return table
+
+
+def write_samples(service: RunningService, table: str, told: list[tuple[float, int]]) -> None:
+    """told: hours ago, and deletes."""
+    now = utc_now()
+    database = Database(service.database_url)
+    with database.write() as session:
+        session.exec(delete(HealthSample).where(col(HealthSample.table_id) == table))
+        for hours, deletes in told:
+            session.add(sample(table, now - HOUR * hours, deletes))
+    database.dispose()
+
+
+def sample(table: str, at: datetime, deletes: int) -> HealthSample:
+    return HealthSample(
+        table_id=table,
+        at=at,
+        resolution="hour",
+        status="healthy",
+        pending_equality_delete_files=1,
+        pending_equality_deletes=deletes,
+        lag_seconds=60,
+        coverage=1,
+        entries=10,
+        bytes=100,
+        sorted_runs=1,
+        dead_ratio=0,
+        unconvertible=0,
+    )
+
+
+def chart(page: Page, label: str) -> Locator:
+    found = page.get_by_role("img", name=re.compile(label))
+    expect(found.locator("canvas")).to_be_visible()
+    return found
+
+
+def test_a_line_is_drawn_where_its_values_are(signed_in: Page, service: RunningService, table: str) -> None:
+    signed_in.goto(f"{service.url}/tables/{table}")
+    drawn = chart(signed_in, "Pending equality deletes over")
+    heights = [drawn.evaluate(_HIGHEST, x) for x in (0.375, 0.625, 0.875)]
+    assert heights == [pytest.approx(value, rel=0.06) for value in (4000, 1000, 3000)]
+    signed_in.locator("#theme").click(click_count=2)
+    again = [drawn.evaluate(_HIGHEST, x) for x in (0.375, 0.625, 0.875)]
+    assert again == [pytest.approx(value, rel=0.06) for value in (4000, 1000, 3000)]
+
+
+def test_values_are_read_by_mouse_and_by_keyboard_under_one_cross_hair(
+    signed_in: Page, service: RunningService, table: str
+) -> None:
+    signed_in.goto(f"{service.url}/tables/{table}")
+    pending, lag = (chart(signed_in, label) for label in ("Pending equality deletes over", "Lag over"))
+    box = pending.locator(".u-over").bounding_box()
+    assert box is not None
+    signed_in.mouse.move(box["x"] + box["width"] * 0.375, box["y"] + 20)
+    expect(pending.locator(".readout")).to_contain_text("4,000")
+    expect(lag.locator(".readout")).to_be_visible()
+    signed_in.mouse.move(0, 0)
+    expect(pending.locator(".readout")).to_be_hidden()
+
+    pending.focus()
+    signed_in.keyboard.press("Home")
+    expect(pending.locator(".readout")).to_contain_text(re.compile(": 0$"))
+    for _ in range(24):
+        signed_in.keyboard.press("ArrowRight")
+    expect(pending.locator(".readout")).to_contain_text(": 4,000")
+    expect(signed_in.locator("#plot [aria-live]").first).to_contain_text(": 4,000")
+
+
+def test_a_zoom_is_that_of_all_charts_and_ends_by_escape(
+    signed_in: Page, service: RunningService, table: str
+) -> None:
+    signed_in.goto(f"{service.url}/tables/{table}")
+    pending, lag = (chart(signed_in, label) for label in ("Pending equality deletes over", "Lag over"))
+
+    def span(of: Locator) -> float:
+        return float(of.evaluate("e => CHARTS.get(e).scales.x.max - CHARTS.get(e).scales.x.min"))
+
+    whole = span(pending)
+    box = pending.locator(".u-over").bounding_box()
+    assert box is not None
+    signed_in.mouse.move(box["x"] + box["width"] * 0.25, box["y"] + 20)
+    signed_in.mouse.down()
+    signed_in.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 20, steps=4)
+    signed_in.mouse.up()
+    assert span(pending) == pytest.approx(whole / 4, rel=0.05)
+    assert span(lag) == span(pending)
+    assert drawn_at(pending, 0.5) == pytest.approx(4000, rel=0.06)
+    pending.focus()
+    signed_in.keyboard.press("Escape")
+    assert (span(pending), span(lag)) == (whole, whole)
+    signed_in.keyboard.press("End")
+    signed_in.keyboard.press("+")
+    assert span(pending) < whole
+
+
+def drawn_at(of: Locator, x: float) -> Any:
+    return of.evaluate(_HIGHEST, x)
+
+
+_CELL = f"""(element, [x, row]) => {{{_PIXELS}
+    const chart = CHARTS.get(element);
+    const {{ left, top, width }} = chart.bbox;
+    const y = top + (row * ROW + 6) * devicePixelRatio;
+    return drawnOn(chart)(Math.round(left + width * x), y, 1, 1).slice(0, 3);
+}}"""
+_HEAT = f"""(_, name) => {{{_PIXELS}
+    return inkOf(getComputedStyle(document.querySelector(`.${{name}}`)).backgroundColor);
+}}"""
+
+
+def test_the_timeline_draws_tables_and_what_ran_and_leads_to_the_job(
+    signed_in: Page, service: RunningService, table: str
+) -> None:
+    write_samples(service, table, [(20, 0), (12, 50), (6, 5000), (1, 500_000)])
+    job = service.request_job(table, "index")
+    head = service.iceberg.head("shop.visits")
+    PlayedWorker(service, "worker-7").claim().succeed(index_result(), index_report(head=head))
+    signed_in.goto(f"{service.url}/timeline?search=shop.visits")
+    strips = chart(signed_in, "Tables over time")
+    # The right edge is the end of the interval of now.
+    told = strips.evaluate("e => { const t = timelineData(e); return [t.began, t.ends, t.now]; }")
+
+    def x(hours: float) -> float:
+        return float((told[2] - hours * 3600 - told[0]) / (told[1] - told[0]))
+
+    for hours, step in ((16, 0), (9, 1), (3, 2), (0.5, 3)):
+        assert strips.evaluate(_CELL, [x(hours), 0]) == strips.evaluate(_HEAT, f"heat-{step}"), hours
+    box = strips.locator(".u-over").bounding_box()
+    assert box is not None
+    signed_in.mouse.move(box["x"] + box["width"] * x(3), box["y"] + 10)
+    expect(strips.locator(".readout")).to_contain_text("5,000 pending")
+    lanes = chart(signed_in, "What ran on each worker")
+    expect(lanes.locator(".u-cursor-x")).to_be_visible()
+    # The run ended just now.
+    strips.focus()
+    signed_in.keyboard.press("End")
+    while "index on worker-7: succeeded" not in (strips.locator(".readout").text_content() or ""):
+        signed_in.keyboard.press("ArrowLeft")
+    signed_in.keyboard.press("Enter")
+    signed_in.wait_for_url(f"{service.url}/jobs/{job}")
+
+
+def test_what_is_dragged_over_in_the_timeline_is_asked_for_in_finer_intervals(
+    signed_in: Page, service: RunningService, table: str
+) -> None:
+    signed_in.goto(f"{service.url}/timeline?search=shop.visits")
+    strips = chart(signed_in, "Tables over time")
+    assert strips.evaluate("e => timelineData(e).interval") == 900
+    box = strips.locator(".u-over").bounding_box()
+    assert box is not None
+    with signed_in.expect_navigation():
+        signed_in.mouse.move(box["x"] + box["width"] * 0.8, box["y"] + 10)
+        signed_in.mouse.down()
+        signed_in.mouse.move(box["x"] + box["width"] * 0.9, box["y"] + 10, steps=4)
+        signed_in.mouse.up()
+    strips = chart(signed_in, "Tables over time")
+    assert strips.evaluate("e => timelineData(e).interval") == 120
+    assert "search=shop.visits" in signed_in.url
+    strips.focus()
+    with signed_in.expect_navigation():
+        signed_in.keyboard.press("-")
+    told = chart(signed_in, "Tables over time").evaluate("e => timelineData(e).ends - timelineData(e).began")
+    assert math.isclose(told, 2 * 2.4 * 3600, rel_tol=0.2)

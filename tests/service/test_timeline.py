@@ -1,0 +1,179 @@
+"""Tables over time, and what ran for them: each value is the most of its interval, and nothing is made up."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from sqlmodel import col, select
+
+from service.db.database import Database, utc_now
+from service.index_health.strips import Strip, divide, strips
+from service.jobs.runs import attempts_within, latest_job_ids
+from service.records.health import HealthSample
+from service.records.jobs import JobKind
+from tests.service.conftest import ON_BOTH, Running, alike_on_both
+from tests.service.iceberg_tables import IcebergCatalog
+from tests.service.pages.person import Person
+from tests.service.queue_calls import START, add_tables, add_worker, claim, finish, request
+
+database_kind = alike_on_both
+MINUTE = timedelta(minutes=1)
+
+
+@given(seconds=st.integers(60, 100 * 86_400), begin=st.integers(0, 10**6))
+def test_intervals_cover_what_was_asked_for_and_are_few(seconds: int, begin: int) -> None:
+    since = START + timedelta(seconds=begin)
+    until = since + timedelta(seconds=seconds)
+    found = divide(since, until)
+    assert found.since <= since < until <= found.until
+    assert since - found.since < timedelta(seconds=found.seconds) > found.until - until
+    assert 1 <= found.number <= 102
+    assert int(found.since.timestamp()) % found.seconds == 0
+    assert list(found)[-1] == found.until
+
+
+def measure(database: Database, table: str, told: list[tuple[float, int, float]]) -> None:
+    """told: minutes since START, equality deletes, and seconds of lag, oldest first."""
+    with database.write() as session:
+        for minutes, deletes, lag in told:
+            session.add(
+                HealthSample(
+                    table_id=table,
+                    at=START + MINUTE * minutes,
+                    resolution="all",
+                    status="healthy",
+                    pending_equality_delete_files=1,
+                    pending_equality_deletes=deletes,
+                    lag_seconds=lag,
+                    coverage=1,
+                    entries=0,
+                    bytes=0,
+                    sorted_runs=0,
+                    dead_ratio=0,
+                    unconvertible=0,
+                )
+            )
+            session.flush()
+
+
+def strip_of(database: Database, table: str, since: datetime, until: datetime, now: datetime) -> Strip:
+    with database.read() as session:
+        return strips(session, [table], divide(since, until), now)[table]
+
+
+@ON_BOTH
+def test_a_strip_has_the_most_of_each_interval_and_what_held_where_nothing_was_measured(
+    database: Database,
+) -> None:
+    first, other = add_tables(database, ["a", "b"])
+    # The table's own samples count, whatever others were measured in between.
+    measure(database, first, [(-100, 7, 600)])
+    measure(database, other, [(-50, 99, 9)])
+    measure(database, first, [(2, 30, 30.5), (2.5, 50, 60), (2.9, 0, 0), (5, 4, 10)])
+    now = START + MINUTE * 7.5
+    told = strip_of(database, first, START, START + MINUTE * 10, now)
+    assert told.pending_equality_deletes == [7, 7, 50, 0, 0, 4, 4, 4, None, None]
+    minutes = [6600 + 60, 6600 + 120, 6600 + 120, 0, 0, 10, 10 + 120, 10 + 150]
+    assert told.lag_seconds == [*map(float, minutes), None, None]
+    early = strip_of(database, first, START - MINUTE * 110, START - MINUTE * 90, now)
+    assert early.pending_equality_deletes[:10] == [None] * 10
+    assert early.pending_equality_deletes[10:] == [7] * 10
+
+
+def test_long_spans_are_read_from_the_samples_that_stay_longest(database: Database) -> None:
+    (table,) = add_tables(database, ["a"])
+    measure(database, table, [(minute, minute, 0) for minute in range(0, 120, 5)])
+    with database.write() as session:
+        session.exec(select(HealthSample).order_by(col(HealthSample.id)).limit(1)).one().resolution = "day"
+    told = strip_of(database, table, START, START + timedelta(days=5), START + timedelta(days=5))
+    assert set(told.pending_equality_deletes) == {0}
+
+
+def run(database: Database, table: str, worker: str, minutes: float, took: float) -> str:
+    begin = START + MINUTE * minutes
+    job = request(database, table, JobKind.CONVERT, begin)
+    assignment = claim(database, worker, begin)
+    assert assignment is not None
+    finish(database, job, assignment.attempt, "succeeded", begin + MINUTE * took)
+    return job
+
+
+@ON_BOTH
+def test_what_ran_within_a_span_is_told_with_its_worker_and_so_many_of_each_table(database: Database) -> None:
+    first, other = add_tables(database, ["a", "b"])
+    worker = add_worker(database)
+    jobs = [run(database, first, worker, minutes, 3) for minutes in (0, 10, 20, 30)]
+    of_other = run(database, other, worker, 15, 1)
+    with database.read() as session:
+
+        def told(since: float, until: float, of_each: int) -> list[str]:
+            begin, end = START + MINUTE * since, START + MINUTE * until
+            found = attempts_within(session, [first, other], begin, end, of_each=of_each)
+            return [job.id for job, _ in found]
+
+        assert told(2, 31, 10) == [jobs[0], jobs[1], of_other, jobs[2], jobs[3]]
+        assert told(4, 20, 10) == [jobs[1], of_other]
+        assert told(0, 60, 2) == [of_other, jobs[2], jobs[3]]
+        assert sorted(latest_job_ids(session, [first, other], 1)) == sorted([jobs[3], of_other])
+        assert latest_job_ids(session, [], 5) == []
+
+
+def test_the_call_shows_tables_with_most_pending_first_and_pages_through_them(
+    service: Running, iceberg: IcebergCatalog
+) -> None:
+    service.register(iceberg)
+    ids = {}
+    for name, deletes in (("db.few", 1), ("db.many", 3), ("db.none", 0)):
+        iceberg.create(name)
+        ids[name] = service.enroll(name, policy="manual")["id"]
+        if deletes:
+            iceberg.delete_keys(name, list(range(deletes)))
+        service.poll(ids[name])
+    job = service.admin.post(f"/tables/{ids['db.few']}/jobs", json={"kind": "index"}).json()["id"]
+    assert service.claim(service.start_worker()) is not None
+
+    def ask(**parameters: Any) -> Any:
+        return service.admin.get("/overview/timeline", params=parameters).raise_for_status().json()
+
+    told = ask()
+    assert [one["table"] for one in told["tables"]] == ["db.many", "db.few", "db.none"]
+    strips = [one["pending_equality_deletes"] for one in told["tables"]]
+    assert [max(filter(None, strip), default=0) for strip in strips] == [3, 1, 0]
+    span = datetime.fromisoformat(told["until"]) - datetime.fromisoformat(told["since"])
+    number = span.total_seconds() / told["interval_seconds"]
+    assert {len(one["lag_seconds"]) for one in told["tables"]} == {number}
+    (ran,) = told["runs"]
+    assert (ran["job_id"], ran["table_id"], ran["worker_name"]) == (job, ids["db.few"], "w1")
+    assert (ran["status"], ran["ended_at"]) == ("running", None)
+    first = ask(limit=1)
+    assert ask(limit=1, cursor=first["next_cursor"])["tables"][0]["table"] == "db.few"
+    assert [one["table"] for one in ask(search="none")["tables"]] == ["db.none"]
+    began = utc_now() - timedelta(days=200)
+    for asked in (
+        {"since": began, "until": began + timedelta(seconds=30)},
+        {"since": began, "until": began + timedelta(days=101)},
+        {"since": began, "until": began - timedelta(hours=1)},
+        {"since": datetime(1, 1, 2, tzinfo=UTC)},
+        {"until": datetime(1, 1, 1, tzinfo=UTC)},
+        {"since": datetime(9999, 12, 31, tzinfo=UTC)},
+        {
+            "since": datetime(9999, 12, 30, tzinfo=UTC),
+            "until": datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC),
+        },
+    ):
+        written = {name: at.isoformat().replace("+00:00", "Z") for name, at in asked.items()}
+        refused = service.admin.get("/overview/timeline", params=written)
+        assert (refused.status_code, refused.json()["type"]) == (422, "/problems/validation-error"), asked
+    assert ask(since=(utc_now() - timedelta(days=30)).isoformat())["interval_seconds"] == 900
+
+    with Person(service) as admin:
+        page = admin.open("/timeline")
+        assert "db.many" in page.links
+        assert "1 running" in page.text
+        assert "/timeline?since=" in page.links["Earlier"]
+        earlier = admin.follow("Earlier")
+        assert {"Now", "Later"} <= earlier.links.keys()
+        assert "nothing is enrolled" not in earlier.text
+        assert "No table fits these filters" in admin.open("/timeline?search=nowhere").text
+        assert admin.open("/timeline?colour=lag&hours=1").status == 200
