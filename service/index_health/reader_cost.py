@@ -9,8 +9,11 @@ _NONE = 0
 """Partitions of a table that has none, as a look says; a job counts them."""
 
 
-def store_reader_cost(health: TableHealth, found: Measurement) -> None:
-    """Keep what a reader has to do with since this look, at the first one, and before files last went."""
+def store_reader_cost(health: TableHealth, found: Measurement, target_file_bytes: int = 0) -> None:
+    """Keep what a reader has to do with since this look, at the first one, and before files last went.
+
+    target_file_bytes: of the files that a rewriting makes, as the policy says; 0 for what the table says.
+    """
     now, shapes = found.shape, dict(health.reader_shapes)
     before = shapes.get("now")
     if before is not None and _is_less(now, shape_of(before)):
@@ -18,7 +21,7 @@ def store_reader_cost(health: TableHealth, found: Measurement) -> None:
     shapes["now"] = now.as_json()
     shapes.setdefault("enrolled", now.as_json())
     health.reader_shapes = shapes
-    health.target_file_bytes = found.target_file_bytes
+    health.target_file_bytes = target_file_bytes or found.target_file_bytes
     if not found.is_partitioned:
         health.partitions = _NONE
     elif health.partitions == _NONE:

@@ -538,7 +538,7 @@ class Poller:
         if source and is_same:
             _ask_at_first(health, staged, source, by_enrolment=table.publish_from is not None)
         health.small_manifests = found.small_manifests
-        store_reader_cost(health, found)
+        store_reader_cost(health, found, policy.rewrite_data_files.target_file_size_bytes)
         health.data_files = found.data_files
         everything = found.new_since[None]
         new = found.new_since.get(health.indexed_snapshot_id, everything)

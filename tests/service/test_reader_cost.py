@@ -136,6 +136,18 @@ def test_partitions_that_a_table_gets_later_are_not_known_until_a_job_counts_the
     assert fresh_files == [4, 40]
 
 
+def test_a_table_is_as_fresh_as_a_rewriting_by_its_policy_would_leave_it() -> None:
+    shape = Shape(40, 1000, data_bytes=4 * 10**6)
+    files = []
+    for target_file_bytes in (0, 4 * 10**5):
+        health = TableHealth(table_id="t")
+        store_reader_cost(health, measurement(shape, is_partitioned=False), target_file_bytes)
+        told = view_reader_cost(health)
+        assert told is not None
+        files.append(told.fresh_data_files)
+    assert files == [4, 10]
+
+
 def cost_of(service: Running, table: dict[str, Any]) -> dict[str, Any]:
     service.poll(table["id"])
     found = service.admin.get(f"/tables/{table['id']}/health").json()["reader_cost"]

@@ -312,6 +312,7 @@ def test_data_files_with_many_deleted_rows_are_written_anew_however_few(
     policy = {"rewrite_data_files": {"enabled": True}}
     health = jobs.run("index", policy=policy, key_sets=[["id"]]).health
     assert (health["small_data_files"], health["deleted_data_files"]) == (0, 1)
+    assert health["partitions"] == 1
     assert rewrite(jobs, parameters={"delete_ratio_threshold": 0.31})["commits"] == 0
     assert rewrite(jobs, parameters={"delete_ratio_threshold": 0.3})["data_files"]["data_files_added"] == 1
     health = jobs.run("index", policy=policy, key_sets=[["id"]]).health
