@@ -3,6 +3,8 @@
 import os
 from collections import Counter
 from collections.abc import Iterator
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -19,6 +21,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.thorough]
 
 CHECKPOINTS = int(os.environ.get("ICESTREAM_TEST_CHECKPOINTS", "40"))
 UPKEEP_CHECKPOINTS = 25
+CHEAP_CHECKPOINTS = 8
 PENDING_FILES = 40
 """The writer goes on once fewer equality delete files wait: so the test takes the pace of the machine."""
 
@@ -61,6 +64,45 @@ def test_a_stream_under_standard_is_healthy_throughout_and_none_of_its_conversio
     pq.write_table(to_arrow(orders.visible), tmp_path / "model.parquet")
     reader = Reader(spark)
     assert reader.checksum(identifier) == reader.checksum(f"parquet.`{tmp_path}/model.parquet`")
+
+
+def test_a_stream_is_kept_cheap_to_read_by_rewritings_where_a_policy_goes_by_that(
+    spark: SparkSession, icestream: Icestream, registered: Catalog, tmp_path: Path
+) -> None:
+    identifier = f"{registered.name}.demo.orders"
+    orders = Orders(100_000)
+    writer = OrdersWriter.create(spark, identifier)
+    writer.append(orders.visible)
+    rewrite = {"enabled": True, "min_interval_seconds": 0, "min_input_files": 2, "small_data_files": 10**6}
+    settings = {"convert": {"when": "worthwhile", "reads_per_day": 0}, "rewrite_data_files": rewrite}
+    icestream.post("/policies", {"name": "thrifty", "settings": settings})
+    table_id = icestream.enroll(registered, "demo.orders", policy="thrifty")
+    wait_until(lambda: icestream.health(table_id)["coverage"], "the first index")
+
+    for _ in range(CHEAP_CHECKPOINTS):
+        writer.commit(orders.advance(500))
+        is_cheap = partial(costs_what_it_may, icestream, table_id, datetime.now(UTC))
+        wait_until(is_cheap, "reads to cost what they may")
+    icestream.run(table_id, "convert")
+
+    jobs = list(every(icestream, "/jobs", table_id=table_id, status="succeeded"))
+    rewritings = [job for job in jobs if job["kind"] == "rewrite_data_files"]
+    assert rewritings
+    assert all(
+        "what it would of a table just rewritten (policy: 1.5)" in job["trigger"] for job in rewritings
+    )
+    vectors = [job["result"]["deletion_vectors_added"] for job in jobs if job["kind"] == "convert"]
+    assert max(vectors) < 4 * CHEAP_CHECKPOINTS, "no files gather that each conversion would write vectors of"
+    pq.write_table(to_arrow(orders.visible), tmp_path / "model.parquet")
+    reader = Reader(spark)
+    assert reader.checksum(identifier) == reader.checksum(f"parquet.`{tmp_path}/model.parquet`")
+
+
+def costs_what_it_may(icestream: Icestream, table_id: str, since: datetime) -> bool:
+    """Whether a look at a table since then has found that a read does."""
+    health = icestream.health(table_id)
+    is_new = datetime.fromisoformat(health["measured_at"]) > since
+    return is_new and bool(health["reader_cost"]["reads"][0]["overhead_ratio"] < 1.5)
 
 
 def every(icestream: Icestream, path: str, **query: str) -> Iterator[Json]:
