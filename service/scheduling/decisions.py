@@ -140,8 +140,11 @@ def weighing(state: TableState, policy: EffectivePolicy) -> Weighing | None:
     if policy.convert.when != "worthwhile" or state.shape is None or state.fresh is None:
         return None
     convert, rewrite = (state.last.get(kind) for kind in (JobKind.CONVERT, JobKind.REWRITE_DATA_FILES))
+    # What can't be converted no job takes from readers.
+    pending = state.convertible
+    shape = replace(state.shape, equality_delete_files=pending.files, equality_deletes=pending.rows)
     readers = Readers(
-        state.shape,
+        shape,
         state.fresh,
         state.oldest_convertible_at,
         rewrite.ended_at if rewrite is not None else state.enrolled_at,

@@ -97,6 +97,13 @@ def test_small_files_are_rewritten_with_what_is_pending_instead_of_their_vectors
     assert decision(running, JobKind.CONVERT, worthwhile()).code == "rewriting"
 
 
+def test_deletes_that_can_not_be_converted_are_no_reason_for_any_job() -> None:
+    many = replace(FRESH, data_files=10, equality_delete_files=400, equality_deletes=20_000)
+    state = replace(pending(many), convertible=Volume(1, 1, 10))
+    for kind in (JobKind.CONVERT, REWRITE):
+        assert decision(state, kind, worthwhile()).action is Action.WAIT
+
+
 @pytest.mark.parametrize(
     "last", [LastJob(NOW - timedelta(seconds=10)), LastJob(NOW, idle=1)], ids=["soon", "idle"]
 )
