@@ -250,7 +250,7 @@ def write_past(service: RunningService, table_id: str, *job_ids: str) -> dict[st
             if pending > 52_000:
                 pending = files = 0
                 conversions.append(at)
-            session.add(PendingChange(minute=minute_of(at), equality_deletes=pending - before))
+            session.add(PendingChange(part=0, minute=minute_of(at), equality_deletes=pending - before))
             session.add(
                 HealthSample(
                     table_id=table.id,
@@ -269,7 +269,7 @@ def write_past(service: RunningService, table_id: str, *job_ids: str) -> dict[st
                 )
             )
         # What it has now was counted as it was measured.
-        session.add(PendingChange(minute=minute_of(now) - 3, equality_deletes=-pending))
+        session.add(PendingChange(part=0, minute=minute_of(now) - 3, equality_deletes=-pending))
         for at in conversions:
             _repeat(session, job_ids[1], at, table)
         past = {job_id: _repeat(session, job_id, now - timedelta(hours=2)) for job_id in job_ids}
