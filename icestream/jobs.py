@@ -6,18 +6,17 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping
-from datetime import datetime, timedelta
 from typing import Any, Final
 from uuid import uuid4
 
 from icestream.connection import Connection, Json, json_of
-from icestream.errors import IcestreamError
+from icestream.errors import IcestreamError, NotFoundError, UnreachableError
 
 _ENDS: Final = ("succeeded", "failed", "cancelled")
 _SLOWER: Final = 1.2
 """Each pause than the one before: an answer comes a fifth of the job's time late at most."""
-_OVERLAP: Final = timedelta(minutes=1)
-"""An event may come after one of a later time: replicas' clocks differ, and transactions take their time."""
+_PAGE_EVENTS: Final = 100
+"""Looked at each time: an event may appear after others of higher ids, since transactions take their time."""
 
 OnEvent = Callable[[Json], None]
 
@@ -39,7 +38,7 @@ class Job:
     def __init__(self, connection: Connection, job_id: str) -> None:
         self.id = job_id
         self._connection = connection
-        self._told: dict[int, datetime] = {}
+        self._told: set[int] = set()
 
     def view(self) -> Json:
         """The job as the API shows it: its `status`, `progress`, `result`, `error`, and `ended_at`."""
@@ -49,14 +48,21 @@ class Job:
     def new_events(self) -> list[Json]:
         """What has happened to it and was not told before, oldest first, such as progress, decisions and
         lines of its log; `message` has it in words, `level` is `info`, `warning` or `error`."""
-        since = max(self._told.values()) - _OVERLAP if self._told else None
-        query = {} if since is None else {"since": since.isoformat()}
-        listed = self._connection.read_list(f"/api/v1/jobs/{self.id}/events", query)["items"]
-        found = [event for event in listed if event["id"] not in self._told]
-        if since is not None:
-            self._told = {known: at for known, at in self._told.items() if at >= since}
-        self._told |= {event["id"]: datetime.fromisoformat(event["at"]) for event in found}
+        found = self._untold()
+        self._told |= {event["id"] for event in found}
         return found
+
+    def _untold(self) -> list[Json]:
+        """By their ids: the service's clock may be set back."""
+        found: list[Json] = []
+        query = {"sort": "-id", "limit": _PAGE_EVENTS}
+        while True:
+            page = json_of(self._connection.request("GET", f"/api/v1/jobs/{self.id}/events", params=query))
+            untold = [event for event in page["items"] if event["id"] not in self._told]
+            found += untold
+            if len(untold) < len(page["items"]) or page["next_cursor"] is None:
+                return found[::-1]
+            query = {**query, "cursor": page["next_cursor"]}
 
     def cancel(self) -> Json:
         """Asks it to stop: at once if it is queued, else at its worker's next heartbeat. Raises
@@ -67,14 +73,16 @@ class Job:
     def wait(self, wait_seconds: float = 600, on_event: OnEvent | None = None) -> Json:
         """Waits until it has ended, and returns it as `view` does. on_event: is told `new_events`.
 
-        Raises JobFailedError, and TimeoutError for a job that goes on after `wait_seconds`.
+        A service that is away meanwhile is waited for. Raises JobFailedError, and TimeoutError for a job that
+        goes on after `wait_seconds`.
         """
 
         def look() -> Json:
             view = self.view()
             if on_event is not None:  # after the view: who is told of the end has been told of all before it
-                for event in self.new_events():
+                for event in self._untold():
                     on_event(event)
+                    self._told.add(event["id"])
             return view
 
         view = wait_until_ended(look, wait_seconds, f"Job {self.id}", longest_pause_seconds=1.0)
@@ -93,9 +101,17 @@ def request_job(connection: Connection, path: str, body: Json, key: str | None) 
         answer = connection.request("POST", path, json=body, headers=headers)
         job = Job(connection, str(json_of(answer)["id"]))
         is_new = "Idempotency-Replayed" not in answer.headers
-        if is_new or job.view()["status"] not in ("failed", "cancelled"):
+        if is_new or not _is_nothing(job):
             return job
-        number += 1  # since what an earlier call asked for has come to nothing
+        number += 1
+
+
+def _is_nothing(job: Job) -> bool:
+    """Whether what an earlier call asked for has come to nothing, or is not known any more."""
+    try:
+        return job.view()["status"] in ("failed", "cancelled")
+    except NotFoundError:
+        return True
 
 
 def wait_until_ended(
@@ -106,12 +122,23 @@ def wait_until_ended(
     first_pause_seconds: float = 0.05,
     longest_pause_seconds: float,
 ) -> Json:
-    """What `look` shows once its `status` is one of an end. Raises TimeoutError."""
+    """What `look` shows once its `status` is one of an end. Raises TimeoutError.
+
+    UnreachableError is raised where nothing was seen before, or at the end.
+    """
     give_up_at = time.monotonic() + wait_seconds
     pause_seconds = first_pause_seconds
-    while (view := look())["status"] not in _ENDS:
+    view: Json | None = None
+    while True:
+        try:
+            view = look()
+        except UnreachableError:
+            if view is None or time.monotonic() > give_up_at:
+                raise
+        else:
+            if view["status"] in _ENDS:
+                return view
         if time.monotonic() > give_up_at:
             raise TimeoutError(f"{named} has not ended in {wait_seconds:g} s; it goes on.")
         time.sleep(pause_seconds)
         pause_seconds = min(_SLOWER * pause_seconds, longest_pause_seconds)
-    return view

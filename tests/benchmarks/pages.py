@@ -198,7 +198,7 @@ def _fill(session: Session, tables: int, jobs: int) -> Mapping[str, str]:
         session,
         PendingChange(),  # type: ignore[call-arg]
         (
-            {"minute": minute_of(now) - minute, "equality_deletes": (minute * 7919 % 1001) - 500}
+            {"minute": minute_of(now) - minute, "part": 0, "equality_deletes": (minute * 7919 % 1001) - 500}
             for minute in range(min(_MINUTES, 13 * tables))
         ),
     )

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import icestream
+from icestream.jobs import wait_until_ended
 from tests.http_server import Answer, Request, answering
 from tests.service.conftest import ADMIN_KEY, Running, alike_on_both
 from tests.service.iceberg_tables import IcebergCatalog
@@ -125,18 +125,16 @@ def test_one_key_is_one_job_until_that_has_come_to_nothing(service: Running, tab
     assert request(key=None) != request(key="run 9")
 
 
-def test_events_that_are_listed_late_are_told_all_the_same() -> None:
-    noon = datetime.fromisoformat("2024-02-29T12:00:00Z")
-    known: list[dict[str, Any]] = []
+def test_events_are_told_once_whatever_their_times_and_whenever_they_are_listed() -> None:
+    known: list[int] = []
 
     def listed(request: Request) -> Answer:
-        since = datetime.fromisoformat(request.query.get("since", "1970-01-01T00:00:00Z"))
-        items = [one for one in known if datetime.fromisoformat(one["at"]) >= since]
-        return Answer({"items": items, "next_cursor": None}, 200, {"Content-Type": "application/json"})
-
-    def add(event_id: int, seconds: float) -> None:
-        known.append({"id": event_id, "at": (noon + timedelta(seconds=seconds)).isoformat()})
-        known.sort(key=lambda one: int(one["id"]))
+        assert request.query["sort"] == "-id"
+        before = int(request.query.get("cursor", 10**9))
+        page = [one for one in sorted(known, reverse=True) if one < before][: int(request.query["limit"])]
+        following = str(page[-1]) if page and page[-1] > min(known) else None
+        items = [{"id": one} for one in page]
+        return Answer({"items": items, "next_cursor": following}, 200, {"Content-Type": "application/json"})
 
     with (
         answering({"/api/v1/jobs/j/events": listed}) as server,
@@ -147,11 +145,57 @@ def test_events_that_are_listed_late_are_told_all_the_same() -> None:
         def told() -> list[int]:
             return [int(one["id"]) for one in job.new_events()]
 
-        add(2, 0)
-        assert told() == [2]
-        add(1, -50)
-        add(3, 300)
-        assert told() == [1, 3]
-        add(4, 241)
-        assert told() == [4]
+        known += range(10, 350)
+        assert told() == list(range(10, 350))
         assert told() == []
+        known += [9, 350, 352]
+        assert told() == [350, 352]
+        known += [351]
+        assert told() == [351]
+        known += range(353, 500)
+        assert told() == list(range(353, 500))
+
+
+def test_who_can_not_be_told_of_an_event_is_told_of_it_again(table: icestream.Table) -> None:
+    def fail(_: dict[str, Any]) -> None:
+        raise ZeroDivisionError
+
+    job = table.request_job("convert")
+    with pytest.raises(ZeroDivisionError):
+        job.wait(0, fail)
+    told: list[dict[str, Any]] = []
+    with pytest.raises(TimeoutError):
+        job.wait(0, told.append)
+    assert [one["kind"] for one in told] == ["job.queued"]
+
+
+def test_a_service_that_is_away_is_waited_for_and_one_that_never_was_there_is_not() -> None:
+    answers = iter(["running", "away", "running", "away", "away", "succeeded"])
+
+    def look() -> dict[str, Any]:
+        status = next(answers)
+        if status == "away":
+            raise icestream.UnreachableError("It is away.", "Wait.")
+        return {"status": status}
+
+    assert wait_until_ended(look, 60, "A job", longest_pause_seconds=0.05) == {"status": "succeeded"}
+    answers = iter(["away"])
+    with pytest.raises(icestream.UnreachableError):
+        wait_until_ended(look, 60, "A job", longest_pause_seconds=0.05)
+
+
+def test_a_key_whose_job_is_gone_from_history_asks_for_another() -> None:
+    table_id, requests = "3f1f9d5e-6f0c-4bb1-9d55-6e2b9a8a1111", list[str]()
+
+    def asked(request: Request) -> Answer:
+        requests.append(request.headers["idempotency-key"])
+        replayed = {} if len(requests) > 1 else {"Idempotency-Replayed": "true"}
+        return Answer({"id": f"j{len(requests)}"}, 201, {"Content-Type": "application/json", **replayed})
+
+    gone = Answer({"code": "not-found", "title": "Gone", "status": 404, "detail": "No such job."}, 404)
+    with (
+        answering({f"/api/v1/tables/{table_id}/jobs": asked, "/api/v1/jobs/j1": gone}) as server,
+        icestream.Client(server.url, "key") as client,
+    ):
+        job = client.table(table_id).request_job("convert", key="run 7")
+    assert (job.id, len(set(requests))) == ("j2", 2)
