@@ -10,10 +10,12 @@ from conformance.table import DATA, EQUALITY_DELETES, File, Table
 def convert(table: Table, visible: Collection[int]) -> bool:
     """Commits what Icestream's conversion leaves, on main; False if no equality deletes are live.
 
-    Version 2 gets a position delete file for each data file, with the positions that none had. Version 3 gets
-    a deletion vector for each in a file of its own, with all positions, instead of what there was.
+    Each data file that loses rows gets a position delete file of its own in version 2, a deletion vector in a
+    file of its own in version 3. It holds what existing files of this data file alone held, and these are
+    removed; in version 3 also what those of several data files hold, which stay.
     visible: the `id` of each row that readers see.
     """
+    visible = set(visible)
     live = table.live(table.current)
     equality = [file for file in live if file.content == EQUALITY_DELETES]
     if not equality:
@@ -27,10 +29,12 @@ def convert(table: Table, visible: Collection[int]) -> bool:
         assert known <= gone
         if known == gone:
             continue
+        of_it = [delete for delete in deletes if set(delete.positions) == {data.path}]
         if table.format_version == 2:
-            added.append(table.position_deletes({data: sorted(gone - known)}))
+            held = {pos for delete in of_it for pos in delete.positions[data.path]}
+            added.append(table.position_deletes({data: sorted(gone - known | held)}))
         else:
             added += table.vectors({data: sorted(gone)})
-            removed += [delete for delete in deletes if set(delete.positions) == {data.path}]
+        removed += of_it
     table.commit(*added, removed=[*equality, *removed])
     return True

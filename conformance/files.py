@@ -141,18 +141,42 @@ def puffin_file(vectors: Mapping[str, Sequence[int]]) -> tuple[bytes, dict[str, 
 
 
 def deletion_vector(positions: Sequence[int]) -> bytes:
-    """The blob, with its bitmap in arrays: at most 4,096 positions in each 65,536."""
+    """The blob, whose bitmap has each 65,536 positions in the smallest of Roaring's three containers."""
     by_key: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     for position in sorted(set(positions)):
         by_key[position >> 32][position >> 16 & 0xFFFF].append(position & 0xFFFF)
     content = VECTOR_MAGIC + struct.pack("<q", len(by_key))
     for key, containers in by_key.items():
-        content += struct.pack("<III", key, 12346, len(containers))
-        content += b"".join(struct.pack("<HH", high, len(lows) - 1) for high, lows in containers.items())
-        offset = 8 + 8 * len(containers)
-        for lows in containers.values():
-            assert len(lows) <= 4096
-            content += struct.pack("<I", offset)
-            offset += 2 * len(lows)
-        content += b"".join(struct.pack(f"<{len(lows)}H", *lows) for lows in containers.values())
+        content += struct.pack("<I", key) + _bitmap(containers)
     return struct.pack(">i", len(content)) + content + struct.pack(">I", crc32(content))
+
+
+def _bitmap(containers: Mapping[int, Sequence[int]]) -> bytes:
+    """Of 32 bits, in Roaring's portable format. containers: lower halves by the upper half."""
+    written = [_container(lows) for lows in containers.values()]
+    has_runs = [is_run for is_run, _ in written]
+    if any(has_runs):
+        flags = sum(1 << at for at, is_run in enumerate(has_runs) if is_run)
+        head = struct.pack("<HH", 12347, len(written) - 1) + flags.to_bytes(-(-len(written) // 8), "little")
+    else:
+        head = struct.pack("<II", 12346, len(written))
+    head += b"".join(struct.pack("<HH", high, len(lows) - 1) for high, lows in containers.items())
+    if not any(has_runs) or len(written) >= 4:
+        offset = len(head) + 4 * len(written)
+        for _, content in written:
+            head += struct.pack("<I", offset)
+            offset += len(content)
+    return head + b"".join(content for _, content in written)
+
+
+def _container(lows: Sequence[int]) -> tuple[bool, bytes]:
+    """Whether it is one of runs, and its bytes."""
+    starts = [low for before, low in zip((-2, *lows), lows, strict=False) if low != before + 1]
+    ends = [low for low, after in zip(lows, (*lows[1:], -1), strict=True) if after != low + 1]
+    runs = struct.pack("<H", len(starts))
+    runs += b"".join(struct.pack("<HH", start, end - start) for start, end in zip(starts, ends, strict=True))
+    if len(lows) <= 4096:
+        plain = struct.pack(f"<{len(lows)}H", *lows)
+    else:
+        plain = sum(1 << low for low in lows).to_bytes(8192, "little")
+    return (True, runs) if len(runs) < len(plain) else (False, plain)

@@ -284,3 +284,27 @@ def a_vector_that_was_replaced(t: Table) -> list[Row]:
     t.commit(*t.vectors({data: [0, 1]}), removed=[old])
     t.commit(t.equality(key(4), by=["k"]))
     return [row(2, 3)]
+
+
+@case("Deletion Vectors", versions=(3,))
+def a_vector_of_runs(t: Table) -> list[Row]:
+    """A vector may hold runs of positions, in more than one of Roaring's containers; 70,000 rows, all but a
+    few of them deleted."""
+    keyed(t)
+    data = t.data(*rows([*range(70_000)]))
+    t.commit(data)
+    kept = {0, 9, 65_535, 65_536, 69_999}
+    t.commit(*t.vectors({data: [pos for pos in range(70_000) if pos not in kept]}))
+    t.commit(t.equality(key(9), by=["k"]))
+    return [row(i, i) for i in sorted(kept - {9})]
+
+
+@case("Deletion Vectors", versions=(3,))
+def a_vector_of_many_positions(t: Table) -> list[Row]:
+    """More than 4,096 positions that are no runs lie in a bitmap of 65,536 bits."""
+    keyed(t)
+    data = t.data(*rows([*range(9_000)]))
+    t.commit(data)
+    t.commit(*t.vectors({data: range(0, 9_000, 2)}))
+    t.commit(t.equality(key(1), by=["k"]))
+    return [row(i, i) for i in range(3, 9_000, 2)]

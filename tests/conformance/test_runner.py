@@ -213,7 +213,10 @@ def test_tables_are_written_for_a_place_elsewhere(tmp_path: Path) -> None:
 
 
 def test_the_same_bytes_are_written_every_time(tmp_path: Path) -> None:
-    cases = chosen(ALL, ["key-of-type-decimal-38-10", "a-vector-*", "avro-*", "orc-*", "*-of-its-own"])
+    cases = chosen(
+        ALL,
+        ["key-of-type-decimal-38-10", "a-vector-re*", "*-was-replaced", "avro-*", "orc-*", "*-of-its-own"],
+    )
     assert len(cases) == 7
     contents = []
     for name in ("first", "second"):
