@@ -11,6 +11,7 @@ from pathlib import Path
 
 from conformance.asking import placeholders, reader_of
 from conformance.case import Case
+from conformance.cases import ALL
 from conformance.readers import BUILT_IN
 from conformance.runner import chosen, report, run, summary, table_of, write_all
 
@@ -72,12 +73,6 @@ def conformance(
 
 
 def _cases(patterns: Sequence[str]) -> list[Case]:
-    try:
-        from conformance.cases import ALL
-    except ModuleNotFoundError as error:
-        raise ValueError(
-            f"The cases need {error.name}: install what they need by pip install 'icestream[conformance]'."
-        ) from error
     cases = chosen(ALL, patterns)
     if not cases:
         raise ValueError(f"No case is named like {', '.join(patterns)}; --list shows all.")

@@ -293,8 +293,10 @@ def conformance(
     report: Annotated[Path | None, typer.Option(help="A file for the outcomes, in JSON.")] = None,
 ) -> None:
     """Run any reader over Iceberg tables with deletes of every kind. Ends with 1 unless it passes all."""
-    from conformance import command
-
+    try:
+        from conformance import command
+    except ModuleNotFoundError as error:
+        sys.exit(f"The tables are written with {error.name}: pip install 'icestream[conformance]'.")
     try:
         code = command.conformance(
             cases or [],

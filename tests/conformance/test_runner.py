@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -188,6 +189,15 @@ def test_the_command_ends_with_what_it_found(arguments: Sequence[str], code: int
     ended = CliRunner().invoke(app, ["conformance", *arguments], env={"COLUMNS": "200", "TERM": "dumb"})
     assert said in ended.output
     assert ended.exit_code == code
+
+
+def test_what_is_not_installed_is_named() -> None:
+    code = "import sys; sys.modules['fastavro'] = None; from service.command.main import main; main()"
+    ended = subprocess.run(
+        [sys.executable, "-c", code, "conformance", "--list"], capture_output=True, text=True, check=False
+    )
+    said = "The tables are written with fastavro: pip install 'icestream[conformance]'.\n"
+    assert (ended.returncode, ended.stderr) == (1, said)
 
 
 def test_tables_are_written_for_a_place_elsewhere(tmp_path: Path) -> None:
