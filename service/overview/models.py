@@ -59,28 +59,11 @@ class Overview(Message):
     """These things need attention, the gravest first; none if all is well."""
 
 
-class TableTimeline(Message):
-    """This is how one table did, with a value for each interval."""
-
-    table_id: str
-    """The table has this id."""
-    table: str
-    """The table's name has dots between its parts."""
-    status: HealthStatus
-    """One word says how the table was doing at its last poll."""
-    pending_equality_deletes: list[int | None]
-    """The live equality delete files had this many rows at most; null where nothing was measured yet."""
-    lag_seconds: list[float | None]
-    """The oldest live equality delete file was this old at most; null where the deletes are null."""
-
-
 class Run(Message):
-    """This is an attempt at a job of one of the tables."""
+    """This is an attempt at a job of the table."""
 
     job_id: str
     """The job has this id."""
-    table_id: str
-    """The job is of the table with this id."""
     kind: JobKind
     """The job is of this kind."""
     dry_run: bool
@@ -97,8 +80,25 @@ class Run(Message):
     """The attempt ended at this time; null while it runs."""
 
 
+class TableTimeline(Message):
+    """This is how one table did, with a value for each interval."""
+
+    table_id: str
+    """The table has this id."""
+    table: str
+    """The table's name has dots between its parts."""
+    status: HealthStatus
+    """One word says how the table was doing at its last poll."""
+    pending_equality_deletes: list[int | None]
+    """The live equality delete files had this many rows at most; null where nothing was measured yet."""
+    lag_seconds: list[float | None]
+    """The oldest live equality delete file was this old at most; null where the deletes are null."""
+    runs: list[Run]
+    """These attempts ran at some time of the span, of the latest 40 jobs, the oldest attempt first."""
+
+
 class Timeline(Message):
-    """These are tables over time, and what ran for them, on the same axis."""
+    """These are tables over time, with what ran for them, on the same axis."""
 
     since: datetime
     """The first interval begins at this time, at the time that was asked for or a little before."""
@@ -106,9 +106,7 @@ class Timeline(Message):
     """The last interval ends at this time."""
     interval_seconds: int
     """Each interval has this length; there are 100 of them at most."""
-    tables: list[TableTimeline]
+    items: list[TableTimeline]
     """The tables are in the order of `sort`."""
-    runs: list[Run]
-    """These are the attempts at the latest jobs of each of these tables, the oldest attempt first."""
     next_cursor: str | None
     """The next tables are asked for with this as `cursor`; null after the last one."""

@@ -67,25 +67,13 @@ def get_timeline(
     ids = [table.id for table in found.items]
     intervals = divide(since, until)
     of_tables = strips(session, ids, intervals, now)
-    ran = attempts_within(session, ids, intervals.since, intervals.until, of_each=_JOBS_OF_EACH)
-    return Timeline(
-        since=intervals.since,
-        until=intervals.until,
-        interval_seconds=intervals.seconds,
-        tables=[
-            TableTimeline(
-                table_id=table.id,
-                table=table.name,
-                status=table.status,
-                pending_equality_deletes=of_tables[table.id].pending_equality_deletes,
-                lag_seconds=of_tables[table.id].lag_seconds,
-            )
-            for table in found.items
-        ],
-        runs=[
+    runs: dict[str, list[Run]] = {table_id: [] for table_id in ids}
+    for job, attempt in attempts_within(
+        session, ids, intervals.since, intervals.until, of_each=_JOBS_OF_EACH
+    ):
+        runs[job.table_id].append(
             Run(
                 job_id=job.id,
-                table_id=job.table_id,
                 kind=JobKind(job.kind),
                 dry_run=job.dry_run,
                 attempt=attempt.attempt,
@@ -94,7 +82,21 @@ def get_timeline(
                 started_at=attempt.started_at,
                 ended_at=attempt.ended_at,
             )
-            for job, attempt in ran
+        )
+    return Timeline(
+        since=intervals.since,
+        until=intervals.until,
+        interval_seconds=intervals.seconds,
+        items=[
+            TableTimeline(
+                table_id=table.id,
+                table=table.name,
+                status=table.status,
+                pending_equality_deletes=of_tables[table.id].pending_equality_deletes,
+                lag_seconds=of_tables[table.id].lag_seconds,
+                runs=runs[table.id],
+            )
+            for table in found.items
         ],
         next_cursor=found.next_cursor,
     )

@@ -60,7 +60,7 @@ def show_timeline(
         reader,
         shown=shown,
         data=_data(shown, min(now, shown.until)),
-        rows=[_row(table, shown) for table in shown.tables],
+        rows=[_row(table) for table in shown.items],
         next_cursor=shown.next_cursor,
         sort=page.sort,
         hours=hours,
@@ -91,9 +91,9 @@ def _moves(since: datetime, until: datetime, now: datetime) -> Mapping[str, Mapp
     return {words: {"since": rfc3339(begin), "until": rfc3339(end)} for words, (begin, end) in found.items()}
 
 
-def _row(table: TableTimeline, shown: Timeline) -> dict[str, Any]:
+def _row(table: TableTimeline) -> dict[str, Any]:
     """What a strip says, in words."""
-    ran = Counter(run.status for run in shown.runs if run.table_id == table.table_id)
+    ran = Counter(run.status for run in table.runs)
     return {
         "table": table,
         "most": max((one for one in table.pending_equality_deletes if one is not None), default=None),
@@ -105,8 +105,7 @@ def _row(table: TableTimeline, shown: Timeline) -> dict[str, Any]:
 
 def _data(shown: Timeline, now: datetime) -> str:
     """For the script, as JSON with few words: times are seconds since the beginning, names stand once."""
-    ids = [table.table_id for table in shown.tables]
-    workers = sorted({run.worker_name for run in shown.runs})
+    workers = sorted({run.worker_name for table in shown.items for run in table.runs})
 
     def seconds(moment: datetime) -> int:
         return round((moment - shown.since).total_seconds())
@@ -116,13 +115,13 @@ def _data(shown: Timeline, now: datetime) -> str:
         "ends": shown.until.timestamp(),
         "now": now.timestamp(),
         "interval": shown.interval_seconds,
-        "tables": [[table.table_id, table.table, table.status.value] for table in shown.tables],
-        "pending": [table.pending_equality_deletes for table in shown.tables],
-        "lag": [_whole(table.lag_seconds) for table in shown.tables],
+        "tables": [[table.table_id, table.table, table.status.value] for table in shown.items],
+        "pending": [table.pending_equality_deletes for table in shown.items],
+        "lag": [_whole(table.lag_seconds) for table in shown.items],
         "workers": workers,
         "runs": [
             [
-                ids.index(run.table_id),
+                number,
                 workers.index(run.worker_name),
                 f"{'dry run: ' if run.dry_run else ''}{run.kind.value.replace('_', ' ')}",
                 run.status.value,
@@ -130,7 +129,8 @@ def _data(shown: Timeline, now: datetime) -> str:
                 seconds(run.ended_at or now),
                 run.job_id,
             ]
-            for run in shown.runs
+            for number, table in enumerate(shown.items)
+            for run in table.runs
         ],
     }
     return json.dumps(told, separators=(",", ":"))

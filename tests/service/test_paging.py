@@ -231,8 +231,13 @@ def test_every_list_can_be_read_in_every_order_that_it_offers(
     standing = {"catalog": "local", "pattern": "db.*"}
     assert service.admin.post("/patterns", json=standing).status_code == 201
     record_erasure(service, table)
-    for list_path, parameters in LISTS.items():
-        (sort,) = [parameter["schema"] for parameter in parameters if parameter["name"] == "sort"]
+    orders = {
+        path: next(parameter["schema"] for parameter in parameters if parameter["name"] == "sort")
+        for path, parameters in LISTS.items()
+    }
+    # It shows the same tables, in the same orders, and nothing of them that they are sorted by.
+    assert orders.pop("/overview/timeline")["enum"] == orders["/tables"]["enum"]
+    for list_path, sort in orders.items():
         path = path_of(list_path, service, table, webhook_id)
         for choice in sort["enum"]:
             assert is_sorted(walk(service, path, limit=1, sort=choice), choice), (path, choice)

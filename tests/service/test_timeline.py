@@ -137,18 +137,19 @@ def test_the_call_shows_tables_with_most_pending_first_and_pages_through_them(
         return service.admin.get("/overview/timeline", params=parameters).raise_for_status().json()
 
     told = ask()
-    assert [one["table"] for one in told["tables"]] == ["db.many", "db.few", "db.none"]
-    strips = [one["pending_equality_deletes"] for one in told["tables"]]
+    assert [one["table"] for one in told["items"]] == ["db.many", "db.few", "db.none"]
+    strips = [one["pending_equality_deletes"] for one in told["items"]]
     assert [max(filter(None, strip), default=0) for strip in strips] == [3, 1, 0]
     span = datetime.fromisoformat(told["until"]) - datetime.fromisoformat(told["since"])
     number = span.total_seconds() / told["interval_seconds"]
-    assert {len(one["lag_seconds"]) for one in told["tables"]} == {number}
-    (ran,) = told["runs"]
-    assert (ran["job_id"], ran["table_id"], ran["worker_name"]) == (job, ids["db.few"], "w1")
+    assert {len(one["lag_seconds"]) for one in told["items"]} == {number}
+    assert [len(one["runs"]) for one in told["items"]] == [0, 1, 0]
+    (ran,) = told["items"][1]["runs"]
+    assert (ran["job_id"], ran["worker_name"]) == (job, "w1")
     assert (ran["status"], ran["ended_at"]) == ("running", None)
     first = ask(limit=1)
-    assert ask(limit=1, cursor=first["next_cursor"])["tables"][0]["table"] == "db.few"
-    assert [one["table"] for one in ask(search="none")["tables"]] == ["db.none"]
+    assert ask(limit=1, cursor=first["next_cursor"])["items"][0]["table"] == "db.few"
+    assert [one["table"] for one in ask(search="none")["items"]] == ["db.none"]
     began = utc_now() - timedelta(days=200)
     for asked in (
         {"since": began, "until": began + timedelta(seconds=30)},
