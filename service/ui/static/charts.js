@@ -353,10 +353,10 @@ function stripChart(element) {
     ctx.restore();
   }
 
-  // The run that is nearest to a place of a row, if one is within some pixels.
+  // The last run at a place of a row: within some pixels of the mouse, or in the interval that keys chose.
   function runAt(chart, left) {
     const time = chart.posToVal(left, "x");
-    const near = chart.posToVal(left + 4, "x") - time;
+    const near = Math.max(chart.posToVal(left + 4, "x") - time, chart.isByKey ? told.interval / 2 : 0);
     return rows[row]?.runs.findLast((run) => run.start - near <= time && time <= run.end + near);
   }
 
@@ -412,6 +412,13 @@ function stripChart(element) {
     if (row >= 0) location.assign(run ? `/jobs/${run.job}` : rows[row].path);
   };
   chart.show = show;
+  // The middle of the interval that is so many after the one at a place.
+  chart.goFrom = (left, steps) => {
+    const last = Math.ceil((told.now - told.began) / told.interval) - 1;
+    const cell = Math.floor((chart.posToVal(left, "x") - told.began) / told.interval) + steps;
+    return chart.valToPos(told.began + (Math.min(Math.max(cell, 0), last) + 0.5) * told.interval, "x");
+  };
+  chart.over.addEventListener("mousemove", () => { chart.isByKey = false; });
   chart.update = () => {
     read();
     chart.setData([[told.began, told.ends], [0, 0]], false);
@@ -442,12 +449,14 @@ function onStripKey(event) {
   const [width, height] = [chart.over.clientWidth, chart.over.clientHeight];
   const [left, top] = chart.cursor.left >= 0 ? [chart.cursor.left, chart.cursor.top] : [width - 1, ROW / 2 - ROW];
   const steps = {
-    ArrowLeft: [left - width * KEY_STEP, top], ArrowRight: [left + width * KEY_STEP, top],
-    ArrowUp: [left, top - ROW], ArrowDown: [left, top + ROW], Home: [0, top], End: [width - 1, top],
+    ArrowLeft: [chart.goFrom(left, -1), top], ArrowRight: [chart.goFrom(left, 1), top],
+    ArrowUp: [left, top - ROW], ArrowDown: [left, top + ROW],
+    Home: [chart.goFrom(0, 0), top], End: [chart.goFrom(width, 0), top],
   };
   const { min, max } = chart.scales.x;
   const middle = chart.posToVal(left, "x");
   if (event.key in steps) {
+    chart.isByKey = true;
     const [x, y] = steps[event.key];
     const at = { left: Math.min(Math.max(x, 0), width - 1), top: Math.min(Math.max(y, ROW / 2), height - ROW / 2) };
     chart.setCursor(at, true, true);
