@@ -56,6 +56,7 @@ DECISIONS: dict[str, set[str]] = {
         "GET /erasures/{erasure_id}",
         "GET /jobs",
         "GET /jobs/{job_id}",
+        "GET /jobs/{job_id}/log",
         "GET /patterns",
         "GET /patterns/{pattern_id}",
         "GET /policies",

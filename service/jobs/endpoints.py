@@ -102,13 +102,17 @@ def list_job_events(
     job_id: JobId,
     level: Levels = None,
     kind: EventKind = None,
+    search: Annotated[
+        str | None,
+        Query(max_length=200, description="Only events are listed whose message contains this, in any case."),
+    ] = None,
     since: Since = None,
     until: Until = None,
 ) -> Page[EventView]:
     """List what happened to a job, oldest first."""
     queue.get_job(session, job_id)
     return events.list_events(
-        session, page, job_id=job_id, levels=level or (), kind=kind, since=since, until=until
+        session, page, job_id=job_id, levels=level or (), kind=kind, search=search, since=since, until=until
     )
 
 

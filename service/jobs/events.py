@@ -66,12 +66,13 @@ def list_events(
     levels: Sequence[str] = (),
     kind: str | None = None,
     but_for: Sequence[str] = (),
+    search: str | None = None,
     since: datetime | None = None,
     until: datetime | None = None,
 ) -> Page[EventView]:
     """Events of a job or a table; `kind` is one of them, such as `job.queued`, or a group, such as `job`.
 
-    but_for: kinds that are left out, none of them a group.
+    but_for: kinds that are left out, none of them a group. search: a part of the message, in any case.
     """
     query = select(Event)
     if job_id is not None:
@@ -85,6 +86,8 @@ def list_events(
         query = query.where(or_(col(Event.kind) == kind, in_group))
     if but_for:
         query = query.where(col(Event.kind).not_in(but_for))
+    if search:
+        query = query.where(col(Event.message).icontains(search, autoescape=True))
     query = within(query, col(Event.at), since, until)
     return read_page(session, query, page, SORTING, lambda rows: [view(row) for row in rows])
 

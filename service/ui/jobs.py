@@ -3,18 +3,19 @@
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request, Response
-from fastapi.responses import RedirectResponse
+from fastapi.responses import PlainTextResponse, RedirectResponse
 from sqlmodel import Session
 
 from service.auth.access import Operator, Viewer
 from service.catalogs import service as catalogs
 from service.db.database import CurrentDatabase, ReadSession, utc_now
-from service.http.paging import EVERYTHING, Page, PageRequest
+from service.http.paging import EVERYTHING, Page, PageRequest, Search
 from service.jobs import events, orphan_removals
 from service.jobs import service as jobs
 from service.jobs.models import BulkRequest, EventView
 from service.records.jobs import JobKind, JobStatus
 from service.records.tables import get_table
+from service.ui.formats import rfc3339
 from service.ui.forms import Typed
 from service.ui.job_story import differences_of, duplicates_of, figures_of, key_set_table, stages_of
 from service.ui.pages import PageRoute, TypedTime, render
@@ -22,7 +23,16 @@ from service.ui.pages import PageRoute, TypedTime, render
 router = APIRouter(route_class=PageRoute)
 EVENTS_SHOWN = 1000
 """Of a kind, the latest ones; the API has all."""
+_LINES = 100_000
+"""Of a log that is downloaded."""
 _PROGRESS, _LOG = "job.progress", "job.log"
+LogLevel = Literal["warning", "error"]
+_LEVELS: dict[LogLevel | None, tuple[str, ...]] = {
+    None: (),
+    "warning": ("warning", "error"),
+    "error": ("error",),
+}
+"""Levels of lines that are at least as grave."""
 
 
 @router.get("/jobs")
@@ -80,9 +90,17 @@ def act_on_jobs(request: Request, database: CurrentDatabase, sender: Operator, t
 
 
 @router.get("/jobs/{job_id}")
-def show_job(request: Request, session: ReadSession, reader: Viewer, job_id: str) -> Response:
+def show_job(
+    request: Request,
+    session: ReadSession,
+    reader: Viewer,
+    job_id: str,
+    level: LogLevel | None = None,
+    search: Search = None,
+) -> Response:
+    """level, search: which lines of its log."""
     job = jobs.get_job(session, job_id)
-    log = _latest_events(session, job_id, kind=_LOG)
+    log = _latest_events(session, job_id, kind=_LOG, levels=_LEVELS[level], search=search)
     now = utc_now()
     return render(
         request,
@@ -92,6 +110,8 @@ def show_job(request: Request, session: ReadSession, reader: Viewer, job_id: str
         events=_latest_events(session, job_id, but_for=(_PROGRESS, _LOG)).items,
         log=log.items[::-1],
         more_log=log.next_cursor is not None,
+        level=level,
+        search=search,
         stages=stages_of(job, _latest_events(session, job_id, kind=_PROGRESS).items[::-1], now),
         figures=figures_of(job),
         key_set_table=key_set_table(job),
@@ -99,6 +119,22 @@ def show_job(request: Request, session: ReadSession, reader: Viewer, job_id: str
         duplicates=duplicates_of(job),
         may_delete_orphans=orphan_removals.counts(job.ended_at, now),
         now=now,
+    )
+
+
+@router.get("/jobs/{job_id}/log")
+def download_log(
+    session: ReadSession, _reader: Viewer, job_id: str, level: LogLevel | None = None, search: Search = None
+) -> Response:
+    """The lines that the page shows, and those before them, as a file: time, level, and what was said."""
+    jobs.get_job(session, job_id)
+    page = PageRequest(limit=_LINES, sort="id")
+    lines = events.list_events(
+        session, page, job_id=job_id, kind=_LOG, levels=_LEVELS[level], search=search
+    ).items
+    written = "".join(f"{rfc3339(line.at)} {line.level.upper():7} {line.message}\n" for line in lines)
+    return PlainTextResponse(
+        written, headers={"Content-Disposition": f'attachment; filename="job-{job_id[:8]}.log"'}
     )
 
 

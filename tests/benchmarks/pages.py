@@ -227,6 +227,8 @@ def _fill(session: Session, tables: int, jobs: int) -> Mapping[str, str]:
     return {
         "overview": "/",
         "overview, 90 days": "/?days=90",
+        "timeline": "/timeline",
+        "timeline, 30 days": "/timeline?hours=720",
         "tables": "/tables",
         "tables by pending deletes": "/tables?sort=-pending_equality_deletes",
         "tables by a part of the name": "/tables?search=ders_12",

@@ -30,7 +30,10 @@ ROUTES = [
     route.partition(" ")[2]
     for decided in DECISIONS.values()
     for route in decided
-    if route.startswith("GET ") and is_page(route) and not route.startswith("GET /static/")
+    if route.startswith("GET ")
+    and is_page(route)
+    and not route.startswith("GET /static/")
+    and not route.endswith("/log")  # a file
 ]
 # As in the service, a route without parameters goes before one with them.
 ROUTES.sort(key=lambda route: route.count("{"))

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 from sqlmodel import col, delete, select
@@ -322,6 +323,42 @@ def test_a_stage_tells_where_its_tasks_ran_and_what_they_came_to(
     reported = service.admin.get(f"/jobs/{job}").json()["attempts"][-1]["stages"]
     assert reported[0]["spilled_bytes"] == 2_000_000
     assert reported[2]["tasks_in_driver"] == reported[2]["rows"] == 0
+
+
+def test_lines_of_a_log_are_found_by_level_and_words_and_downloaded(
+    service: Running, admin: Person, table: str, worker: str
+) -> None:
+    job = request_job(service, table)
+    assignment = claim(service, worker, job)
+    path = f"/jobs/{job}/attempts/{assignment['attempt']}"
+    said = [("info", "Planned 9 files"), ("warning", "the store is 100% busy"), ("error", "Planned in vain")]
+    lines = [{"kind": "log", "level": level, "message": text, "fields": {}} for level, text in said]
+    service.admin.post(f"{path}/heartbeat", json={"events": lines}).raise_for_status()
+
+    def shown(**which: str) -> list[str]:
+        admin.open(f"/jobs/{job}?{urlencode(which)}")
+        return [text for _, text in said if f"<pre>{text}</pre>" in admin.page.html]
+
+    assert shown() == [text for _, text in said]
+    assert shown(level="warning") == ["the store is 100% busy", "Planned in vain"]
+    assert shown(level="error", search="planned") == ["Planned in vain"]
+    assert shown(search="0%") == ["the store is 100% busy"]
+    assert shown(search="_") == []
+    assert "No line fits these filters." in admin.page.text
+    shown(level="error", search="PLANNED")
+    kept = admin.page.links["Download"]
+    assert kept.endswith(f"/jobs/{job}/log?level=error&search=PLANNED")
+    answer = admin.http.get(kept)
+    assert answer.headers["Content-Disposition"] == f'attachment; filename="job-{job[:8]}.log"'
+    assert answer.headers["Content-Type"].startswith("text/plain")
+    assert re.fullmatch(r"[-\dT:.]+Z ERROR   Planned in vain\n", answer.text)
+    whole = admin.http.get(f"/jobs/{job}/log").text.splitlines()
+    assert [line.split(maxsplit=1)[1] for line in whole] == [
+        f"{level.upper():7} {text}" for level, text in said
+    ]
+    told = service.admin.get(f"/jobs/{job}/events", params={"search": "100% BUSY"}).json()["items"]
+    assert [one["message"] for one in told] == ["the store is 100% busy"]
+    service.finish(assignment, status="failed", error=FAILED)
 
 
 def test_a_failed_job_tells_its_cause_and_remedy_and_worries_the_overview_until_it_is_retried(
