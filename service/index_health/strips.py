@@ -1,7 +1,7 @@
 """How tables did over time, in equal intervals: what a strip of a timeline is coloured by."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 import sqlalchemy as sa
@@ -15,6 +15,7 @@ _INTERVALS = (60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200, 
 """In seconds; each begins at a multiple of itself, by UTC."""
 _MOST = 100
 """Intervals of a strip."""
+_TOLERANCE_SECONDS = 60
 _RESOLUTIONS = (
     (timedelta(days=2), Resolution.ALL),
     (timedelta(days=31), Resolution.HOUR),
@@ -63,29 +64,52 @@ class _Held:
     pending: int
     lag: float
     at: datetime
+    grows: bool = True
+    """Whether the same is pending for as long, so that its age grows."""
 
     def lag_at(self, moment: datetime) -> float:
-        """While the same is pending, its age grows."""
-        return self.lag + (moment - self.at).total_seconds() if self.pending else 0.0
+        grown = (moment - self.at).total_seconds() if self.grows else 0.0
+        return self.lag + grown if self.pending else 0.0
+
+    def is_pending_until(self, later: "_Held") -> bool:
+        """Whether what was pending still is, as its age says."""
+        return later.lag >= self.lag_at(later.at) - _TOLERANCE_SECONDS
 
 
 def strips(
-    session: Session, table_ids: Sequence[str], intervals: Intervals, now: datetime
+    session: Session, table_ids: Sequence[str], intervals: Intervals, now: datetime, fine_days: float
 ) -> dict[str, Strip]:
-    """By the table's id, in few statements however many samples there are."""
+    """By the table's id, in few statements however many samples there are.
+
+    fine_days: for so long all samples are kept.
+    """
     held = _held_before(session, table_ids, intervals.since)
-    found = _most_within(session, table_ids, intervals)
+    resolution = next(each for most, each in _RESOLUTIONS if intervals.until - intervals.since <= most)
+    found = _most_within(session, table_ids, intervals, resolution)
+    has_all = resolution is Resolution.ALL and now - intervals.since <= timedelta(days=fine_days)
     return {
-        table_id: _strip(held.get(table_id), found.get(table_id, {}), intervals, now)
+        table_id: _strip(held.get(table_id), found.get(table_id, {}), intervals, now, has_all)
         for table_id in table_ids
     }
 
 
 def _strip(
-    held: _Held | None, found: dict[int, tuple[int, float, _Held]], intervals: Intervals, now: datetime
+    held: _Held | None,
+    found: dict[int, tuple[int, float, _Held]],
+    intervals: Intervals,
+    now: datetime,
+    has_all: bool,
 ) -> Strip:
+    """has_all: nothing changed between two samples; else lag grows only where the next one tells so."""
     strip = Strip([], [])
+    following = sorted(found)
     for number, end in enumerate(intervals):
+        while following and following[0] < number:
+            del following[0]
+        if held is not None and not has_all:
+            later = found[following[0]][2] if following else None
+            if later is None or not held.is_pending_until(later):
+                held = replace(held, grows=False)
         began = end - timedelta(seconds=intervals.seconds)
         pending: int | None = None
         lag: float | None = None
@@ -132,12 +156,11 @@ def _held_before(session: Session, table_ids: Sequence[str], since: datetime) ->
 
 
 def _most_within(
-    session: Session, table_ids: Sequence[str], intervals: Intervals
+    session: Session, table_ids: Sequence[str], intervals: Intervals, resolution: Resolution
 ) -> dict[str, dict[int, tuple[int, float, _Held]]]:
     """By table and number of the interval: most deletes, longest lag, and the last sample in it."""
-    span = intervals.until - intervals.since
-    resolution = next(each for most, each in _RESOLUTIONS if span <= most)
-    second = sa.cast(sa.extract("epoch", col(HealthSample.at)), sa.BigInteger)
+    # Both databases cut off: one of them would round by itself.
+    second = sa.cast(func.floor(sa.extract("epoch", col(HealthSample.at))), sa.BigInteger)
     number = ((second - int(intervals.since.timestamp())) // intervals.seconds).label("number")
     alike = (
         sa.select(

@@ -66,7 +66,7 @@ def get_timeline(
     )
     ids = [table.id for table in found.items]
     intervals = divide(since, until)
-    of_tables = strips(session, ids, intervals, now)
+    of_tables = strips(session, ids, intervals, now, settings.fine_history_days)
     runs: dict[str, list[Run]] = {table_id: [] for table_id in ids}
     for job, attempt in attempts_within(
         session, ids, intervals.since, intervals.until, of_each=_JOBS_OF_EACH

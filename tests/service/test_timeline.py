@@ -59,7 +59,7 @@ def measure(database: Database, table: str, told: list[tuple[float, int, float]]
 
 def strip_of(database: Database, table: str, since: datetime, until: datetime, now: datetime) -> Strip:
     with database.read() as session:
-        return strips(session, [table], divide(since, until), now)[table]
+        return strips(session, [table], divide(since, until), now, fine_days=2)[table]
 
 
 @ON_BOTH
@@ -88,6 +88,30 @@ def test_long_spans_are_read_from_the_samples_that_stay_longest(database: Databa
         session.exec(select(HealthSample).order_by(col(HealthSample.id)).limit(1)).one().resolution = "day"
     told = strip_of(database, table, START, START + timedelta(days=5), START + timedelta(days=5))
     assert set(told.pending_equality_deletes) == {0}
+
+
+def test_lag_does_not_grow_between_samples_that_stay_but_where_the_next_one_has_it_grown(
+    database: Database,
+) -> None:
+    (table,) = add_tables(database, ["a"])
+    hour = 60
+    # A healthy stream, of which one sample an hour is left, and three hours in which nothing was converted.
+    lags = [30, 30, 30 + 2 * 3600, 30 + 3 * 3600, 30]
+    at = [0, 1, 3, 4, 5]
+    measure(database, table, [(hour * when, 5, lag) for when, lag in zip(at, lags, strict=True)])
+    since, until = START, START + timedelta(hours=7)
+    told = strip_of(database, table, since, until, until + timedelta(days=9))
+    # At the end of each hour, before the next sample.
+    at_ends = [told.lag_seconds[at] for at in range(11, 84, 12)]
+    assert at_ends == [30, 30 + 3600, 30 + 2 * 3600, 30 + 3 * 3600, 30 + 3 * 3600, 30, 30]
+
+
+@ON_BOTH
+def test_a_sample_at_the_end_of_an_interval_is_in_it(database: Database) -> None:
+    (table,) = add_tables(database, ["a"])
+    measure(database, table, [(0.5, 1, 0), (0.999, 9, 0), (1.5, 2, 0)])
+    told = strip_of(database, table, START, START + MINUTE * 3, START + MINUTE * 3)
+    assert told.pending_equality_deletes == [9, 9, 2]
 
 
 def run(database: Database, table: str, worker: str, minutes: float, took: float) -> str:
