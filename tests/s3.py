@@ -16,7 +16,19 @@ _SERVE = """
 import sys
 from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import run_simple
-run_simple("127.0.0.1", int(sys.argv[1]), DomainDispatcherApplication(create_backend_app), threaded=False)
+
+serve = DomainDispatcherApplication(create_backend_app)
+
+def deny_deletes(environment, start_response):
+    method, query = environment["REQUEST_METHOD"], environment["QUERY_STRING"].split("&")[0]
+    if method == "DELETE" or (method == "POST" and query.partition("=")[0] == "delete"):
+        environment["wsgi.input"].read(int(environment.get("CONTENT_LENGTH") or 0))
+        start_response("403 Forbidden", [("Content-Type", "application/xml")])
+        return [b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"]
+    return serve(environment, start_response)
+
+application = deny_deletes if "denies-deletes" in sys.argv else serve
+run_simple("127.0.0.1", int(sys.argv[1]), application, threaded=False)
 """
 
 
@@ -49,7 +61,9 @@ class S3:
 
 
 @contextmanager
-def s3_server() -> Iterator[S3]:
+def s3_server(*, denies_deletes: bool = False) -> Iterator[S3]:
+    """denies_deletes: to everybody, as a policy of the bucket may."""
     port = free_port()
-    with serving([sys.executable, "-c", _SERVE, str(port)], port):
+    options = ["denies-deletes"] if denies_deletes else []
+    with serving([sys.executable, "-c", _SERVE, str(port), *options], port):
         yield S3(port)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from py4j.java_gateway import JavaObject, JVMView
-from py4j.protocol import Py4JError
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors.exceptions.captured import CapturedException
 
 from stores.aws import CredentialsError
@@ -26,6 +26,7 @@ from worker.table.catalogs import (
     file_io_properties,
     java_map,
     java_message,
+    java_types,
     load_table,
     open_catalog,
 )
@@ -34,6 +35,7 @@ from worker.table.record_properties import index_storage_of, resolve_secrets, se
 MARK = "icestream.acceptance-run"
 """The property by which a table says that a run has made it, and which."""
 REQUIRED = ("order_id", "region")
+_NO_NAMESPACE = "org.apache.iceberg.exceptions.NoSuchNamespaceException"
 
 
 class LakeError(Exception):
@@ -71,7 +73,13 @@ class Lake:
 
     def has_namespace(self, namespace: Sequence[str]) -> bool:
         with told(f"look for namespace {'.'.join(namespace)}"):
-            return bool(self._catalog.namespaceExists(self._namespace(namespace)))
+            try:
+                self._catalog.loadNamespaceMetadata(self._namespace(namespace))
+            except Py4JJavaError as error:
+                if _NO_NAMESPACE in java_types(error):
+                    return False
+                raise
+            return True
 
     def create_namespace(self, namespace: Sequence[str]) -> None:
         with told(f"create namespace {'.'.join(namespace)}"):
@@ -135,8 +143,7 @@ class Lake:
             return load_table(self._jvm, self.type, self.name, self.properties, identifier)
 
     def has_table(self, identifier: Sequence[str]) -> bool:
-        with told(f"look for table {'.'.join(identifier)}"):
-            return bool(self._catalog.tableExists(self._identifier(identifier)))
+        return identifier[-1] in self.table_names(identifier[:-1])
 
     def mark_of(self, identifier: Sequence[str]) -> str | None:
         """The run that has made a table; None for one of anybody else, or that can't be opened."""

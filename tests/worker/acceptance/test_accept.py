@@ -9,6 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.factories import Catalog, TableBuilder, sqlite_catalog, visible_rows
+from tests.worker.acceptance import lakes
 from tests.worker.acceptance.working import NAMESPACE, Working
 from worker.acceptance.report import Outcome, Report, Step
 from worker.acceptance.run import Acceptance, remove_leftovers
@@ -52,6 +53,16 @@ def named(report: Report, outcome: Outcome) -> list[str]:
     return [f"{step.table}: {step.name}" for step in report.steps if step.outcome is outcome]
 
 
+def stop_after(acceptance: Acceptance, name: str) -> None:
+    """As a signal does, once the step of this name has ended."""
+
+    def stop(step: Step) -> None:
+        if step.name == name:
+            acceptance.service.stopping.set()
+
+    acceptance.step_done = stop
+
+
 def files(directory: Path) -> set[Path]:
     """Of tables and indexes, without what the service and the worker keep for themselves."""
     return {*(directory / "lake" / "warehouse").rglob("*"), *(directory / "index").rglob("*/*")}
@@ -67,6 +78,22 @@ def test_all_kinds_of_jobs_pass_and_all_is_as_before(working: Working, tmp_path:
     assert report.exit_code == 3
     assert files(tmp_path) == before
     assert working.service.admin.get("/tables").json()["items"] == []
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("lake", [lakes.rest, lakes.hive, lakes.glue, lakes.hadoop])
+def test_every_kind_of_catalog_and_store_is_accepted(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lake: lakes.Lake
+) -> None:
+    with lake(spark, tmp_path, monkeypatch) as working, working.acceptance() as acceptance:
+        if lake is not lakes.rest:  # where the versions differ, all catalogs and stores are alike
+            acceptance.trials = acceptance.trials[1:]
+        report = acceptance.go(working.versions())
+    assert named(report, Outcome.FAILED) == [], report.to_markdown()
+    left = {"look keys up"}  # no lookup server is there
+    if not report.store.startswith("file:"):
+        left.add("remove_orphan_files: old ones go")
+    assert {step.name for step in report.steps if step.outcome is Outcome.NOT_TRIED} == left
 
 
 def test_a_row_that_comes_behind_a_job_s_back_fails_the_step_and_ends_the_table(
@@ -100,16 +127,31 @@ def test_a_row_that_comes_behind_a_job_s_back_fails_the_step_and_ends_the_table(
 
 
 @pytest.mark.thorough
+def test_a_store_that_denies_deletions_is_told_as_that(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        lakes.s3(spark, tmp_path, monkeypatch, denies_deletes=True) as working,
+        working.acceptance() as acceptance,
+    ):
+        acceptance.trials = acceptance.trials[1:2]
+        stop_after(acceptance, "enrol it")  # jobs that may delete nothing are tried again for minutes
+        report = acceptance.go(working.versions())
+    failed = named(report, Outcome.FAILED)
+    assert {"v3: use the store", "all: remove v3"} <= set(failed), report.to_markdown()
+    (step,) = (step for step in report.steps if step.name == "use the store")
+    assert step.problem is not None
+    assert step.problem.detail.startswith("delete a file: ")
+    assert "ACCESS_DENIED" in step.problem.detail.upper().replace(" ", "_")
+
+
+@pytest.mark.thorough
 def test_a_run_that_is_stopped_removes_what_it_made_and_passes_nothing_else(
     working: Working, acceptance: Acceptance, tmp_path: Path
 ) -> None:
     before = files(tmp_path)
 
-    def stop(step: Step) -> None:
-        if step.name == "enrol it":
-            acceptance.service.stopping.set()
-
-    acceptance.step_done = stop
+    stop_after(acceptance, "enrol it")
     report = acceptance.go(working.versions())
     assert named(report, Outcome.FAILED) == [], report.to_markdown()
     passed = [step for step in named(report, Outcome.PASSED) if step.startswith("v3")]
@@ -125,11 +167,7 @@ def test_what_a_run_has_left_is_told_by_the_next_one_and_removed_on_request(
     before = files(tmp_path)
     acceptance.wanted = replace(acceptance.wanted, keep=True)
 
-    def stop(step: Step) -> None:
-        if step.name == "enrol it":
-            acceptance.service.stopping.set()
-
-    acceptance.step_done = stop
+    stop_after(acceptance, "enrol it")
     acceptance.go(working.versions())
     (left,) = (trial.identifier[-1] for trial in acceptance.trials)
     with working.acceptance() as following:

@@ -16,7 +16,6 @@ from service.settings import Settings
 from tests.patience import PATIENCE_SECONDS
 from tests.service.conftest import ADMIN_KEY, Running, running
 from worker.acceptance.lake import Lake
-from worker.acceptance.report import Report
 from worker.acceptance.run import Acceptance, Wanted, versions_here
 from worker.acceptance.service import Service
 from worker.agent.worker import Worker
@@ -86,10 +85,6 @@ class Working:
             service = Service(connection, threading.Event())
             lake = Lake(self.spark.sparkContext._jvm, service.catalog(CATALOG))
             yield Acceptance(service, lake, Wanted(CATALOG, [NAMESPACE]))
-
-    def accept(self) -> Report:
-        with self.acceptance() as acceptance:
-            return acceptance.go(self.versions())
 
     def versions(self) -> dict[str, str]:
         return versions_here(self.spark.sparkContext._jvm, self.spark.version)

@@ -1,0 +1,131 @@
+"""Catalogs and stores of every kind on loopback, as the service knows them."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.factories import register_jdbc_catalog
+from tests.object_stores import ObjectStore
+from tests.s3 import s3_server
+from tests.worker.acceptance.working import Working
+from tests.worker.table.catalog_servers import hive_metastore, rest_server
+from worker.io.storage import Storage
+
+_numbers = count(1)
+_SECRETS = (
+    "s3.access-key-id",
+    "s3.secret-access-key",
+    "gcs.oauth2.token",
+    "adls.account-key",
+    "adls.connection",
+)
+_RESOLVING = {"io-impl": "org.apache.iceberg.io.ResolvingFileIO", "jdbc.busy_timeout": "60000"}
+_IN_JVM = {"aws.accessKeyId": "key", "aws.secretAccessKey": "secret"}
+_IN_ENVIRONMENT = {
+    "AWS_ACCESS_KEY_ID": "key",
+    "AWS_SECRET_ACCESS_KEY": "secret",
+    "AWS_DEFAULT_REGION": "us-east-1",
+}
+Lake = Callable[[SparkSession, Path, pytest.MonkeyPatch], AbstractContextManager[Working]]
+
+
+@contextmanager
+def rest(spark: SparkSession, directory: Path, _: pytest.MonkeyPatch) -> Iterator[Working]:
+    with (
+        rest_server(directory, directory.as_uri()) as uri,
+        Working.on(spark, directory, "rest", {"uri": uri}, directory.as_uri()) as working,
+    ):
+        yield working
+
+
+@contextmanager
+def hive(spark: SparkSession, directory: Path, _: pytest.MonkeyPatch) -> Iterator[Working]:
+    with hive_metastore(directory) as uri:
+        properties = {"uri": uri, "warehouse": directory.as_uri()}
+        properties |= {"table-default.engine.hive.lock-enabled": "false"}  # it has no tables for locks
+        with Working.on(spark, directory, "hive", properties, directory.as_uri()) as working:
+            yield working
+
+
+@contextmanager
+def glue(spark: SparkSession, directory: Path, patch: pytest.MonkeyPatch) -> Iterator[Working]:
+    """Of moto's server, as is the store. Java has its credentials from its JVM."""
+    system: Any = spark.sparkContext._jvm.java.lang.System  # type: ignore[union-attr]
+    with s3_server() as server:
+        bucket, endpoint = server.create_bucket("lake"), f"http://127.0.0.1:{server.port}"
+        for name, value in _IN_ENVIRONMENT.items():
+            patch.setenv(name, value)
+        for name, value in _IN_JVM.items():
+            system.setProperty(name, value)
+        properties = {"warehouse": f"{bucket}/warehouse", "glue.endpoint": endpoint, "s3.endpoint": endpoint}
+        properties |= {"glue.region": "us-east-1", "s3.region": "us-east-1"}
+        _begin(properties["warehouse"], server.properties())
+        try:
+            with Working.on(spark, directory, "glue", properties, bucket, index=f"{bucket}/index") as working:
+                yield working
+        finally:
+            for name in _IN_JVM:
+                system.clearProperty(name)
+
+
+@contextmanager
+def hadoop(spark: SparkSession, directory: Path, _: pytest.MonkeyPatch) -> Iterator[Working]:
+    properties = {"warehouse": (directory / "lake").as_uri()}
+    _begin(properties["warehouse"], {})
+    with Working.on(spark, directory, "hadoop", properties, directory.as_uri()) as working:
+        yield working
+
+
+@contextmanager
+def s3(
+    spark: SparkSession, directory: Path, patch: pytest.MonkeyPatch, *, denies_deletes: bool = False
+) -> Iterator[Working]:
+    with s3_server(denies_deletes=denies_deletes) as server:
+        bucket = server.create_bucket("lake")
+        java = {
+            "s3.endpoint": f"http://127.0.0.1:{server.port}",
+            "s3.path-style-access": "true",
+            "s3.access-key-id": "key",
+            "s3.secret-access-key": "secret",
+            "client.region": "us-east-1",
+        }
+        with _in_database(spark, directory, patch, ObjectStore(bucket, server.properties(), java)) as working:
+            yield working
+
+
+@contextmanager
+def _in_database(
+    spark: SparkSession, directory: Path, patch: pytest.MonkeyPatch, store: ObjectStore
+) -> Iterator[Working]:
+    """A catalog in a database, whose tables and indexes lie on a store."""
+    name, warehouse = f"accepted{next(_numbers)}", f"{store.location}/warehouse"
+    _begin(warehouse, store.properties)
+    database = f"{directory}/catalog.db"
+    java = _RESOLVING | store.java_properties
+    register_jdbc_catalog(spark, name, f"jdbc:sqlite:{database}", warehouse, java)
+    spark.sql(f"SHOW NAMESPACES IN {name}").collect()  # makes the catalog's tables
+    properties = {"uri": f"sqlite:///{database}", "warehouse": warehouse, **_hidden(store.properties, patch)}
+    properties["catalog_name"] = name
+    index = f"{store.location}/index"
+    with Working.on(spark, directory, "sql", properties, store.location, index=index) as working:
+        yield working
+
+
+def _begin(warehouse: str, properties: Mapping[str, str]) -> None:
+    """Something lies there, as in any warehouse that is in use: a store has no empty folders."""
+    Storage(properties).write(f"{warehouse}/there", pa.py_buffer(b"of somebody else"))
+
+
+def _hidden(properties: Mapping[str, str], patch: pytest.MonkeyPatch) -> dict[str, str]:
+    """With references in the place of secrets."""
+    told = {}
+    for number, (key, value) in enumerate(properties.items()):
+        patch.setenv(f"LAKE_{number}", value)
+        told[key] = f"env:LAKE_{number}" if key.startswith(_SECRETS) else value
+    return told
