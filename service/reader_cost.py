@@ -75,6 +75,8 @@ class Shape:
         return Shape(files, max(self.rows - self.positions, 0), data_bytes=self.data_bytes)
 
 
+_DICTIONARY_ROWS = 131_072
+"""Of a file, as many keys of 8 bytes as Parquet keeps in a dictionary: Spark reads it for a point read."""
 TERMS: Mapping[str, Callable[[Shape], float]] = {
     "read": lambda _: 1.0,
     "data file": lambda s: s.data_files,
@@ -85,6 +87,7 @@ TERMS: Mapping[str, Callable[[Shape], float]] = {
     "row and equality delete": lambda s: float(s.rows) * s.equality_deletes,
     "data file and equality delete file": lambda s: s.data_files * s.equality_delete_files,
     "vector": lambda s: s.vectors,
+    "row in a dictionary": lambda s: min(s.rows, _DICTIONARY_ROWS * s.data_files),
 }
 """What each coefficient is multiplied by. Positions in vectors are not among these: readers hold a bitmap."""
 
@@ -118,8 +121,9 @@ class CostModel(BaseModel):
                 found = self.coefficients.get(reader, {}).get(read, {})
                 if unknown := found.keys() - TERMS.keys():
                     raise ValueError(f"{reader}, {read}: no such terms: {', '.join(sorted(unknown))}")
-                if "row" not in found or "data file" not in found:
-                    raise ValueError(f"{reader}, {read}: what a row and a data file cost is missing")
+                costs = [seconds_of(found, Shape(files, rows)) for files, rows in ((0, 0), (1, 0), (1, 1))]
+                if not costs[0] < costs[1] < costs[2]:
+                    raise ValueError(f"{reader}, {read}: what a row or a data file costs is missing")
         return self
 
     def seconds(self, shape: Shape, reader: Reader, read: Read) -> float:

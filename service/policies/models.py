@@ -106,8 +106,8 @@ class ConvertPolicy(Message):
     reads_per_day: Annotated[float, ModelField(ge=0, le=1e9)] | None = None
     """The table is read in full this often, about, for what is worthwhile."""
     max_read_ratio: Annotated[float, ModelField(ge=1.01, le=1e6)] | None = None
-    """A full read may cost this many times what it would if the table had just been rewritten, for what is
-    worthwhile."""
+    """Over time, a full read may cost this many times what it would if the table had just been rewritten, for
+    what is worthwhile."""
     cron: Cron | None = None
     """Convert what is pending at these moments, too."""
     max_delete_files_per_commit: Annotated[int, ModelField(ge=0)] | None = None

@@ -114,14 +114,19 @@ class Weighing:
         return max(saved, 0.0) * self.reads_per_second * age / 2
 
     @property
+    def _acts_at(self) -> float:
+        """The overhead of a read from which on jobs start, whatever they cost."""
+        return self.fresh_seconds * (self.policy.convert.max_read_ratio - 1) * _ACTS_AT
+
+    @property
     def is_too_dear(self) -> bool:
         """Whether a read is on the way to cost more than the policy lets it."""
-        return self.overhead > self.fresh_seconds * (self.policy.convert.max_read_ratio - 1) * _ACTS_AT
+        return self.overhead > self._acts_at
 
     @property
     def is_cured_by_conversion(self) -> bool:
-        """Whether a conversion takes half of what is paid away: else a rewriting would follow at once."""
-        return self.saved_by_conversion >= self.saved_by_rewriting
+        """Whether a conversion alone is enough against that."""
+        return self.saved_by_conversion > 0 and self.saved_by_rewriting <= self._acts_at
 
     def is_rewriting_worth_it(self, now: datetime) -> bool:
         return self.paid(self.saved_by_rewriting, self.readers.rewritten_at, now) >= self.rewrite_seconds

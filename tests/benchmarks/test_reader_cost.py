@@ -7,14 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
-from service.reader_cost import Read, Reader, Shape, seconds_of
+from service.reader_cost import MODEL, TERMS, Read, Reader, Shape, read_model, seconds_of
 from tests.benchmarks.reader_cost import (
+    CHECKED,
+    FITTED,
     READS,
+    Kind,
     Measured,
     Measurements,
     drawn,
     factors,
     fit,
+    kept,
     make,
     measure,
     model_of,
@@ -43,7 +47,7 @@ def test_a_model_of_few_terms_is_found_again() -> None:
 
 @given(st.lists(st.floats(0.01, 100), min_size=6, max_size=6), st.integers(0, 1000))
 def test_no_coefficient_is_below_0_whatever_was_measured(seconds: list[float], seed: int) -> None:
-    assert all(one > 0 for one in fit(drawn(6, seed), seconds).values())
+    assert all(one > 0 for one in fit(drawn(6, seed), seconds, list(TERMS)).values())
 
 
 def test_the_report_tells_how_far_the_model_is_off() -> None:
@@ -52,6 +56,23 @@ def test_the_report_tells_how_far_the_model_is_off() -> None:
     report = report_of(model_of(twice), right)
     assert "| Spark, full | 2.00 | 2.00 | 2.00 |" in report
     assert "| read | 1,000 ms | 1,000 ms | 1,000 ms | 1,000 ms |" in report
+
+
+def test_the_kept_model_is_what_the_kept_measurements_say_of_the_drawn_tables() -> None:
+    measurements = kept()
+    for measured, drawings in ((measurements.fitted, FITTED), (measurements.others, CHECKED)):
+        assert [one.shape for one in measured] == [shape for each in drawings for shape in drawn(*each)]
+    model, again = read_model(MODEL.read_text()), model_of(measurements)
+    assert (model.measured_on, model.machine) == (again.measured_on, again.machine)
+    for reader, read in READS:
+        assert model.coefficients[reader][read] == pytest.approx(again.coefficients[reader][read], rel=1e-6)
+
+
+@pytest.mark.parametrize("kind", READS, ids=list(READS.values()))
+def test_the_kept_model_is_right_within_a_factor_of_two_about_tables_it_was_not_fitted_to(
+    kind: Kind,
+) -> None:
+    assert max(factors(read_model(MODEL.read_text()), kind, kept().others)) <= 2
 
 
 @pytest.mark.integration
