@@ -154,15 +154,26 @@ class Lake:
         return mark
 
     def drop_table(self, identifier: Sequence[str], run: str, table_uuid: str | None = None) -> None:
-        """With its files. Raises LakeError, and NotOursError for a table that this run has not made.
+        """With its files, or without them where the catalog refuses that. It is gone if this returns.
 
-        table_uuid: of the one that is meant, if it is known.
+        table_uuid: of the one that is meant, if it is known. Raises LakeError, and NotOursError for a table
+        that this run has not made.
         """
         table = self.load(identifier)
         if table.properties().get(MARK) != run or table_uuid not in (None, str(table.uuid().toString())):
             raise NotOursError(f"{'.'.join(identifier)} is another table than the run has made. It stays.")
+        name = ".".join(identifier)
+        try:
+            self._drop(identifier, purge=True)
+        except LakeError:  # some catalogs let one only do the other
+            if self.has_table(identifier):
+                self._drop(identifier, purge=False)
+        if self.has_table(identifier):
+            raise LakeError(f"drop table {name}: The catalog has dropped it, it says, and still has it.")
+
+    def _drop(self, identifier: Sequence[str], *, purge: bool) -> None:
         with told(f"drop table {'.'.join(identifier)}"):
-            self._catalog.dropTable(self._identifier(identifier), True)
+            self._catalog.dropTable(self._identifier(identifier), purge)
 
     def storage_of(self, table: JavaObject) -> Storage:
         """As jobs open its files, with what the catalog vends for it."""

@@ -252,13 +252,20 @@ class Acceptance:
             self.service.result_of(job)
 
     def _drop(self, trial: Trial) -> None:
-        if not trial.is_dropped and self.lake.has_table(trial.identifier):
-            self.lake.drop_table(trial.identifier, self.run, trial.table_uuid)
+        if trial.is_dropped:
+            return
+        if not self.lake.has_table(trial.identifier):
+            raise NotOursError(
+                f"{'.'.join(trial.identifier)} is not in the catalog, and the run has not dropped it. It may"
+                f" have another name by now, so its files stay: {trial.location}."
+            )
+        self.lake.drop_table(trial.identifier, self.run, trial.table_uuid)
+        trial.is_dropped = True
 
     def _clear(self, trial: Trial) -> None:
-        """Files in the table's place that no snapshot named any more: there were none before the table."""
+        """Files in its place that are left once the table is gone: there were none before the table."""
         storage, place = trial.kept_storage, trial.location
-        if storage is None or place is None:
+        if storage is None or place is None or not trial.is_dropped:
             return
         for one in sorted(self.lake.files(storage, place)):
             with told(f"delete {one}"):

@@ -40,7 +40,7 @@ class Trial:
 
     name: in the report. identifier: with its namespace. key: columns by which rows are deleted. location:
     where the catalog has put it; None as long as it is not known to be the table's alone. kept_storage: by
-    which files are removed once the table is gone.
+    which files are removed once the table is gone. is_dropped: the run has seen that it has dropped it.
     """
 
     lake: Lake

@@ -1,0 +1,103 @@
+"""A lake and a service in memory, for what a run removes and what it leaves."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from worker.acceptance.lake import LakeError, NotOursError
+from worker.acceptance.run import Acceptance, Wanted
+
+
+@dataclass
+class FakeTable:
+    uuid: str
+    mark: str | None = None
+    location: str = "s3://lake/t"
+
+
+class FakeStorage:
+    def __init__(self, files: set[str]) -> None:
+        self._files = files
+
+    def delete(self, location: str) -> None:
+        self._files.remove(location)
+
+    def is_local(self, _: str) -> bool:
+        return False
+
+
+@dataclass
+class FakeLake:
+    """refuses: is called before a table is dropped, and may raise."""
+
+    tables: dict[str, FakeTable] = field(default_factory=dict)
+    stored: set[str] = field(default_factory=set)
+    namespaces: set[str] = field(default_factory=lambda: {"accepting"})
+    refuses: Callable[[str], None] = lambda _: None
+    name: str = "lake"
+    type: str = "sql"
+    secrets: frozenset[str] = frozenset()
+
+    def has_namespace(self, namespace: Sequence[str]) -> bool:
+        return ".".join(namespace) in self.namespaces
+
+    def table_names(self, _: Sequence[str]) -> set[str]:
+        return set(self.tables)
+
+    def has_table(self, identifier: Sequence[str]) -> bool:
+        return identifier[-1] in self.tables
+
+    def mark_of(self, identifier: Sequence[str]) -> str | None:
+        return self.tables[identifier[-1]].mark
+
+    def drop_table(self, identifier: Sequence[str], run: str, table_uuid: str | None = None) -> None:
+        table = self.tables[identifier[-1]]
+        if table.mark != run or table_uuid not in (None, table.uuid):
+            raise NotOursError("another table")
+        self.refuses(identifier[-1])
+        del self.tables[identifier[-1]]
+
+    def files(self, _: object, location: str) -> set[str]:
+        return {one for one in self.stored if one.startswith(f"{location}/")}
+
+    def index_databases(self, *_: object) -> list[str]:
+        return []
+
+
+@dataclass
+class FakeService:
+    """deleted: paths. enrolled: tables as the service tells them."""
+
+    enrolled: list[dict[str, Any]] = field(default_factory=list)
+    deleted: list[str] = field(default_factory=list)
+    stopping: threading.Event = field(default_factory=threading.Event)
+    jobs: list[Any] = field(default_factory=list)
+    url: str = "http://here"
+    calls: int = 0
+
+    def items(self, _: str, **__: Any) -> list[dict[str, Any]]:
+        return self.enrolled
+
+    def delete(self, path: str, **_: Any) -> None:
+        self.deleted.append(path)
+        self.enrolled = [one for one in self.enrolled if f"/tables/{one['id']}" != path]
+
+
+def acceptance_of(lake: FakeLake, service: FakeService | None = None) -> Acceptance:
+    """Of one table, which was made and enrolled, and has a file."""
+    made: Any = Acceptance(service or FakeService(), lake, Wanted("lake", ["accepting"]))  # type: ignore[arg-type]
+    made.trials = made.trials[:1]
+    (trial,) = made.trials
+    trial.table_uuid, trial.table_id, trial.location = "u1", "t1", "s3://lake/t"
+    trial.kept_storage = FakeStorage(lake.stored)
+    lake.tables[trial.identifier[-1]] = FakeTable("u1", made.run)
+    lake.stored |= {"s3://lake/t/data/1.parquet", "s3://lake/t/metadata/1.json"}
+    acceptance: Acceptance = made
+    return acceptance
+
+
+def refuse(_: str) -> None:
+    raise LakeError("403 Forbidden")

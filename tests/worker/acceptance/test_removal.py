@@ -1,0 +1,88 @@
+"""What a run removes is its own and known to be gone; all else stays, and is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+from py4j.protocol import Py4JError
+
+from tests.worker.acceptance.fakes import FakeLake, FakeTable, acceptance_of, refuse
+from worker.acceptance.lake import MARK, Lake, LakeError
+from worker.acceptance.report import Outcome
+from worker.acceptance.run import Acceptance
+
+
+def removed(acceptance: Acceptance) -> dict[str, Outcome]:
+    """The steps of the removal."""
+    acceptance._remove_all()
+    return {step.name: step.outcome for step in acceptance.report.steps}
+
+
+def test_a_table_that_is_gone_takes_its_files_along() -> None:
+    lake = FakeLake()
+    assert removed(acceptance_of(lake)) == {"remove v2": Outcome.PASSED, "all is as before": Outcome.PASSED}
+    assert (lake.tables, lake.stored) == ({}, set())
+
+
+def _rename(lake: FakeLake, name: str) -> None:
+    lake.tables["renamed"] = lake.tables.pop(name)
+
+
+def _replace(lake: FakeLake, name: str) -> None:
+    lake.tables[name] = FakeTable("u2", "somebody else")
+
+
+def _refuse(lake: FakeLake, _: str) -> None:
+    lake.refuses = refuse
+
+
+@pytest.mark.parametrize("happen", [_rename, _replace, _refuse])
+def test_files_stay_as_long_as_their_table_may_live(happen: Callable[[FakeLake, str], None]) -> None:
+    lake = FakeLake()
+    acceptance = acceptance_of(lake)
+    before = set(lake.stored)
+    happen(lake, acceptance.trials[0].identifier[-1])
+    assert removed(acceptance)["remove v2"] is Outcome.FAILED
+    assert lake.stored == before
+
+
+class Tables:
+    """Of a catalog in Java, which may refuse to purge or to drop, or only say that it has dropped."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *refused: bool, lies: bool = False) -> None:
+        self.asked: list[bool] = []
+        self._refused, self._lies, self._names = refused, lies, {"t"}
+        monkeypatch.setattr("worker.acceptance.lake.open_catalog", lambda *_: self)
+        monkeypatch.setattr("worker.acceptance.lake.load_table", lambda *_: self._table())
+        monkeypatch.setattr(Lake, "has_table", lambda *_: bool(self._names))
+        self.lake = Lake(MagicMock(), {"name": "lake", "type": "rest", "properties": {}})
+
+    def _table(self) -> Any:
+        table = MagicMock()
+        table.properties.return_value = {MARK: "r1"}
+        table.uuid.return_value.toString.return_value = "u1"
+        return table
+
+    def dropTable(self, _: object, purge: bool) -> bool:  # noqa: N802, the name in Java
+        self.asked.append(purge)
+        if purge in self._refused:
+            raise Py4JError("403")
+        if not self._lies:
+            self._names.clear()
+        return True
+
+
+def test_a_table_that_may_not_be_purged_is_dropped_without_its_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = Tables(monkeypatch, True)
+    tables.lake.drop_table(["ns", "t"], "r1", "u1")
+    assert tables.asked == [True, False]
+
+
+def test_a_table_that_is_not_dropped_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(LakeError, match="403"):
+        Tables(monkeypatch, True, False).lake.drop_table(["ns", "t"], "r1", "u1")
+    with pytest.raises(LakeError, match="still has it"):
+        Tables(monkeypatch, lies=True).lake.drop_table(["ns", "t"], "r1", "u1")
