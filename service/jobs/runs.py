@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
-from sqlalchemy import union_all
+from sqlalchemy import func, union_all
+from sqlalchemy import select as columns
 from sqlmodel import Session, col, or_, select
 
 from service.records.jobs import Attempt, Job
@@ -26,6 +27,23 @@ def latest_job_ids(
         newest = newest.order_by(col(Job.created_at).desc()).limit(number)
         of_each.append(select(newest.subquery().c.id))
     return list(session.execute(union_all(*of_each)).scalars())
+
+
+def latest_jobs_of_each(
+    session: Session, table_ids: Sequence[str], number: int
+) -> dict[str, list[tuple[str, str, bool, str, datetime]]]:
+    """By the table's id, the oldest first: id, kind, whether a dry run, status, end (or when it was made)."""
+    chosen = latest_job_ids(session, table_ids, number)
+    at = func.coalesce(col(Job.ended_at), col(Job.created_at))
+    rows = session.execute(
+        columns(col(Job.table_id), col(Job.id), col(Job.kind), col(Job.dry_run), col(Job.status), at)
+        .where(col(Job.id).in_(chosen))
+        .order_by(col(Job.created_at), col(Job.id))
+    )
+    found: dict[str, list[tuple[str, str, bool, str, datetime]]] = {}
+    for table_id, job_id, kind, dry_run, status, moment in rows:
+        found.setdefault(table_id, []).append((job_id, kind, dry_run, status, moment))
+    return found
 
 
 def attempts_within(

@@ -12,6 +12,7 @@ from service.auth.access import Viewer
 from service.catalogs import service as catalogs
 from service.db.database import ReadSession, utc_now
 from service.http.paging import EVERYTHING, PageRequest, Search
+from service.jobs.runs import latest_jobs_of_each
 from service.overview.models import TableTimeline, Timeline
 from service.overview.timeline import LONGEST, get_timeline, tables_request
 from service.records.health import HealthStatus
@@ -23,6 +24,9 @@ router = APIRouter(route_class=PageRoute)
 _SPANS = {1: "1 hour", 6: "6 hours", 24: "24 hours", 168: "7 days", 720: "30 days"}
 """By hours."""
 _SHORTEST = timedelta(minutes=10)
+_LATEST = 16
+"""Jobs of each table, as cells that lead to them."""
+_TIME = "%Y-%m-%d %H:%M UTC"
 
 
 @router.get("/timeline")
@@ -54,13 +58,14 @@ def show_timeline(
         search=search,
         status=status,
     )
+    latest = latest_jobs_of_each(session, [table.table_id for table in shown.items], _LATEST)
     return render(
         request,
         "timeline/show.html",
         reader,
         shown=shown,
         data=_data(shown, min(now, shown.until)),
-        rows=[_row(table) for table in shown.items],
+        rows=[_row(table, latest.get(table.table_id, [])) for table in shown.items],
         next_cursor=shown.next_cursor,
         sort=page.sort,
         hours=hours,
@@ -91,8 +96,8 @@ def _moves(since: datetime, until: datetime, now: datetime) -> Mapping[str, Mapp
     return {words: {"since": rfc3339(begin), "until": rfc3339(end)} for words, (begin, end) in found.items()}
 
 
-def _row(table: TableTimeline) -> dict[str, Any]:
-    """What a strip says, in words."""
+def _row(table: TableTimeline, latest: Sequence[tuple[str, str, bool, str, datetime]]) -> dict[str, Any]:
+    """What a strip says, in words; latest: its jobs, as `latest_jobs_of_each` tells them."""
     ran = Counter(run.status for run in table.runs)
     return {
         "table": table,
@@ -100,6 +105,10 @@ def _row(table: TableTimeline) -> dict[str, Any]:
         "longest": max((one for one in table.lag_seconds if one is not None), default=None),
         "ran": [(status.value, number) for status, number in sorted(ran.items())],
         "number": ran.total(),
+        "latest": [
+            (job_id, status, f"{_kind(kind, dry_run=dry_run)} {status}, {at:{_TIME}}")
+            for job_id, kind, dry_run, status, at in latest
+        ],
     }
 
 
@@ -123,7 +132,7 @@ def _data(shown: Timeline, now: datetime) -> str:
             [
                 number,
                 workers.index(run.worker_name),
-                f"{'dry run: ' if run.dry_run else ''}{run.kind.value.replace('_', ' ')}",
+                _kind(run.kind.value, dry_run=run.dry_run),
                 run.status.value,
                 seconds(run.started_at),
                 seconds(run.ended_at or now),
@@ -134,6 +143,10 @@ def _data(shown: Timeline, now: datetime) -> str:
         ],
     }
     return json.dumps(told, separators=(",", ":"))
+
+
+def _kind(kind: str, *, dry_run: bool) -> str:
+    return f"{'dry run: ' if dry_run else ''}{kind.replace('_', ' ')}"
 
 
 def _whole(values: Sequence[float | None]) -> list[int | None]:

@@ -9,7 +9,7 @@ from sqlmodel import col, select
 
 from service.db.database import Database, utc_now
 from service.index_health.strips import Strip, divide, strips
-from service.jobs.runs import attempts_within, latest_job_ids
+from service.jobs.runs import attempts_within, latest_job_ids, latest_jobs_of_each
 from service.records.health import HealthSample
 from service.records.jobs import JobKind
 from tests.service.conftest import ON_BOTH, Running, alike_on_both
@@ -141,6 +141,9 @@ def test_what_ran_within_a_span_is_told_with_its_worker_and_so_many_of_each_tabl
         assert told(0, 60, 2) == [of_other, jobs[2], jobs[3]]
         assert sorted(latest_job_ids(session, [first, other], 1)) == sorted([jobs[3], of_other])
         assert latest_job_ids(session, [], 5) == []
+        latest = latest_jobs_of_each(session, [first, other], 3)
+    assert [job for job, *_ in latest[first]] == jobs[1:]
+    assert latest[other] == [(of_other, "convert", False, "succeeded", START + MINUTE * 16)]
 
 
 def test_the_call_shows_tables_with_most_pending_first_and_pages_through_them(
@@ -196,6 +199,7 @@ def test_the_call_shows_tables_with_most_pending_first_and_pages_through_them(
         page = admin.open("/timeline")
         assert "db.many" in page.links
         assert "1 running" in page.text
+        assert f'<a class="cell running" href="/jobs/{job}" title="index running, ' in page.html
         assert "/timeline?since=" in page.links["Earlier"]
         earlier = admin.follow("Earlier")
         assert {"Now", "Later"} <= earlier.links.keys()
