@@ -85,6 +85,7 @@ def sample(table: str, at: datetime, deletes: int) -> HealthSample:
 def chart(page: Page, label: str) -> Locator:
     found = page.get_by_role("img", name=re.compile(label))
     expect(found.locator("canvas")).to_be_visible()
+    found.scroll_into_view_if_needed()  # where a mouse can be
     return found
 
 
@@ -145,6 +146,20 @@ def test_a_zoom_is_that_of_all_charts_and_ends_by_escape(
     signed_in.keyboard.press("End")
     signed_in.keyboard.press("+")
     assert span(pending) < whole
+
+
+def test_a_zoom_into_what_held_all_along_shows_it(
+    signed_in: Page, service: RunningService, table: str
+) -> None:
+    signed_in.goto(f"{service.url}/tables/{table}")
+    pending = chart(signed_in, "Pending equality deletes over")
+    box = pending.locator(".u-over").bounding_box()
+    assert box is not None
+    signed_in.mouse.move(box["x"] + box["width"] * 0.39, box["y"] + 20)
+    signed_in.mouse.down()
+    signed_in.mouse.move(box["x"] + box["width"] * 0.48, box["y"] + 20, steps=4)
+    signed_in.mouse.up()
+    assert drawn_at(pending, 0.5) == pytest.approx(4000, rel=0.06)
 
 
 def drawn_at(of: Locator, x: float) -> Any:

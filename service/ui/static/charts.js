@@ -134,6 +134,12 @@ function lineChart(element) {
     whole = { min: told.began, max: Math.max(told.ends, told.began + 1) };
   }
   read();
+  // Of what is shown: a value holds until the next one, and both may lie outside.
+  function highest() {
+    const { min, max } = zoom ?? whole;
+    const within = told.values.filter((_, index) => min <= times[index] && times[index] <= max);
+    return Math.max(...within, valueAt(told, times, Math.max(min, times[0])), valueAt(told, times, max));
+  }
   const unit = UNITS[told.unit];
   const label = readout(element);
   const chart = new uPlot({
@@ -142,7 +148,7 @@ function lineChart(element) {
     legend: { show: false },
     scales: {
       x: { time: true, range: () => [(zoom ?? whole).min, (zoom ?? whole).max] },
-      y: { range: (_, low, high) => [0, told.unit === "share" ? 1 : Math.max(high * 1.06, 1)] },
+      y: { range: () => [0, told.unit === "share" ? 1 : Math.max(highest() * 1.06, 1)] },
     },
     axes: [timeAxis(), {
       ...timeAxis(), size: 58, space: 34, incrs: unit.steps,
