@@ -51,6 +51,16 @@ build/airflow/installed build/dagster/installed: build/%/installed: requirements
 		build/$*/bin/python -m pip --disable-pip-version-check --no-input install --quiet --require-hashes --no-deps -r $<
 	touch $@
 
+# PySpark of an older version, which goes before that of .venv: all else is the same.
+SPARKS := 3.5 4.0
+$(SPARKS:%=build/spark-%/installed): build/spark-%/installed: requirements/spark-%.txt | $(VENV)/installed
+	@echo "Installing PySpark $* ..."
+	rm -rf build/spark-$*
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --target build/spark-$* --require-hashes --no-deps -r $< ||
+		$(PIP) install --quiet --target build/spark-$* --require-hashes --no-deps -r $<
+	PYTHONPATH=build/spark-$* $(BIN)/python scripts/fetch_jars
+	touch $@
+
 .PHONY: demo
 demo: install ## Show Icestream at work on a sample table, in the browser
 	@exec $(BIN)/icestream demo $(ARGS)
@@ -77,8 +87,20 @@ test-all: ## Run `make test`, and after it `make thorough`
 
 .PHONY: thorough
 thorough fault-figures: export ICESTREAM_STORES := gcs,azure
-thorough: emulators $(VENV)/spark-classes.jsa build/airflow/installed build/dagster/installed ## Run the rest of the tests: combinations, repeats of faults of real processes; MANY=1: more histories
+thorough: emulators $(VENV)/spark-classes.jsa build/airflow/installed build/dagster/installed $(SPARKS:%=build/spark-%/installed) ## Run the rest of the tests: combinations, repeats of faults of real processes; MANY=1: more histories
 	@$(PYTEST) -m "thorough$(if $(MANY),, and not many)" $(ARGS)
+	# What is shortest of `make test-spark`, unless tests were chosen.
+	for spark in $(if $(ARGS),,$(SPARKS)); do
+		$(MAKE) --no-print-directory test-spark SPARK=$$spark ARGS="-k 'executors or keeps_the_visible_rows or become_one'"
+	done
+
+# An attached cluster, every kind of job, and Iceberg's actions.
+SPARK_TESTS := tests/faults/test_spark_cluster.py $(addprefix tests/worker/jobs/test_,pipeline.py indexing.py \
+	verification.py writing.py orphan_removal.py snapshot_expiry.py data_file_rewriting.py manifest_rewriting.py)
+.PHONY: test-spark
+test-spark: $(if $(SPARK),build/spark-$(SPARK)/installed) ## Run the tests of jobs with another Spark: SPARK=3.5 or SPARK=4.0
+	@test -n "$(SPARK)" || { echo "Name a version: make test-spark SPARK=3.5, one of $(SPARKS)" >&2; exit 1; }
+	PYTHONPATH=$(CURDIR)/build/spark-$(SPARK) $(PYTEST) -m "not thorough" $(SPARK_TESTS) $(ARGS)
 
 .PHONY: fault-figures
 fault-figures: emulators ## Run every test of a fault and count what was injected, lost and followed, into docs/faults.md
@@ -192,6 +214,9 @@ lock: $(VENV)/installed ## Lock the Python packages anew (ARGS="--upgrade" for n
 	# The client beside an orchestrator, whose own packages decide.
 	$(BIN)/$(LOCK) requirements/airflow.in --output-file requirements/airflow.txt $(ARGS)
 	$(BIN)/$(LOCK) requirements/dagster.in --output-file requirements/dagster.txt $(ARGS)
+	for spark in $(SPARKS); do
+		$(BIN)/$(subst pyproject.toml,requirements/spark-$$spark.in,$(LOCK)) --output-file requirements/spark-$$spark.txt $(ARGS)
+	done
 
 .PHONY: clean
 clean: ## Remove what the other commands made

@@ -13,6 +13,7 @@ under test.
 """
 
 import json
+import os
 import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -23,6 +24,7 @@ from typing import Any, Literal, TypeAlias
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pyspark
 from pyarrow import orc
 from pyiceberg.avro.file import AvroOutputFile
 from pyiceberg.conversions import to_json
@@ -39,6 +41,7 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.typedef import Record
 from pyiceberg.types import IcebergType, LongType, NestedField, PrimitiveType, StringType, StructType
 from pyspark.sql import SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
 
 from stores.table_metadata import parse_table_metadata
 from tests.local_files import set_permissions_without_processes
@@ -54,6 +57,11 @@ Rows: TypeAlias = Sequence[Mapping[str, Any]] | pa.Table
 
 def spark_session(*, cores: int = 2) -> SparkSession:
     """Return the process's Spark session, that of a worker: whoever is first starts the JVM for all tests."""
+    if pyspark.__version__.startswith("3."):  # which knows CALL only from Iceberg's extensions
+        extensions = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
+        os.environ.setdefault(
+            "PYSPARK_SUBMIT_ARGS", f"--conf spark.sql.extensions={extensions} pyspark-shell"
+        )
     session = create_spark(f"local[{cores}]", "tests")
     session.conf.set("spark.sql.shuffle.partitions", str(cores))
     # Tables of a few rows: planning again in the middle of a query costs more than it can save.
@@ -121,8 +129,16 @@ def visible_rows(
     version = f" VERSION AS OF {snapshot_id}" if snapshot_id is not None else ""
     if branch is not None:
         version = f" VERSION AS OF '{branch}'"
-    rows = spark.sql(f"SELECT * FROM {identifier}{version}").toArrow()
+    rows = collected(spark.sql(f"SELECT * FROM {identifier}{version}"))
     return Counter(zip(*(map(_hashable, column.to_pylist()) for column in rows.columns), strict=True))
+
+
+def collected(frame: Any) -> pa.Table:
+    """Of a DataFrame: `toArrow`, which that of Spark 3.5 has not."""
+    if hasattr(frame, "toArrow"):
+        return frame.toArrow()
+    batches: list[pa.RecordBatch] = frame._collect_as_arrow()
+    return pa.Table.from_batches(batches, to_arrow_schema(frame.schema))
 
 
 def _hashable(value: Any) -> Any:

@@ -19,14 +19,16 @@ _DEPLOY = "org.apache.spark.deploy"
 
 
 @contextmanager
-def standalone_cluster(directory: Path, environment: Mapping[str, str], workers: int = 2) -> Iterator[str]:
+def standalone_cluster(
+    directory: Path, environment: Mapping[str, str], workers: int = 2, home: Path = _HOME
+) -> Iterator[str]:
     """The address of its master, `spark://`. directory: of logs and of what executors write, empty.
 
-    environment: of the executors, too. Each worker has one core.
+    environment: of the executors, too. Each worker has one core. home: of another Spark.
     """
     given = {
         **os.environ,
-        "SPARK_HOME": str(_HOME),
+        "SPARK_HOME": str(home),
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_DAEMON_MEMORY": "256m",
         **environment,
@@ -36,7 +38,7 @@ def standalone_cluster(directory: Path, environment: Mapping[str, str], workers:
     def start(name: str, *arguments: str) -> Path:
         log = directory / f"{name}.log"
         with log.open("wb") as output:
-            command = [str(_HOME / "bin" / "spark-class"), *arguments]
+            command = [str(home / "bin" / "spark-class"), *arguments]
             started.append(
                 subprocess.Popen(
                     command, env=given, cwd=directory, stdout=output, stderr=output, start_new_session=True

@@ -13,12 +13,14 @@ from packaging.requirements import Requirement
 from packaging.utils import NormalizedName, canonicalize_name
 
 from service.ui.pages import STATIC
+from worker.spark.jars import ICEBERG
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 LOCKS = ("service", "worker", "dev")
 """Each is of the extra of its name."""
+OTHERS = ("airflow", "build", "dagster", "go", "spark-3.5", "spark-4.0", "uv")
 
 
 def read_lock(name: str) -> list[tuple[Requirement, int]]:
@@ -70,7 +72,7 @@ def test_lock_holds_exactly_what_the_project_needs(name: str) -> None:
         assert not unmet, f"{package} {version} does not meet {unmet}"
 
 
-@pytest.mark.parametrize("name", [*LOCKS, "airflow", "build", "dagster", "go", "uv"])
+@pytest.mark.parametrize("name", [*LOCKS, *OTHERS])
 def test_lock_pins_every_package_with_hashes_and_names_no_url(name: str) -> None:
     pins = read_lock(name)
     assert pins
@@ -82,6 +84,12 @@ def test_all_locks_pin_the_same_versions() -> None:
     dev = {pin.name: pin for pin, _ in read_lock("dev")}
     for name in ("service", "worker"):
         assert all(str(dev[pin.name]) == str(pin) for pin, _ in read_lock(name))
+
+
+def test_each_lock_of_an_older_spark_is_of_one_that_iceberg_has_a_runtime_for() -> None:
+    locks = {path.stem.removeprefix("spark-") for path in (ROOT / "requirements").glob("spark-*.txt")}
+    newest = next(pin.specifier for pin, _ in read_lock("worker") if pin.name == "pyspark")
+    assert {*locks, str(newest).removeprefix("==").rpartition(".")[0]} == set(ICEBERG)
 
 
 def test_service_and_worker_images_hold_nothing_of_each_other() -> None:

@@ -23,7 +23,7 @@ from tests.benchmarks.readers import DUCKDB_SECONDS, Reading
 from tests.benchmarks.small_files import SmallFiles
 from tests.benchmarks.small_files import section_of as section_of_small_files
 from tests.benchmarks.sweep import Point
-from worker.spark.jars import ICEBERG_RUNTIME
+from worker.spark.jars import own_jars
 
 _METHOD = """\
 Keys are dense and in random order over the data files, as upserts leave them, so statistics of data files
@@ -95,7 +95,7 @@ def machine(spark: SparkSession | None, *packages: str) -> str:
         jvm: Any = spark.sparkContext._jvm
         versions += [
             f"Java {jvm.java.lang.System.getProperty('java.version')}",
-            f"Iceberg {ICEBERG_RUNTIME.rpartition(':')[2]}",
+            f"Iceberg {own_jars()[0].rpartition(':')[2]}",
         ]
     versions += [f"{name} {version(name)}" for name in packages]
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30

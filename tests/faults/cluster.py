@@ -29,6 +29,7 @@ from tests.jobs import CatalogRecord
 from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.server_process import free_port
 
+ROOT = Path(__file__).parents[2]
 PYTHON_DAEMON = "tests.faults.python_daemon"
 _OFF = {"enabled": False}
 IMPATIENT: Json = {  # a policy under which nothing runs by itself, and no attempt waits long for the next
@@ -82,7 +83,8 @@ class Cluster:
             "ICESTREAM_DRIVER_MEMORY": "512m",
             FAULTS_FILE_VARIABLE: str(self._faults_file),
             "PYSPARK_SUBMIT_ARGS": f"--conf spark.python.daemon.module={PYTHON_DAEMON} pyspark-shell",
-            "PYTHONPATH": str(Path(__file__).parents[2]),
+            # With what the tests themselves run by, such as another version of Spark.
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
             **(environment or {}),
         }
         self.http = httpx.Client(

@@ -80,11 +80,11 @@ def load() -> None:
     _stand_in("worker.jobs.pipeline", run_job=run_job)
     _stand_in("worker.attempt.job", Usage=Usage)
     _stand_in("worker.attempt.outcome", Outcome=SimpleNamespace)
-    unfit = type("UnfitExecutorsError", (Exception,), {})
+    unfit, none = (type(name, (Exception,), {}) for name in ("UnfitExecutorsError", "ClusterError"))
     _stand_in("worker.spark.executors", UnfitExecutorsError=unfit, check_executors=None)
     _stand_in("worker.spark.tasks", TaskRunner=object)
     _stand_in("worker.spark.jvm_watch", JvmWatch=object)
-    _stand_in("worker.spark.session", create_spark=None)
+    _stand_in("worker.spark.session", ClusterError=none, create_spark=None)
     # Jobs take a moment here, so what lies between two tries is short, too.
     for name in ("worker.agent.reporter", "worker.agent.worker"):
         vars(importlib.import_module(name))["RETRY_SECONDS"] = 0.2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import venv
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -11,7 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.factories import Catalog, visible_rows
-from tests.faults.cluster import PYTHON_DAEMON, Cluster
+from tests.faults.cluster import PYTHON_DAEMON, ROOT, Cluster
 from tests.faults.injection import FAULTS_FILE_VARIABLE, Fault
 from tests.faults.subjects import Subject
 from tests.faults.tables import orphans, strays
@@ -28,7 +29,7 @@ def cluster(catalog: Catalog, tmp_path_factory: pytest.TempPathFactory) -> Itera
     directory = tmp_path_factory.mktemp("service")
     (directory / "on-spark").touch()
     executors = {
-        "PYTHONPATH": str(Path(__file__).parents[2]),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
         FAULTS_FILE_VARIABLE: str(directory / "faults.json"),
     }
     with standalone_cluster(tmp_path_factory.mktemp("spark"), executors) as master:
@@ -100,3 +101,18 @@ def test_a_worker_whose_executors_lack_its_packages_says_so_and_ends(
     assert f"pyarrow is missing ({version('pyarrow')} here)" in told["problem"]
     assert told["alive"] is False
     assert told["problem"] in (cluster.directory / "unfit.log").read_text()
+
+
+@pytest.mark.thorough
+def test_a_worker_of_another_spark_than_its_cluster_says_so_and_ends(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    older = ROOT / "build" / "spark-3.5" / "pyspark"
+    with standalone_cluster(tmp_path, {}, workers=0, home=older) as master:
+        place = {"ICESTREAM_SPARK_MASTER": master, "PYSPARK_SUBMIT_ARGS": "pyspark-shell"}
+        name = {"ICESTREAM_WORKER_NAME": "newer"}
+        process = cluster.start(["-m", "worker.agent.main"], "newer", {**name, **place})
+        assert process.wait(timeout=PATIENCE_SECONDS) == 1
+    (told,) = cluster.get("/workers", search="newer")["items"]
+    assert f"Spark {version('pyspark')} has not started on {master}: " in told["problem"]
+    assert "For another version, install that of PySpark" in told["problem"]

@@ -25,7 +25,7 @@ from worker.process.slots import Slot
 from worker.spark.executors import UnfitExecutorsError, check_executors
 from worker.spark.jars import check_jars
 from worker.spark.jvm_watch import JvmWatch
-from worker.spark.session import create_spark
+from worker.spark.session import ClusterError, create_spark
 from worker.spark.tasks import TaskRunner
 
 log = logging.getLogger("icestream.worker")
@@ -118,7 +118,13 @@ def main() -> int:
         return 1
     # Spark takes seconds and memory to start.
     _await_service(control_planes[0], settings.url)
-    spark = create_spark(settings.spark_master, structured_logs=settings.log_format == "json")
+    try:
+        spark = create_spark(settings.spark_master, structured_logs=settings.log_format == "json")
+    except ClusterError as error:
+        log.error("%s", error)
+        with suppress(ControlPlaneError):  # the log has it
+            control_planes[0].register(settings.worker_name, str(error))
+        return 1
     runner = TaskRunner(spark)
     try:
         check_executors(runner)

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import pyarrow as pa
 from py4j.protocol import Py4JError
 from pyiceberg.exceptions import ValidationError
 from pyiceberg.table.metadata import TableMetadata
@@ -426,18 +425,13 @@ class _Removal:
         """Places of those that Iceberg's action calls orphans."""
         spark: Any = self._job.runner.spark
         jvm: Any = jvm_of(self._table.java_table)
-        rows = pa.table(
-            {
-                "file_path": [one.location for one in old],
-                "last_modified": pa.array(
-                    [int(one.modified_at * 1e6) for one in old], pa.timestamp("us", tz="UTC")
-                ),
-            }
-        )
+        rows = [(one.location, datetime.fromtimestamp(one.modified_at, UTC)) for one in old]
         actions_of = jvm.org.apache.iceberg.actions
         try:
             action = actions(self._job).deleteOrphanFiles(self._table.java_table)
-            action.compareToFileList(spark.createDataFrame(rows)._jdf)
+            columns = "file_path string, last_modified timestamp"
+            listed = spark.createDataFrame(rows, columns, verifySchema=False)
+            action.compareToFileList(listed._jdf)
             action.olderThan(int(self._older_than.timestamp() * 1000))
             # What has the path of a file that is needed, in another bucket or spelling, is none.
             action.prefixMismatchMode(actions_of.DeleteOrphanFiles.PrefixMismatchMode.IGNORE)

@@ -18,7 +18,7 @@ from typing import Any
 from py4j.protocol import Py4JError
 from pyiceberg.table.metadata import TableMetadata
 from pyspark.errors.exceptions.captured import CapturedException
-from pyspark.sql.classic.dataframe import DataFrame
+from pyspark.sql import DataFrame
 
 from trust.locations import LocationNotAllowedError, is_under, normalize_location
 from worker.attempt.job import Job
@@ -187,9 +187,9 @@ class _Expiry:
         """Paths that no snapshot names any more, by the action's word for what they are."""
 
         def collected() -> dict[str, list[str]]:
-            rows = DataFrame(files.toDF(), self._job.runner.spark).select("path", "type").toArrow()
+            rows = DataFrame(files.toDF(), self._job.runner.spark).select("path", "type")
             found: dict[str, list[str]] = {kind: [] for kind in _KINDS}
-            for path, kind in zip(rows["path"].to_pylist(), rows["type"].to_pylist(), strict=True):
+            for path, kind in rows.collect():
                 if kind not in found:
                     raise SnapshotExpiryError(f"Iceberg names a kind of file that is not known: {kind}")
                 found[kind].append(path)

@@ -34,9 +34,8 @@ def execute(job: Job, stage: str, action: JavaObject) -> None:
     spark: Any = job.runner.spark
 
     def in_session() -> None:
-        jvm_of(spark._jsparkSession).org.apache.spark.sql.classic.SparkSession.setActiveSession(
-            spark._jsparkSession
-        )
+        # In PySpark's own view of the JVM, where the class of its sessions is, in each version of Spark.
+        spark.sparkContext._jvm.SparkSession.setActiveSession(spark._jsparkSession)
         action.execute()
 
     job.run_action(stage, in_session)

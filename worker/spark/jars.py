@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Self
@@ -11,10 +12,11 @@ from urllib.parse import unquote, urlsplit
 
 from pydantic import BaseModel, ConfigDict
 
-ICEBERG_RUNTIME = "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0"
-AWS_BUNDLE = "org.apache.iceberg:iceberg-aws-bundle:1.12.0"  # S3FileIO and the Glue catalog
+ICEBERG = {"3.5": "1.12.0", "4.0": "1.11.0", "4.1": "1.12.0"}
+"""Of each version of Spark, the newest Iceberg that has a runtime for it."""
+_SCALA = {"3.5": "2.12"}
+"""Of PySpark's JARs; else 2.13."""
 JDBC_DRIVERS = ("org.xerial:sqlite-jdbc:3.50.3.0", "org.postgresql:postgresql:42.7.8")
-_JARS = (ICEBERG_RUNTIME, AWS_BUNDLE, *JDBC_DRIVERS)
 STORE_JARS = {
     # Iceberg's runtime has GCSFileIO and ADLSFileIO, and not what these are made on.
     "gcs": ("org.apache.iceberg:iceberg-gcp-bundle:1.11.0",),
@@ -55,18 +57,41 @@ class SparkSettings(BaseModel):
         return cls.model_validate(given)
 
 
+def own_jars(pyspark: str | None = None) -> tuple[str, ...]:
+    """Coordinates of those that every worker needs. pyspark: its version, that of the one here if left out.
+
+    Raises ValueError for a Spark that Iceberg has no runtime for.
+    """
+    pyspark = pyspark or version("pyspark")
+    spark = ".".join(pyspark.split(".")[:2])
+    if spark not in ICEBERG:
+        *others, last = ICEBERG
+        raise ValueError(
+            f"PySpark {pyspark} is installed, and this worker has a runtime of Iceberg for Spark"
+            f" {', '.join(others)} and {last}: install one of these, the version of the cluster"
+            f" (docs/spark-clusters.md)."
+        )
+    iceberg = ICEBERG[spark]
+    return (
+        f"org.apache.iceberg:iceberg-spark-runtime-{spark}_{_SCALA.get(spark, '2.13')}:{iceberg}",
+        f"org.apache.iceberg:iceberg-aws-bundle:{iceberg}",  # S3FileIO and the Glue catalog
+        *JDBC_DRIVERS,
+    )
+
+
 def wanted_jars(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Their coordinates. Raises ValueError for a store that is none."""
+    """Their coordinates. Raises ValueError for a store that is none, and as `own_jars` does."""
     stores = [name.strip() for name in SparkSettings.of(environment).stores.split(",") if name.strip()]
     for name in stores:
         if name not in STORE_JARS:
             known = ", ".join(STORE_JARS)
             raise ValueError(f"ICESTREAM_STORES names {name!r}; beyond S3 there are: {known}.")
-    return (*_JARS, *(jar for name in stores for jar in STORE_JARS[name]))
+    return (*own_jars(), *(jar for name in stores for jar in STORE_JARS[name]))
 
 
 def check_jars(environment: Mapping[str, str]) -> None:
-    """Raises ValueError if JARs are neither there nor can be put there, as in an image."""
+    """Raises ValueError as `wanted_jars` does, and if some are neither there nor can be put there, as in an
+    image."""
     wanted, folder = wanted_jars(environment), jars_folder(environment)
     if cached_jars(folder, wanted):
         return
@@ -86,9 +111,13 @@ def jars_folder(environment: Mapping[str, str]) -> Path:
     return SparkSettings.of(environment).jars_dir.expanduser()
 
 
-def cached_jars(folder: Path, wanted: Sequence[str] = _JARS) -> list[Path]:
-    """The JARs that an earlier start left in Ivy's folder, if all are there: a start then asks nobody."""
-    if tuple(wanted) == _JARS:  # which need no further ones
+def cached_jars(folder: Path, wanted: Sequence[str] | None = None) -> list[Path]:
+    """The JARs that an earlier start left in Ivy's folder, if all are there: a start then asks nobody.
+
+    wanted: what every worker needs, if left out.
+    """
+    wanted = own_jars() if wanted is None else wanted
+    if tuple(wanted) == own_jars():  # which need no further ones
         names = [coordinate.replace(":", "_", 1).replace(":", "-") + ".jar" for coordinate in wanted]
         return _present(folder, names)
     for path in sorted(folder.glob(_RESOLVED.format("*"))):

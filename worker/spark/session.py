@@ -4,17 +4,23 @@ import os
 import sys
 from collections.abc import Mapping
 
+import pyspark
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from worker.spark.jars import EXCLUDED, SparkSettings, cached_jars, jars_folder, remember_jars, wanted_jars
 from worker.spark.jvm import keep_names
 
 
+class ClusterError(Exception):
+    """Spark does not start on its master."""
+
+
 def create_spark(master: str, app_name: str = "icestream", *, structured_logs: bool = False) -> SparkSession:
     """The worker's Spark session, with Iceberg's runtime and JDBC drivers resolved by Maven coordinate.
 
     structured_logs: Spark logs in JSON, too, in its own words (`ts`, `msg`).
-    Raises the JVM's error when Java or a JAR can't be had.
+    Raises the JVM's error when Java or a JAR can't be had, and ClusterError if it ends with no cluster.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     if is_local(master):
@@ -22,12 +28,28 @@ def create_spark(master: str, app_name: str = "icestream", *, structured_logs: b
     builder = SparkSession.Builder().master(master).appName(app_name)
     for key, value in spark_settings(os.environ, structured_logs=structured_logs).items():
         builder = builder.config(key, value)
-    spark = builder.getOrCreate()
+    try:
+        spark = builder.getOrCreate()
+    except Py4JJavaError as error:
+        if is_local(master):
+            raise
+        # A master of another version understands nothing that it is asked, and does not say so.
+        raise ClusterError(
+            f"Spark {pyspark.__version__} has not started on {master}: {java_cause(error)}. Is the cluster"
+            f" there, can it reach this machine, and does it run Spark"
+            f" {'.'.join(pyspark.__version__.split('.')[:2])}? For another version, install that of PySpark"
+            f" here (docs/spark-clusters.md)."
+        ) from error
     keep_names(spark.sparkContext._jvm, "PythonUtils")
     wanted = wanted_jars(os.environ)
     if not cached_jars(jars_folder(os.environ), wanted):
         remember_jars(jars_folder(os.environ), wanted, (spark.conf.get("spark.jars") or "").split(","))
     return spark
+
+
+def java_cause(error: Py4JJavaError) -> str:
+    """The first line of what Java says."""
+    return str(error.java_exception.getMessage() or error).strip().splitlines()[0].rstrip(".")
 
 
 def is_local(master: str) -> bool:

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from worker.agent.main import main
-from worker.spark.jars import cached_jars, check_jars, remember_jars
+from worker.spark.jars import cached_jars, check_jars, own_jars, remember_jars
 from worker.spark.session import is_local, spark_settings
 
 DEPLOYMENT = Path(__file__).parents[3] / "docs" / "deployment.md"
@@ -67,6 +67,18 @@ def test_the_environment_that_is_shipped_has_the_python_that_executors_start() -
     variables, conf = documented()["yarn"]
     folder = conf["spark.yarn.dist.archives"].partition("#")[2]
     assert variables["PYSPARK_PYTHON"].startswith(f"./{folder}/")
+
+
+def test_each_spark_has_a_runtime_of_its_own_and_another_one_is_refused() -> None:
+    assert own_jars("3.5.9")[0] == "org.apache.iceberg:iceberg-spark-runtime-3.5_2.12:1.12.0"
+    assert own_jars("4.0.0")[:2] == (
+        "org.apache.iceberg:iceberg-spark-runtime-4.0_2.13:1.11.0",
+        "org.apache.iceberg:iceberg-aws-bundle:1.11.0",
+    )
+    with pytest.raises(
+        ValueError, match=r"PySpark 4\.2\.1 is installed.* 3\.5, 4\.0 and 4\.1: .*clusters\.md"
+    ):
+        own_jars("4.2.1")
 
 
 @pytest.mark.parametrize(
