@@ -97,6 +97,22 @@ class Icestream:
             process.terminate()
             process.wait(PATIENCE_SECONDS)
 
+    def command(self, *arguments: str) -> subprocess.Popen[str]:
+        """A command of `icestream` about this service; what it tells a person is its standard error."""
+        environment = {
+            **os.environ,
+            "ICESTREAM_URL": f"http://127.0.0.1:{self._port}",
+            "ICESTREAM_API_KEY": self._key,
+        }
+        program = str(Path(sys.executable).with_name("icestream"))
+        return subprocess.Popen(
+            [program, *arguments],
+            env=environment,
+            stderr=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+            text=True,
+        )
+
     # HTTP
 
     def get(self, path: str, **parameters: Any) -> Json:
