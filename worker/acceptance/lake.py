@@ -81,9 +81,28 @@ class Lake:
                 raise
             return True
 
-    def create_namespace(self, namespace: Sequence[str]) -> None:
+    def create_namespace(self, namespace: Sequence[str], run: str) -> None:
+        """With the run's mark, where the catalog keeps properties of namespaces. Raises LakeError."""
+        try:
+            self._create_namespace(namespace, {MARK: run})
+        except LakeError:
+            if self.has_namespace(namespace):
+                raise
+            self._create_namespace(namespace, {})
+
+    def _create_namespace(self, namespace: Sequence[str], properties: dict[str, str]) -> None:
         with told(f"create namespace {'.'.join(namespace)}"):
-            self._catalog.createNamespace(self._namespace(namespace))
+            made = self._namespace(namespace)
+            if properties:
+                self._catalog.createNamespace(made, java_map(self._jvm, properties))
+            else:
+                self._catalog.createNamespace(made)
+
+    def mark_of_namespace(self, namespace: Sequence[str]) -> str | None:
+        """The run that has made a namespace, where the catalog keeps that."""
+        with told(f"open namespace {'.'.join(namespace)}"):
+            mark: str | None = self._catalog.loadNamespaceMetadata(self._namespace(namespace)).get(MARK)
+            return mark
 
     def drop_namespace(self, namespace: Sequence[str]) -> None:
         """Catalogs drop an empty one alone."""

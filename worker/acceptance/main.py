@@ -6,7 +6,8 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -20,7 +21,7 @@ from icestream.connection import Connection
 from icestream.errors import IcestreamError
 from trust.locations import AmbiguousLocationError, parse_location
 from worker.acceptance.lake import Lake, LakeError
-from worker.acceptance.report import Outcome, Report, Step
+from worker.acceptance.report import FAILED, Outcome, Report, Step
 from worker.acceptance.run import Acceptance, Wanted, problem_of, remove_leftovers, versions_here
 from worker.acceptance.service import Service
 from worker.spark.session import create_spark
@@ -45,21 +46,32 @@ class Progress:
         self._console, self._status, self._named = console, Status("", console=console), ""
 
     def say(self, text: str, style: str | None = None) -> None:
-        self._console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
+        with _nobody_has_to_look():
+            self._console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
 
     def begins(self, step: Step) -> None:
         self._named = f"{step.table}: {step.name}"
         self.watch("")
         if self._console.is_terminal:
-            self._status.start()
+            with _nobody_has_to_look():
+                self._status.start()
 
     def watch(self, said: str) -> None:
-        self._status.update(f"{self._named} {said}".strip())
+        with _nobody_has_to_look():
+            self._status.update(f"{self._named} {said}".strip())
 
     def ended(self, step: Step) -> None:
-        self._status.stop()
+        with _nobody_has_to_look():
+            self._status.stop()
         sign, style = _SIGNS[step.outcome]
         self.say(f"{sign:>6}  {step.table:<6}  {step.seconds:5.1f} s  {step.name}: {_seen(step)}", style)
+
+
+@contextmanager
+def _nobody_has_to_look() -> Iterator[None]:
+    """A terminal that was closed, or a signal amid a line, ends no removal."""
+    with suppress(OSError, RuntimeError):
+        yield
 
 
 def _seen(step: Step) -> str:
@@ -79,13 +91,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
             service = Service(connection, stopping, progress.watch)
             record = service.catalog(wanted.catalog)  # before anything is started
             progress.say("Starting Java ...")
+            signals = _outlive_the_terminal()
             os.environ["ICESTREAM_DRIVER_MEMORY"] = _DRIVER_MEMORY
             spark = create_spark("local[1]", "icestream accept")
             spark.sparkContext.setLogLevel("ERROR")
             try:
-                return _run(options, wanted, reports, service, Lake(_jvm(spark), record), spark, progress)
+                lake = Lake(_jvm(spark), record)
+                return _run(options, wanted, reports, service, lake, spark, progress, signals)
             finally:
                 spark.stop()
+    except KeyboardInterrupt:
+        _refuse(progress, "Stopped.")
     except PySparkRuntimeError as error:
         _refuse(progress, f"Java can't be started: {error}. Install Java 17 or newer, or set JAVA_HOME.")
     except (IcestreamError, LakeError) as error:
@@ -102,6 +118,7 @@ def _run(
     lake: Lake,
     spark: SparkSession,
     progress: Progress,
+    signals: Sequence[signal.Signals],
 ) -> int:
     if options.remove_leftovers:
         return 0 if remove_leftovers(service, lake, wanted.namespace, progress.say) else 1
@@ -110,12 +127,11 @@ def _run(
         progress.say(line)
     if not options.yes:
         _make_sure(progress)
-    _stop_on_signals(service, progress)
+    stop_on_signals(signals, service, progress)
     report = acceptance.go(versions_here(_jvm(spark), spark.version))
-    for path in reports:
-        write(report, path)
+    are_written = [is_written(report, path, progress) for path in reports]
     progress.say(f"{report.verdict}, in {report.seconds:.0f} s.", "green" if report.exit_code == 0 else "red")
-    return report.exit_code
+    return report.exit_code if all(are_written) else FAILED
 
 
 def _jvm(spark: SparkSession) -> JVMView:
@@ -167,17 +183,35 @@ def _make_sure(progress: Progress) -> None:
         _refuse(progress, "Nothing was made.")
 
 
-def _stop_on_signals(service: Service, progress: Progress) -> None:
-    """The first signal ends what waits, and what was made is removed; the next one ends the process."""
+def _outlive_the_terminal() -> Sequence[signal.Signals]:
+    """Before Java starts, which inherits it: Java removes what was made. Returns what is to stop a run."""
+    stops = [signal.SIGINT, signal.SIGTERM]
+    if signal.signal(signal.SIGHUP, signal.SIG_IGN) is not signal.SIG_IGN:  # as under nohup
+        stops.append(signal.SIGHUP)
+    return stops
+
+
+def stop_on_signals(signals: Sequence[signal.Signals], service: Service, progress: Progress) -> None:
+    """The first one ends what waits, but no removal, which follows; the next one ends the process."""
+    stopping = service.stopping  # of the steps: the removal has one of its own
 
     def stop(number: int, _: object) -> None:
-        for one in (signal.SIGINT, signal.SIGTERM):
+        for one in signals:
             signal.signal(one, signal.SIG_DFL)
-        service.stopping.set()
+        stopping.set()
         progress.say(f"Stopping after {signal.Signals(number).name}: what was made is removed. Wait for it.")
 
-    for one in (signal.SIGINT, signal.SIGTERM):
+    for one in signals:
         signal.signal(one, stop)
+
+
+def is_written(report: Report, path: Path, progress: Progress) -> bool:
+    try:
+        write(report, path)
+    except OSError as error:
+        progress.say(f"{path} can't be written: {error}.", "bold red")
+        return False
+    return True
 
 
 def write(report: Report, path: Path) -> None:

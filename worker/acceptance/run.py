@@ -61,6 +61,7 @@ class Acceptance:
     report: Report = field(init=False)
     leftovers: list[str] = field(init=False)
     _namespace_was_there: bool = field(init=False)
+    _has_made_namespace: bool = field(init=False, default=False)
     _tables_before: set[str] = field(init=False)
     _redaction: Redaction = field(init=False)
     _rows_are_wrong: bool = field(init=False, default=False)
@@ -141,7 +142,7 @@ class Acceptance:
             for trial in self.trials:
                 if all(step.table != trial.name for step in report.steps):
                     self._leave(trial, _checks_of(trial), "The run did not get there.")
-            self.service.stopping = threading.Event()  # what is removed is waited for
+            self.service.stopping = threading.Event()  # nobody sets it: what is removed is waited for
             if not self.wanted.keep:
                 self._remove_all()
             report.seconds = round(time.monotonic() - started, 3)
@@ -218,9 +219,12 @@ class Acceptance:
         return str(found["explanation"])
 
     def _make_namespace(self) -> str:
-        if self._namespace_was_there:
+        lake, namespace = self.lake, self.wanted.namespace
+        if lake.has_namespace(namespace):
+            self._namespace_was_there = True  # somebody may have made it since the run looked first
             return "It was there."
-        self.lake.create_namespace(self.wanted.namespace)
+        lake.create_namespace(namespace, self.run)
+        self._has_made_namespace = True
         return "It was made."
 
     # removal
@@ -286,18 +290,21 @@ class Acceptance:
 
     def _as_before(self) -> str:
         lake, wanted = self.lake, self.wanted
-        if not self._namespace_was_there and lake.has_namespace(wanted.namespace):
-            lake.drop_namespace(wanted.namespace)
-        tables, there = lake.table_names(wanted.namespace), lake.has_namespace(wanted.namespace)
+        tables = lake.table_names(wanted.namespace)
         if own := {trial.identifier[-1] for trial in self.trials} & tables:
             raise WrongError(f"{min(own)} is still in the catalog.")
-        if there != self._namespace_was_there:
+        if self._has_made_namespace and not tables and lake.has_namespace(wanted.namespace):
+            lake.drop_namespace(wanted.namespace)
+        there = lake.has_namespace(wanted.namespace)
+        if there and self._has_made_namespace and not tables:
             raise WrongError(f"Namespace {'.'.join(wanted.namespace)} is still there.")
         enrolled = self.service.items("/tables", catalog=lake.name, namespace=".".join(wanted.namespace))
         if own := {one["identifier"][-1] for one in enrolled} & {t.identifier[-1] for t in self.trials}:
             raise WrongError(f"{min(own)} is still enrolled.")
         others = counted(len(tables), "table")
-        return f"The namespace has {others}, as before." if there else "The namespace is gone, as before."
+        if there and self._has_made_namespace:
+            return f"The namespace has {others} of somebody else by now, so it stays."
+        return f"The namespace has {others}." if there else "The namespace is gone, as before."
 
 
 def _checks_of(trial: Trial) -> Sequence[Check]:

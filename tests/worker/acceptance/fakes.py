@@ -44,6 +44,12 @@ class FakeLake:
     def has_namespace(self, namespace: Sequence[str]) -> bool:
         return ".".join(namespace) in self.namespaces
 
+    def create_namespace(self, namespace: Sequence[str], _: str) -> None:
+        self.namespaces.add(".".join(namespace))
+
+    def drop_namespace(self, namespace: Sequence[str]) -> None:
+        self.namespaces.remove(".".join(namespace))
+
     def table_names(self, _: Sequence[str]) -> set[str]:
         return set(self.tables)
 
@@ -101,3 +107,11 @@ def acceptance_of(lake: FakeLake, service: FakeService | None = None) -> Accepta
 
 def refuse(_: str) -> None:
     raise LakeError("403 Forbidden")
+
+
+class FakeProgress:
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say(self, text: str, _: str | None = None) -> None:
+        self.said.append(text)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from io import StringIO
 from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
 from py4j.protocol import Py4JError
+from rich.console import Console
 
-from tests.worker.acceptance.fakes import FakeLake, FakeTable, acceptance_of, refuse
+from tests.worker.acceptance.fakes import FakeLake, FakeProgress, FakeTable, acceptance_of, refuse
 from worker.acceptance.lake import MARK, Lake, LakeError
-from worker.acceptance.report import Outcome
+from worker.acceptance.main import Progress, stop_on_signals
+from worker.acceptance.report import Outcome, Step
 from worker.acceptance.run import Acceptance
 
 
@@ -47,6 +51,66 @@ def test_files_stay_as_long_as_their_table_may_live(happen: Callable[[FakeLake, 
     happen(lake, acceptance.trials[0].identifier[-1])
     assert removed(acceptance)["remove v2"] is Outcome.FAILED
     assert lake.stored == before
+
+
+@pytest.fixture
+def signals() -> Iterator[Sequence[signal.Signals]]:
+    """That are handled as before after the test."""
+    which = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {one: signal.getsignal(one) for one in which}
+    yield which
+    for one, handler in before.items():
+        signal.signal(one, handler)
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_a_signal_amid_the_removal_does_not_end_it(name: str, signals: Sequence[signal.Signals]) -> None:
+    lake, progress = FakeLake(), FakeProgress()
+    acceptance = acceptance_of(lake)
+    stop_on_signals(signals, acceptance.service, progress)  # type: ignore[arg-type]
+    lake.refuses = lambda _: signal.raise_signal(signal.Signals[name])
+    acceptance.service.stopping.set()  # so that it goes to the removal at once
+    report = acceptance.go({})
+    assert {step.name: step.outcome for step in report.steps[-2:]} == {
+        "remove v2": Outcome.PASSED,
+        "all is as before": Outcome.PASSED,
+    }
+    assert progress.said == [f"Stopping after {name}: what was made is removed. Wait for it."]
+    assert [signal.getsignal(one) for one in signals] == [signal.SIG_DFL] * 3
+
+
+def test_a_terminal_that_was_closed_ends_nothing() -> None:
+    class Closed(StringIO):
+        def write(self, _: str) -> int:
+            raise OSError(5, "Input/output error")
+
+    progress = Progress(Console(file=Closed(), force_terminal=True))
+    step = Step("v2", "index")
+    progress.begins(step)
+    progress.watch("index is running")
+    progress.ended(step)
+
+
+def test_a_namespace_goes_only_if_the_run_has_made_it_and_nobody_else_uses_it() -> None:
+    theirs = FakeLake(namespaces=set())
+    acceptance = acceptance_of(theirs)
+    theirs.namespaces.add("accepting")  # by somebody else, since the run looked
+    acceptance._make_namespace()
+    assert removed(acceptance)["all is as before"] is Outcome.PASSED
+    assert theirs.namespaces == {"accepting"}
+
+    shared = FakeLake(namespaces=set())
+    acceptance = acceptance_of(shared)
+    acceptance._make_namespace()
+    shared.tables["theirs"] = FakeTable("u9")
+    assert removed(acceptance)["all is as before"] is Outcome.PASSED
+    assert shared.namespaces == {"accepting"}
+
+    own = FakeLake(namespaces=set())
+    acceptance = acceptance_of(own)
+    acceptance._make_namespace()
+    assert removed(acceptance)["all is as before"] is Outcome.PASSED
+    assert own.namespaces == set()
 
 
 class Tables:

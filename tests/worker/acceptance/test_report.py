@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from worker.acceptance.main import main, write
+from tests.worker.acceptance.fakes import FakeProgress
+from worker.acceptance.main import is_written, main, write
 from worker.acceptance.orders import Orders, difference, rows_of, to_arrow
 from worker.acceptance.report import JobFigures, Outcome, Problem, Report, Step
 
@@ -53,6 +54,12 @@ def test_both_forms_tell_what_failed_why_and_what_to_do(tmp_path: Path) -> None:
     whole = json.loads((tmp_path / "report.json").read_text())
     assert (whole["accepted"], whole["steps"][1]["problem"]["code"]) == (False, "store_denied")
     assert whole["steps"][0]["jobs"][0]["ran_seconds"] == 1.25
+
+
+def test_a_report_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    progress = FakeProgress()
+    assert not is_written(report(), tmp_path / "gone" / "report.md", progress)  # type: ignore[arg-type]
+    assert "gone/report.md can't be written" in progress.said[0]
 
 
 def test_a_reader_that_shows_too_much_or_too_little_differs_from_the_model() -> None:
