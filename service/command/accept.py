@@ -18,6 +18,7 @@ def run(
     *,
     location: str | None,
     reports: Sequence[Path],
+    runs: Sequence[str],
     flags: Mapping[str, bool],
 ) -> NoReturn:
     """Goes on as the process of worker.acceptance, which writes to the store as workers do."""
@@ -34,5 +35,6 @@ def run(
     arguments = [f"--catalog={catalog}", f"--namespace={namespace}"]
     arguments += [f"--location={location}"] if location is not None else []
     arguments += [f"--report={path}" for path in reports]
+    arguments += [f"--run={one}" for one in runs]
     arguments += [f"--{name}" for name, is_given in flags.items() if is_given]
     os.execv(sys.executable, [sys.executable, "-m", "worker.acceptance.main", *arguments])  # noqa: S606

@@ -211,6 +211,14 @@ def accept(
         bool,
         typer.Option("--remove-leftovers", help="Remove what earlier runs have left in it, and end."),
     ] = False,
+    of_run: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--run",
+            help="With --remove-leftovers: what this run has left, however young it is; may be repeated.",
+            show_default="all that began two hours ago or earlier",
+        ),
+    ] = None,
 ) -> None:
     """Try everything on tables of its own in your catalog and store, remove them, and report.
 
@@ -224,6 +232,7 @@ def accept(
         namespace,
         location=location,
         reports=report or [],
+        runs=of_run or [],
         flags={"keep": keep, "yes": yes, "remove-leftovers": remove_leftovers},
     )
 

@@ -99,13 +99,13 @@ def test_an_acceptance_goes_on_as_a_worker_does_with_the_login_of_the_commands(
     monkeypatch.setattr(os, "execv", lambda _, arguments: started.append(arguments))
     monkeypatch.setenv("ICESTREAM_API_KEY", ADMIN_KEY)
     monkeypatch.setenv("ICESTREAM_URL", "http://here:8000/")
-    given = ["--location", "s3://lake/a", "--report", "a.md", "--report", "b.json", "--yes"]
+    given = ["--location", "s3://lake/a", "--report", "a.md", "--report", "b.json", "--yes", "--run", "r1"]
     result = CliRunner().invoke(app, ["accept", "--catalog", "lake", *given])
     assert result.exit_code == 0, result.output
     ((_, *arguments),) = started
     assert arguments == [
         *("-m", "worker.acceptance.main", "--catalog=lake", "--namespace=icestream_acceptance"),
-        *("--location=s3://lake/a", "--report=a.md", "--report=b.json", "--yes"),
+        *("--location=s3://lake/a", "--report=a.md", "--report=b.json", "--run=r1", "--yes"),
     ]
     assert os.environ["ICESTREAM_URL"] == "http://here:8000"
 

@@ -17,6 +17,7 @@ from uuid import uuid4
 from icestream.connection import Json
 from icestream.errors import ProblemError
 from icestream.writes import json_rows
+from trust.locations import is_under
 from worker.acceptance.lake import NotOursError, location_of, told
 from worker.acceptance.orders import Row, to_arrow
 from worker.acceptance.service import JobEndedError, problem_of
@@ -52,12 +53,30 @@ def create(trial: Trial) -> str:
     )
     trial.table_uuid = str(table.uuid().toString())
     trial.kept_storage, location = trial.lake.storage_of(table), location_of(table)
+    if trial.wanted_location is not None and not _is_same_place(location, trial.wanted_location):
+        raise NotOursError(
+            f"The catalog has put the table at {location} and not at {trial.wanted_location}. What else lies"
+            " there stays."
+        )
+    metadata_file = str(table.operations().current().metadataFileLocation()).rpartition("/")[2]
     found = trial.lake.files(trial.kept_storage, location)
-    if others := sorted(one for one in found if not one.startswith(f"{location}/metadata/")):
+    if others := sorted(found - _files_of_new_table(location, metadata_file)):
         raise NotOursError(f"{location} had files before the table came: {others[0]}. They stay.")
+    trial.lake.own_place(table)
     trial.location = location
     parts = "by region" if trial.by_region else "unpartitioned"
     return f"Format version {trial.format_version}, {parts}, at {location}."
+
+
+def _is_same_place(one: str, other: str) -> bool:
+    """Whether two locations differ at most in how they are written."""
+    return is_under(one, other) and is_under(other, one)
+
+
+def _files_of_new_table(location: str, metadata_file: str) -> set[str]:
+    """With those that Hadoop's catalog and its local file system put beside."""
+    names = (metadata_file, "version-hint.text")
+    return {f"{location}/metadata/{name}" for one in names for name in (one, f".{one}.crc")}
 
 
 def use_store(trial: Trial) -> str:

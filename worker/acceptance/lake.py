@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from py4j.java_gateway import JavaObject, JVMView
@@ -21,6 +21,7 @@ from worker.index.key_set_index import databases_of
 from worker.index.sorted_runs import IndexWarehouse
 from worker.io.storage import Storage
 from worker.process.errors import JobError
+from worker.process.plurals import counted
 from worker.spark.jvm import jvm_of
 from worker.table.catalogs import (
     file_io_properties,
@@ -34,6 +35,8 @@ from worker.table.record_properties import index_storage_of, resolve_secrets, se
 
 MARK = "icestream.acceptance-run"
 """The property by which a table says that a run has made it, and which."""
+_OWN_PLACE = "icestream.acceptance-place"
+"""The property that says that a table's place had no files before it came."""
 REQUIRED = ("order_id", "region")
 _NO_NAMESPACE = "org.apache.iceberg.exceptions.NoSuchNamespaceException"
 
@@ -193,6 +196,28 @@ class Lake:
     def _drop(self, identifier: Sequence[str], *, purge: bool) -> None:
         with told(f"drop table {'.'.join(identifier)}"):
             self._catalog.dropTable(self._identifier(identifier), purge)
+
+    def own_place(self, table: JavaObject) -> None:
+        """Says of a table that no others' files lie where it does: who removes it may clear that."""
+        with told("set a property of the table"):
+            table.updateProperties().set(_OWN_PLACE, location_of(table)).commit()
+
+    def place_of(self, table: JavaObject) -> str | None:
+        """Where its own files lie and no others; None if that is not known."""
+        location = location_of(table)
+        return location if table.properties().get(_OWN_PLACE) == location else None
+
+    def clear(self, storage: Storage, place: str) -> None:
+        """Deletes what is left of a table that is gone. Raises LakeError if any is still there."""
+        for one in sorted(self.files(storage, place)):
+            with told(f"delete {one}"):
+                storage.delete(one)
+        if left := self.files(storage, place):
+            raise LakeError(f"{counted(len(left), 'file')} are still there, such as {min(left)}.")
+        if storage.is_local(place):
+            filesystem, path = storage.resolve(place)
+            with suppress(FileNotFoundError):
+                filesystem.delete_dir(path)
 
     def storage_of(self, table: JavaObject) -> Storage:
         """As jobs open its files, with what the catalog vends for it."""

@@ -21,7 +21,8 @@ from icestream.connection import Connection
 from icestream.errors import IcestreamError
 from trust.locations import AmbiguousLocationError, parse_location
 from worker.acceptance.lake import Lake, LakeError
-from worker.acceptance.report import FAILED, Outcome, Report, Step
+from worker.acceptance.leftovers import find
+from worker.acceptance.report import ALL_PASSED, FAILED, Outcome, Report, Step
 from worker.acceptance.run import Acceptance, Wanted, problem_of, remove_leftovers, versions_here
 from worker.acceptance.service import Service
 from worker.spark.session import create_spark
@@ -121,7 +122,7 @@ def _run(
     signals: Sequence[signal.Signals],
 ) -> int:
     if options.remove_leftovers:
-        return 0 if remove_leftovers(service, lake, wanted.namespace, progress.say) else 1
+        return remove_found(options, wanted.namespace, service, lake, progress)
     acceptance = Acceptance(service, lake, wanted, progress.begins, progress.ended)
     for line in acceptance.plan():
         progress.say(line)
@@ -132,6 +133,24 @@ def _run(
     are_written = [is_written(report, path, progress) for path in reports]
     progress.say(f"{report.verdict}, in {report.seconds:.0f} s.", "green" if report.exit_code == 0 else "red")
     return report.exit_code if all(are_written) else FAILED
+
+
+def remove_found(
+    options: argparse.Namespace, namespace: Sequence[str], service: Service, lake: Lake, progress: Progress
+) -> int:
+    leftovers = find(service, lake, namespace, options.run)
+    for line in leftovers.stays:
+        progress.say(line)
+    if not leftovers.found:
+        progress.say("No run has left anything else there.")
+        return ALL_PASSED
+    progress.say(f"To be removed from namespace {'.'.join(namespace)} of catalog {lake.name}:")
+    for one in leftovers.found:
+        progress.say(f"  {one.name}: {one.words}")
+    if not options.yes:
+        _make_sure(progress)
+    all_gone = remove_leftovers(service, lake, namespace, leftovers.found, progress.say)
+    return ALL_PASSED if all_gone else FAILED
 
 
 def _jvm(spark: SparkSession) -> JVMView:
@@ -145,6 +164,7 @@ def _options() -> argparse.ArgumentParser:
     parser.add_argument("--namespace", required=True)
     parser.add_argument("--location")
     parser.add_argument("--report", action="append", default=[])
+    parser.add_argument("--run", action="append", default=[])
     for flag in ("--keep", "--yes", "--remove-leftovers"):
         parser.add_argument(flag, action="store_true")
     return parser
@@ -167,6 +187,8 @@ def _wanted(options: argparse.Namespace, progress: Progress) -> Wanted:
             _refuse(progress, f"--report {one}: end it with .json or .md.")
         if not Path(one).absolute().parent.is_dir():
             _refuse(progress, f"--report {one}: there is no such folder.")
+    if options.run and not options.remove_leftovers:
+        _refuse(progress, "--run says whose leftovers are removed: give --remove-leftovers, too.")
     return Wanted(options.catalog, options.namespace.split("."), options.location, options.keep)
 
 
@@ -177,10 +199,10 @@ def _refuse(progress: Progress, sentence: str) -> NoReturn:
 
 def _make_sure(progress: Progress) -> None:
     if not sys.stdin.isatty():
-        _refuse(progress, "Nobody can be asked whether that is meant: say so with --yes. Nothing was made.")
+        _refuse(progress, "Nobody can be asked whether that is meant: say so with --yes. Nothing was done.")
     progress.say("Is that what you want? [y/N] ")
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        _refuse(progress, "Nothing was made.")
+        _refuse(progress, "Nothing was done.")
 
 
 def _outlive_the_terminal() -> Sequence[signal.Signals]:

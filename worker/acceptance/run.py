@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -20,11 +19,11 @@ from py4j.java_gateway import JVMView
 from py4j.protocol import Py4JError
 from pyspark.errors.exceptions.captured import CapturedException
 
-from icestream.connection import Json
 from icestream.errors import IcestreamError, NotFoundError, ProblemError
 from worker.acceptance import checks
 from worker.acceptance.checks import Check
-from worker.acceptance.lake import Lake, LakeError, NotOursError, told
+from worker.acceptance.lake import Lake, LakeError, NotOursError
+from worker.acceptance.leftovers import Leftover, find, remove, remove_namespace
 from worker.acceptance.report import Outcome, Problem, Report, Step
 from worker.acceptance.service import JobEndedError, Service, StoppedError
 from worker.acceptance.trial import NotTriedError, Trial, WrongError, WrongRowsError
@@ -49,7 +48,7 @@ class Wanted:
 
 @dataclass
 class Acceptance:
-    """step_begins, step_done: are told each step. leftovers: tables that earlier runs have left, by name."""
+    """step_begins, step_done: are told each step. leftovers: what earlier runs have left, by name."""
 
     service: Service
     lake: Lake
@@ -67,12 +66,11 @@ class Acceptance:
     _rows_are_wrong: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
-        """Looks at what is there. Raises LakeError."""
+        """Looks at what is there. Raises LakeError and IcestreamError."""
         lake, wanted = self.lake, self.wanted
         self._namespace_was_there = lake.has_namespace(wanted.namespace)
         self._tables_before = lake.table_names(wanted.namespace)
-        named = ((name, lake.mark_of([*wanted.namespace, name])) for name in sorted(self._tables_before))
-        self.leftovers = [name for name, mark in named if mark is not None]
+        self.leftovers = [one.name for one in find(self.service, lake, wanted.namespace).found]
         self.trials = [
             self._trial("v2", 2, _BY_REGION),
             self._trial("v3", 3, _PLAIN),
@@ -271,15 +269,7 @@ class Acceptance:
         storage, place = trial.kept_storage, trial.location
         if storage is None or place is None or not trial.is_dropped:
             return
-        for one in sorted(self.lake.files(storage, place)):
-            with told(f"delete {one}"):
-                storage.delete(one)
-        if left := self.lake.files(storage, place):
-            raise WrongError(f"{counted(len(left), 'file')} are still there, such as {min(left)}.")
-        if storage.is_local(place):
-            filesystem, path = storage.resolve(place)
-            with suppress(FileNotFoundError):
-                filesystem.delete_dir(path)
+        self.lake.clear(storage, place)
 
     def _look_for_index(self, trial: Trial) -> None:
         storage, warehouse, table_uuid = trial.kept_storage, trial.index_warehouse, trial.table_uuid
@@ -334,36 +324,29 @@ def _looked_at(check: Check, trial: Trial) -> str:
 
 
 def remove_leftovers(
-    service: Service, lake: Lake, namespace: Sequence[str], say: Callable[[str], None]
+    service: Service,
+    lake: Lake,
+    namespace: Sequence[str],
+    found: Sequence[Leftover],
+    say: Callable[[str], None],
 ) -> bool:
-    """Removes the tables that earlier runs have left, with their enrolments; says of each what came of it.
-
-    False if one is still there.
-    """
+    """Says of each what came of it. False if one is still there."""
     all_gone = True
-    marked = [(name, lake.mark_of([*namespace, name])) for name in sorted(lake.table_names(namespace))]
-    enrolled = service.items("/tables", catalog=lake.name, namespace=".".join(namespace))
-    for name, run in marked:
-        if run is None:
-            continue
+    for one in found:
         try:
-            for one in _enrolments(enrolled, [*namespace, name]):
-                job = service.delete(f"/tables/{one}", drop_index="true", leave_staged="true")
-                if job is not None:
-                    service.result_of(job)
-            lake.drop_table([*namespace, name], run)
-            say(f"{name}, of run {run}, is gone.")
-        except (IcestreamError, JobEndedError, LakeError, NotOursError) as error:
+            remove(one, service, lake, namespace)
+            say(f"{one.name} is gone{one.what_may_be_left}.")
+        except Exception as error:  # the others are to be removed, too
             all_gone = False
             problem = problem_of(error)
-            say(f"{name}, of run {run}, could not be removed: {problem.detail} {problem.remedy}".strip())
-    if not any(run for _, run in marked):
-        say("No run has left anything there.")
+            say(f"{one.name} could not be removed: {problem.detail} {problem.remedy}".strip())
+    try:
+        if remove_namespace(lake, namespace):
+            say(f"Namespace {'.'.join(namespace)}, which a run has made, is gone.")
+    except LakeError as error:
+        all_gone = False
+        say(f"Namespace {'.'.join(namespace)} could not be removed: {error}")
     return all_gone
-
-
-def _enrolments(enrolled: Iterable[Json], identifier: list[str]) -> list[str]:
-    return [str(one["id"]) for one in enrolled if one["identifier"] == identifier]
 
 
 def versions_here(jvm: JVMView, spark: str) -> dict[str, str]:

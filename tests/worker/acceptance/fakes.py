@@ -16,6 +16,7 @@ class FakeTable:
     uuid: str
     mark: str | None = None
     location: str = "s3://lake/t"
+    is_alone: bool = True
 
 
 class FakeStorage:
@@ -37,6 +38,7 @@ class FakeLake:
     stored: set[str] = field(default_factory=set)
     namespaces: set[str] = field(default_factory=lambda: {"accepting"})
     refuses: Callable[[str], None] = lambda _: None
+    namespace_mark: str | None = None
     name: str = "lake"
     type: str = "sql"
     secrets: frozenset[str] = frozenset()
@@ -55,6 +57,22 @@ class FakeLake:
 
     def has_table(self, identifier: Sequence[str]) -> bool:
         return identifier[-1] in self.tables
+
+    def load(self, identifier: Sequence[str]) -> FakeTable:
+        return self.tables[identifier[-1]]
+
+    def storage_of(self, _: FakeTable) -> FakeStorage:
+        return FakeStorage(self.stored)
+
+    def place_of(self, table: FakeTable) -> str | None:
+        return table.location if table.is_alone else None
+
+    def clear(self, storage: FakeStorage, place: str) -> None:
+        for one in self.files(storage, place):
+            storage.delete(one)
+
+    def mark_of_namespace(self, _: Sequence[str]) -> str | None:
+        return self.namespace_mark
 
     def mark_of(self, identifier: Sequence[str]) -> str | None:
         return self.tables[identifier[-1]].mark

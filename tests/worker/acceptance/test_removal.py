@@ -13,7 +13,8 @@ from py4j.protocol import Py4JError
 from rich.console import Console
 
 from tests.worker.acceptance.fakes import FakeLake, FakeProgress, FakeTable, acceptance_of, refuse
-from worker.acceptance.lake import MARK, Lake, LakeError
+from worker.acceptance.checks import create
+from worker.acceptance.lake import MARK, Lake, LakeError, NotOursError
 from worker.acceptance.main import Progress, stop_on_signals
 from worker.acceptance.report import Outcome, Step
 from worker.acceptance.run import Acceptance
@@ -111,6 +112,30 @@ def test_a_namespace_goes_only_if_the_run_has_made_it_and_nobody_else_uses_it() 
     acceptance._make_namespace()
     assert removed(acceptance)["all is as before"] is Outcome.PASSED
     assert own.namespaces == set()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "there", "says"),
+    [
+        (None, "data/1.parquet", "had files before"),
+        (None, "metadata/00007-old.metadata.json", "had files before"),
+        ("s3://lake/elsewhere", "metadata/00000-1.metadata.json", "and not at s3://lake/elsewhere"),
+    ],
+)
+def test_no_place_is_taken_for_the_table_s_own_that_may_hold_files_of_others(
+    wanted: str | None, there: str, says: str
+) -> None:
+    lake = FakeLake()
+    table, (trial,) = MagicMock(), acceptance_of(lake).trials
+    lake.stored = {f"s3://lake/t/{there}", "s3://lake/t/metadata/00000-1.metadata.json"}
+    table.location.return_value = "s3://lake/t"
+    current = table.operations.return_value.current.return_value
+    current.metadataFileLocation.return_value = "s3://lake/t/metadata/00000-1.metadata.json"
+    lake.create_table = lambda *_, **__: table  # type: ignore[attr-defined]
+    trial.wanted_location, trial.location = wanted, None
+    with pytest.raises(NotOursError, match=says):
+        create(trial)
+    assert trial.location is None
 
 
 class Tables:
