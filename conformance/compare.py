@@ -16,8 +16,9 @@ from conformance.types import Field, Type, decimal_of, fields_of
 Key = tuple[Any, ...]
 _MOMENT = re.compile(
     r"([+-]?\d{4,6})-(\d\d)-(\d\d)[ T](\d\d):(\d\d)(?::(\d\d)(?:\.(\d{1,9}))?)?"
-    r"\s*(?:Z|UTC|([+-])(\d\d):?(\d\d)?)?"
+    r"(\s*(?:Z|UTC|([+-])(\d\d):?(\d\d)?))?"
 )
+_DATE = re.compile(r"(\d{4}-\d\d-\d\d)(?:[T ]00:00(?::00(?:\.0{1,9})?)?)?")
 _TIME = re.compile(r"(\d\d):(\d\d)(?::(\d\d)(?:\.(\d{1,9}))?)?")
 _IDS = 8  # at most told of each kind
 
@@ -25,18 +26,27 @@ _IDS = 8  # at most told of each kind
 def parse(line: str) -> Any:
     """A row, or more; numbers with a point stay as exact as they are written. Raises ValueError."""
     try:
-        return json.loads(line, parse_float=Decimal)
+        return json.loads(line, parse_float=Decimal, parse_int=_integer)
     except RecursionError as error:
         raise ValueError("too deep") from error
+
+
+def _integer(digits: str) -> int | Decimal:
+    """An integer has no zero with a sign, and a floating-point number does."""
+    return Decimal(digits) if digits == "-0" else int(digits)
 
 
 def difference(fields: Sequence[Field], expected: Iterable[Any], seen: Iterable[Any]) -> str:
     """What a reader sees too much or too little, in words; empty if the rows are the same multiset."""
     wanted = Counter(_row(fields, row) for row in expected)
+    seen = list(seen)
     try:
         found = Counter(_row(fields, row) for row in seen)
     except ValueError as error:
         return str(error)
+    for one in fields:
+        if seen and not any(one["name"] in row for row in seen):
+            return f"no row has the column {one['name']!r}, not even a null"
     parts = []
     for rows, words in ((found - wanted, "shows"), (wanted - found, "lacks")):
         if rows:
@@ -80,9 +90,9 @@ def _primitive(kind: Type, value: Any) -> Any:
             number = float(text)
             if number != number:
                 return "NaN"
-            return struct.unpack("<f", struct.pack("<f", number))[0] if kind == "float" else number
+            return struct.pack("<f" if kind == "float" else "<d", number)  # which tells the zeros apart
         case "date":
-            return date.fromisoformat(text[:10]).toordinal()
+            return _date(text)
         case "time":
             return _time(text)
         case "string":
@@ -92,10 +102,21 @@ def _primitive(kind: Type, value: Any) -> Any:
         case "uuid":
             return text.lower().replace("-", "")
     if decimal_of(kind):
-        return Decimal(text)
+        exact = Decimal(text)
+        if not exact.is_finite():
+            raise ValueError
+        return exact
     if isinstance(kind, str) and kind.startswith("timestamp"):
-        return _moment(text)
+        return _moment(text, has_zone=kind.startswith("timestamptz"))
     return bytes.fromhex(re.sub(r"^(0x|\\x)", "", value))
+
+
+def _date(text: str) -> int:
+    """Also at midnight, as programs without a type for days have it."""
+    found = _DATE.fullmatch(text)
+    if found is None:
+        raise ValueError
+    return date.fromisoformat(found[1]).toordinal()
 
 
 def _time(text: str) -> int:
@@ -106,12 +127,13 @@ def _time(text: str) -> int:
     return ((int(hours) * 60 + int(minutes)) * 60 + int(seconds)) * 10**9 + int(fraction.ljust(9, "0"))
 
 
-def _moment(text: str) -> int:
-    """Nanoseconds since the first day, in UTC."""
+def _moment(text: str, *, has_zone: bool) -> int:
+    """Nanoseconds since the first day, in UTC. Without its zone a moment is not known, and a local time has
+    none."""
     found = _MOMENT.fullmatch(text)
-    if found is None:
+    if found is None or (found[8] is not None) != has_zone:
         raise ValueError
-    *numbers, fraction, sign, off_hours, off_minutes = found.groups(default="0")
+    *numbers, fraction, _, sign, off_hours, off_minutes = found.groups(default="0")
     year, month, day, hours, minutes, seconds = map(int, numbers)
     minutes -= (int(off_hours) * 60 + int(off_minutes)) * (-1 if sign == "-" else 1)
     seconds += ((date(year, month, day).toordinal() * 24 + hours) * 60 + minutes) * 60

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import struct
 from collections.abc import Mapping, Sequence
@@ -99,7 +100,8 @@ def bounds(kind: Type, values: Sequence[Any]) -> tuple[bytes | None, bytes | Non
         known = [value for value in known if value == value]
     if not known:
         return None, None
-    low, high = min(known), max(known)
+    order = _with_sign if kind in ("float", "double") else None
+    low, high = min(known, key=order), max(known, key=order)
     if kind == "binary":
         return low[:_BOUND_LENGTH], _above(high)
     if kind == "string":
@@ -111,6 +113,11 @@ def bounds(kind: Type, values: Sequence[Any]) -> tuple[bytes | None, bytes | Non
     if decimal_of(kind):
         return _of_unscaled(low), _of_unscaled(high)
     return to_bytes(kind, low), to_bytes(kind, high)
+
+
+def _with_sign(value: float) -> tuple[float, float]:
+    """-0.0 is below +0.0."""
+    return value, math.copysign(1, value)
 
 
 def _above(value: bytes) -> bytes | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from conformance.readers import Row
 
@@ -18,6 +19,7 @@ def _values(column: pa.ChunkedArray) -> list[Any]:
     kind = column.type
     if pa.types.is_timestamp(kind) and kind.unit == "ns":
         # Python's moments have microseconds.
-        column = column.cast(pa.timestamp("ns")).cast(pa.string())
+        texts = column.cast(pa.timestamp("ns")).cast(pa.string())
+        column = pc.binary_join_element_wise(texts, "Z", "") if kind.tz else texts
     values: list[Any] = column.to_pylist()
     return values

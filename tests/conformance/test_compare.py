@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import struct
+
 import pytest
 
 from conformance.compare import difference, parse
-from conformance.types import Type, field, struct_of
+from conformance.types import Type, bounds, field, struct_of
 
 DIGITS = "12345678901234567890123456789012345678"
 SAME: list[tuple[Type, list[str]]] = [
@@ -14,6 +16,8 @@ SAME: list[tuple[Type, list[str]]] = [
     ("float", ["0.1", "0.100000001490116", '"0.1"']),
     ("double", ['"NaN"', "NaN", '"nan"']),
     ("double", ["1.0", "1", '"1.0E0"']),
+    ("double", ["-0.0", "-0", '"-0.0"']),
+    ("int", ["0", "-0"]),
     ("decimal(38, 2)", ["1.50", "1.5", '"1.50"', '"1.5E0"', "1.500"]),
     (
         "decimal(38, 0)",
@@ -21,7 +25,7 @@ SAME: list[tuple[Type, list[str]]] = [
     ),
     ("date", ['"2024-02-29"', '"2024-02-29T00:00:00"']),
     ("time", ['"12:00:00"', '"12:00"', '"12:00:00.000000"']),
-    ("timestamp", ['"2024-01-02T03:04:05"', '"2024-01-02 03:04:05.000000"', '"2024-01-02 03:04:05Z"']),
+    ("timestamp", ['"2024-01-02T03:04:05"', '"2024-01-02 03:04:05.000000"']),
     (
         "timestamptz",
         ['"2024-01-02T03:04:05.1+00:00"', '"2024-01-02 05:04:05.100+02"', '"2024-01-01T21:34:05.1-0530"'],
@@ -34,6 +38,8 @@ SAME: list[tuple[Type, list[str]]] = [
 OTHER: list[tuple[Type, str, str]] = [
     ("long", "9007199254740993", "9007199254740992"),
     ("double", '"NaN"', "null"),
+    ("double", "0.0", "-0.0"),
+    ("float", "0.0", '"-0.0"'),
     ("decimal(38, 0)", DIGITS, f"{DIGITS[:-1]}9"),
     ("time", '"23:59:59.999999"', '"23:59:59.999998"'),
     ("timestamp", '"2024-01-02T03:04:05"', '"2024-01-02T03:04:05.000001"'),
@@ -62,7 +68,32 @@ def test_values_are_told_apart(kind: Type, one: str, other: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", ['"12"', '"2024-13-01 00:00:00"', "[]", "true", '"2024-01-01 00:00:00 CET"']
+    ("kind", "right", "wrong"),
+    [
+        *(
+            ("timestamp", '"2024-01-01 00:00:00"', value)
+            for value in ('"12"', '"2024-13-01 00:00:00"', "[]", "true", '"2024-01-01 00:00:00 CET"')
+        ),
+        ("timestamp", '"2024-01-01 00:00:00"', '"2024-01-01 00:00:00Z"'),
+        ("timestamptz", '"2024-01-01 00:00:00Z"', '"2024-01-01 00:00:00"'),
+        ("date", '"2024-01-01"', '"2024-01-01, or so"'),
+        ("date", '"2024-01-01"', '"2024-01-01T12:00:00"'),
+        *(("decimal(9, 2)", "1.50", value) for value in ('"sNaN"', '"NaN"', '"Infinity"', "NaN")),
+    ],
 )
-def test_what_is_no_moment_is_told(value: str) -> None:
-    assert "of column 'k' is no timestamp" in differs("timestamp", '"2024-01-01 00:00:00"', value)
+def test_what_is_no_value_of_the_type_is_told(kind: str, right: str, wrong: str) -> None:
+    assert f"of column 'k' is no {kind}" in differs(kind, right, wrong)
+
+
+def test_a_column_that_is_in_no_row_is_told() -> None:
+    fields = [field(1, "id", "long"), field(2, "k", "int")]
+    nulls: list[dict[str, int | None]] = [{"id": 0, "k": None}, {"id": 1, "k": None}]
+    assert difference(fields, nulls, [{"id": 0}, {"id": 1}]) == "no row has the column 'k', not even a null"
+    assert difference(fields, nulls, [{"id": 0, "k": None}, {"id": 1}]) == ""
+    assert difference(fields, [], []) == ""
+
+
+@pytest.mark.parametrize("zeros", [(0.0, -0.0), (-0.0, 0.0)])
+@pytest.mark.parametrize(("kind", "code"), [("float", "<f"), ("double", "<d")])
+def test_bounds_have_both_zeros_between_them(kind: str, code: str, zeros: tuple[float, float]) -> None:
+    assert bounds(kind, zeros) == (struct.pack(code, -0.0), struct.pack(code, 0.0))

@@ -110,6 +110,7 @@ public final class ReadTables {
       case BOOLEAN, INTEGER, BIGINT -> value.toString();
       case DATE -> quoted(LocalDate.ofEpochDay((Integer) value).toString());
       case TIME_WITHOUT_TIME_ZONE -> quoted(LocalTime.ofNanoOfDay((Integer) value * 1_000_000L).toString());
+      case TIMESTAMP_WITH_LOCAL_TIME_ZONE -> quoted(value + "Z");
       case BINARY, VARBINARY -> quoted(HexFormat.of().formatHex((byte[]) value));
       default -> quoted(value.toString());
     };
