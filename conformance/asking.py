@@ -19,12 +19,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self
+from urllib.parse import unquote
 
 from conformance.compare import parse
 
 Outcome = Literal["pass", "deviates", "refused", "crashed", "skipped"]
 _OUTPUT_BYTES = 16 * 1024**2
+_TOO_MUCH = f"it printed more than {_OUTPUT_BYTES // 1024**2} MiB"
 _REASON_CHARACTERS = 200
+_LOOKS_SECONDS = 0.1  # how often a reader that runs is looked at for what it has printed
 _STARTS = 5  # times as long as an answer takes the first one, for which an engine starts
 
 
@@ -65,10 +68,13 @@ class OneShot:
                 process = _start(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
             except OSError as error:
                 return Answer(crashed=f"{command[0]} can't be started: {error.strerror}")
+            until = time.monotonic() + self._timeout_seconds
             try:
-                code = process.wait(self._timeout_seconds)
-            except subprocess.TimeoutExpired:
-                return Answer(crashed=f"no answer within {self._timeout_seconds:g} s")
+                while (code := _code(process, min(until, time.monotonic() + _LOOKS_SECONDS))) is None:
+                    if _is_full(out) or _is_full(err):
+                        return Answer(crashed=_TOO_MUCH)
+                    if time.monotonic() >= until:
+                        return Answer(crashed=f"no answer within {self._timeout_seconds:g} s")
             finally:
                 _end(process)
             said = _tail(err) or _tail(out)
@@ -94,12 +100,15 @@ class Conversation:
         self._command = command
         self._timeout_seconds = timeout_seconds
         self._process: subprocess.Popen[bytes] | None = None
-        self._err = tempfile.TemporaryFile()  # noqa: SIM115
+        self._err = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
 
     def ask(self, values: Mapping[str, str]) -> Answer:
         answer = self._ask(values)
         if answer.crashed:
             self._stop()
+        else:  # what it said until now is of no use, and would grow with each table
+            self._err.seek(0)
+            self._err.truncate()
         return answer
 
     def _ask(self, values: Mapping[str, str]) -> Answer:
@@ -113,13 +122,18 @@ class Conversation:
             except OSError as error:
                 return Answer(crashed=f"{self._command[0]} can't be started: {error.strerror}")
         assert self._process.stdin is not None
+        until = time.monotonic() + seconds
         try:
             self._process.stdin.write(json.dumps(dict(values)).encode() + b"\n")
-            line = self._line(seconds)
+            line = self._line(until)
         except TimeoutError:
             return Answer(crashed=f"no answer within {seconds:g} s")
+        except OverflowError:
+            return Answer(crashed=_TOO_MUCH)
         except (BrokenPipeError, EOFError):
-            code = self._process.wait()
+            code = _code(self._process, until)
+            if code is None:
+                return Answer(crashed=f"it closed its output, and did not end within {seconds:g} s")
             how = f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
             said = _tail(self._err)
             return Answer(crashed=f"{how}: {said}" if said and code >= 0 else how)
@@ -134,17 +148,21 @@ class Conversation:
                 return Answer(refused=_shortened(why) or "for no reason")
         return Answer(crashed=f"the answer is no object with rows or a refusal: {line[:60]!r}")
 
-    def _line(self, seconds: float) -> bytes:
-        """Raises TimeoutError, or EOFError if the process has ended."""
+    def _line(self, until: float) -> bytes:
+        """Raises TimeoutError, OverflowError if it prints too much, or EOFError if no more can come."""
         assert self._process is not None
         assert self._process.stdout is not None
-        until = time.monotonic() + seconds
         line = bytearray()
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
             while not line.endswith(b"\n"):
-                if len(line) > _OUTPUT_BYTES or not selector.select(max(until - time.monotonic(), 0)):
-                    raise TimeoutError
+                if len(line) > _OUTPUT_BYTES or _is_full(self._err):
+                    raise OverflowError
+                left = until - time.monotonic()
+                if not selector.select(max(min(left, _LOOKS_SECONDS), 0)):
+                    if left <= 0:
+                        raise TimeoutError
+                    continue
                 part = os.read(self._process.stdout.fileno(), 1 << 16)
                 if not part:
                     raise EOFError
@@ -198,9 +216,21 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             pipe.close()
 
 
+def _code(process: subprocess.Popen[bytes], until: float) -> int | None:
+    """With which it has ended by then; None if it still runs."""
+    try:
+        return process.wait(max(until - time.monotonic(), 0))
+    except subprocess.TimeoutExpired:
+        return None
+
+
+def _is_full(file: Any) -> bool:
+    return os.fstat(file.fileno()).st_size > _OUTPUT_BYTES
+
+
 def _rows(printed: bytes) -> Answer:
     if len(printed) > _OUTPUT_BYTES:
-        return Answer(crashed=f"it printed more than {_OUTPUT_BYTES // 1024**2} MiB")
+        return Answer(crashed=_TOO_MUCH)
     try:
         text = printed.decode().strip()
         if text.startswith("["):  # a list of rows, as `duckdb -json` prints them
@@ -226,4 +256,6 @@ def _shortened(text: str) -> str:
 
 def local_path(location: str) -> str:
     """Of a `file:` URI its path; other locations as they are."""
-    return str(Path(location.removeprefix("file://"))) if location.startswith("file://") else location
+    return (
+        str(Path(unquote(location.removeprefix("file://")))) if location.startswith("file://") else location
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +102,9 @@ def write(case: Case, format_version: int, directory: Path, location: str) -> li
 
     readings = [reading(WRITTEN, written, snapshot_id)]
     if is_current and case.is_defined and convert(table, [row["id"] for row in expected.rows]):
-        metadata = table.write_metadata("00002-converted.metadata.json")
+        # In a directory of its own, so that who reads the newest metadata of a directory reads either state.
+        twin = replace(table, directory=folder / CONVERTED, location=f"{location}/{name}/{CONVERTED}")
+        metadata = twin.write_metadata("00002-converted.metadata.json")
         readings.append(reading(CONVERTED, metadata, table.current))
     (folder / "expected.jsonl").write_text("".join(json.dumps(row, sort_keys=True) + "\n" for row in rows))
     described = {

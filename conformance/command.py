@@ -82,7 +82,7 @@ def _cases(patterns: Sequence[str]) -> list[Case]:
 def _command(reader: str) -> str:
     """The reader's own, or that of a reader that is brought along."""
     first, *rest = reader.split(maxsplit=1) or [""]
-    if first not in BUILT_IN:
+    if first not in BUILT_IN or placeholders(reader):  # else the program of that name
         return reader
     return " ".join([shlex.quote(sys.executable), "-m", f"conformance.readers.{first}", *rest])
 

@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from conformance.asking import Answer, Outcome, Reader, local_path
-from conformance.case import CONVERTED, WRITTEN, Case, Reading, write
+from conformance.case import CONVERTED, TABLE, WRITTEN, Case, Reading, write
 from conformance.compare import difference
 
 OUTCOMES: tuple[Outcome, ...] = ("pass", "deviates", "refused", "crashed", "skipped")
@@ -59,26 +59,27 @@ def run(reader: Reader, readings: Iterable[Reading], asked: Callable[[Reading], 
             "table": local_path(table),
             "snapshot": str(reading.snapshot_id),
         }
-        yield _judged(reading, reader.ask(values), table)
+        yield _judged(reading, reader.ask(values), table.rpartition("/")[0])
 
 
-def _judged(reading: Reading, answer: Answer, table: str) -> Result:
+def _judged(reading: Reading, answer: Answer, case: str) -> Result:
     if answer.crashed:
-        return Result(reading.name, "crashed", _portable(answer.crashed, table))
+        return Result(reading.name, "crashed", _portable(answer.crashed, case))
     if answer.refused:
         outcome: Outcome = "refused" if reading.case.is_defined else "pass"
-        return Result(reading.name, outcome, _portable(answer.refused, table))
+        return Result(reading.name, outcome, _portable(answer.refused, case))
     differs = difference(reading.fields, reading.rows, answer.rows)
     if not reading.case.is_defined:
         return Result(reading.name, "pass", differs and f"as it sees it: {differs}")
     return Result(reading.name, "deviates" if differs else "pass", differs)
 
 
-def _portable(words: str, table: str) -> str:
-    """Without the place of the table, which differs from machine to machine."""
-    path = local_path(table)
-    for place in (table, f"file:{path}", path):
-        words = words.replace(place, "TABLE")
+def _portable(words: str, case: str) -> str:
+    """Without the place of the case, which differs from machine to machine."""
+    path = local_path(case)
+    for place in (case, f"file:{path}", path):
+        for directory in (TABLE, CONVERTED):
+            words = words.replace(f"{place}/{directory}", "TABLE")
     return words
 
 

@@ -67,6 +67,7 @@ ROWS = ['{"id": 0, "k": 1}', '{"id": 2, "k": 0}']
         (['{"id": 0, "j": 1}'], ("deviates", "there is a column 'j', which the table does not have")),
         (['{"id": 0, "k": "x"}'], ("deviates", "the value 'x' of column 'k' is no int")),
         (["1"], ("deviates", "a row is no JSON object: 1")),
+        (['{"id": 0}', '{"id": 2}'], ("deviates", "no row has the column 'k', not even a null")),
     ],
 )
 def test_rows_are_compared_as_a_multiset(
@@ -110,6 +111,58 @@ def test_a_reader_without_an_answer_is_not_waited_for(readings: Sequence[Reading
     assert outcomes(program(sleeps), readings[:1], 0.2) == {("crashed", told.crashed)}
     with conversation(sleeps, 0.04) as reader:
         assert [reader.ask({}), reader.ask({})] == [told, told]
+
+
+def test_a_reader_that_prints_on_and_on_is_ended(readings: Sequence[Reading]) -> None:
+    told = Answer(crashed="it printed more than 16 MiB")
+    for stream in ("stdout", "stderr"):
+        prints = (
+            f"import sys, time; sys.{stream}.write('x' * (17 << 20)); sys.{stream}.flush(); time.sleep(600)"
+        )
+        assert outcomes(program(prints), readings[:1]) == {("crashed", told.crashed)}
+        with conversation(prints) as reader:
+            assert reader.ask({}) == told
+
+
+def test_what_a_reader_says_beside_its_answers_does_not_add_up() -> None:
+    code = """
+import sys
+for line in sys.stdin:
+    sys.stderr.write("x" * (9 << 20))
+    print('{"rows": []}', flush=True)
+"""
+    with conversation(code) as reader:
+        assert [reader.ask({}) for _ in range(3)] == [Answer([])] * 3
+
+
+def test_a_reader_that_closes_its_output_and_stays_is_ended() -> None:
+    with conversation("import os, time; os.close(1); time.sleep(600)", 0.04) as reader:
+        told = Answer(crashed="it closed its output, and did not end within 0.2 s")
+        assert [reader.ask({}), reader.ask({})] == [told, told]
+
+
+def test_a_directory_holds_one_state_of_a_table(tmp_path: Path) -> None:
+    """Also where its path has blanks, which URIs spell otherwise."""
+    readings = write_all(chosen(ALL, [CASE]), tmp_path / "the cases", versions=[2])
+    newest = "import glob, sys; sys.exit(*glob.glob('metadata/*.metadata.json', root_dir=sys.argv[1]))"
+    command = program(newest).replace("{metadata}", "{table}")
+    assert [one.reason for one in results(command, readings)] == [
+        "metadata/00001-written.metadata.json",
+        "metadata/00002-converted.metadata.json",
+    ]
+    assert outcomes(RIGHT, readings) == {("pass", "")}
+
+
+def test_a_program_may_have_the_name_of_a_reader_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    duckdb = tmp_path / "duckdb"
+    duckdb.write_text('#!/bin/sh\ncat "${2%/metadata/*}/../expected.jsonl"\n')
+    duckdb.chmod(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    command = ["conformance", CASE, "--reader", "duckdb -json {metadata}"]
+    ended = CliRunner().invoke(app, command, env={"COLUMNS": "200", "TERM": "dumb"})
+    assert "Of 4 tables, 4 passed." in ended.output
 
 
 def test_no_shell_reads_the_command(readings: Sequence[Reading], tmp_path: Path) -> None:
@@ -206,10 +259,10 @@ def test_tables_are_written_for_a_place_elsewhere(tmp_path: Path) -> None:
     there = ["--location", "s3://bucket/suite/"]
     assert CliRunner().invoke(app, [*arguments, *there]).exit_code == 0
     described = json.loads((folder / CASE / "v3" / "case.json").read_text())
-    place = f"s3://bucket/suite/{CASE}/v3/table"
+    place = f"s3://bucket/suite/{CASE}/v3/converted"
     assert described["readings"]["converted"]["metadata"] == f"{place}/metadata/00002-converted.metadata.json"
     assert described["rule"]
-    metadata = (folder / CASE / "v3" / "table" / "metadata" / "00002-converted.metadata.json").read_text()
+    metadata = (folder / CASE / "v3" / "converted" / "metadata" / "00002-converted.metadata.json").read_text()
     assert json.loads(metadata)["location"] == place
     assert "file:" not in metadata
     again = CliRunner().invoke(app, arguments, env={"COLUMNS": "200", "TERM": "dumb"})
