@@ -295,7 +295,14 @@ def _field(field_id: int, name: str, kind: pa.DataType, *, required: bool = Fals
 def _write(storage: Storage, location: str, rows: pa.Table) -> int:
     """Returns the bytes of the file."""
     sink = pa.BufferOutputStream()
-    pq.write_table(rows, sink, compression="zstd", store_schema=False, write_page_index=True)
+    pq.write_table(
+        rows,
+        sink,
+        compression="zstd",
+        store_schema=False,
+        store_decimal_as_integer=True,  # as Iceberg has them in Parquet, up to 18 digits
+        write_page_index=True,
+    )
     content = sink.getvalue()
     storage.write(location, content)
     return int(content.size)
