@@ -64,7 +64,8 @@ _SAMPLE: dict[str, Any] = dict(
 
 
 def rows() -> list[Row]:
-    """A null in every column and in all, zeros that a null may be taken for, and the least and greatest."""
+    """A null in every column and in all, zeros that a null may be taken for, and values at the ends of some
+    types."""
     nothing: dict[str, Any] = dict.fromkeys(TYPES)
     keys = [_ZERO, _SAMPLE, nothing, *({**_SAMPLE, name: None} for name in TYPES)]
     return [{"id": i, "region": ("eu", "us")[i % 2], **key} for i, key in enumerate(keys)]
@@ -82,7 +83,7 @@ def write_table(folder: Path) -> str:
 
 
 def build(spark: SparkSession, catalog: Catalog, folder: Path) -> Path:
-    """The warehouse of an index that a job builds of the table, in two runs."""
+    """The warehouse of an index that a job builds of the table."""
     location = write_table(folder / "table")
     name = f"{catalog.name}.vectors.t"
     spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {catalog.name}.vectors")
