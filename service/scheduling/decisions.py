@@ -122,6 +122,8 @@ class TableState:
     """Kinds with a queued or running job."""
     held: frozenset[JobKind]
     """Those of them that wait because a budget is spent."""
+    later: frozenset[JobKind]
+    """Those of them that may not start yet: asked for at a later time, held, or tried again after a pause."""
     spent: SpentBudget | None
     last: dict[JobKind, LastJob]
     shape: Shape | None = None
@@ -348,16 +350,20 @@ def _decide_convert(state: TableState, policy: EffectivePolicy, now: datetime) -
     if (weighed := weighing(state, policy)) is None:
         return _reached_or_due(kind, triggers, words, due)
     figures = weighed.words(now)
-    rewriting = decide_kind(JobKind.REWRITE_DATA_FILES, state, policy, now)
-    if rewriting.action is Action.TRIGGER or rewriting.code == "active":
+    found = _reached_or_due(kind, triggers[-1:], words, due)
+    found = replace(found, sentence=f"{found.sentence} {figures}")
+    if found.action is Action.TRIGGER:
+        return found
+    rewriting = JobKind.REWRITE_DATA_FILES
+    is_rewriting = rewriting in state.active - state.later
+    if is_rewriting or decide_kind(rewriting, state, policy, now).action is Action.TRIGGER:
         told = f"Data files are rewritten, which converts what is pending first. {figures}"
         return Decision(kind, Action.WAIT, "rewriting", told)
-    if weighed.is_too_dear and weighed.is_cured_by_conversion:
+    if weighed.are_deletes_too_dear:
         return Decision(kind, Action.TRIGGER, "read-cost", f"{words} pending. {figures}")
     if weighed.is_conversion_worth_it(now):
         return Decision(kind, Action.TRIGGER, "worthwhile", f"{words} pending. {figures}")
-    found = _reached_or_due(kind, triggers[-1:], words, due)
-    return replace(found, sentence=f"{found.sentence} {figures}")
+    return found
 
 
 def _decide_publish(state: TableState, policy: EffectivePolicy, now: datetime) -> Decision:
@@ -484,7 +490,7 @@ def _worthwhile(kind: JobKind, weighed: Weighing | None, now: datetime) -> Decis
     """That data files are to be rewritten for their readers, and why; None if not, or not yet."""
     if weighed is None or not weighed.saved_by_rewriting > 0:
         return None
-    if weighed.is_too_dear and not weighed.is_cured_by_conversion:
+    if weighed.are_files_too_dear:
         return Decision(kind, Action.TRIGGER, "read-cost", weighed.words(now))
     if weighed.is_rewriting_worth_it(now):
         return Decision(kind, Action.TRIGGER, "worthwhile", weighed.words(now))

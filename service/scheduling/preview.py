@@ -139,6 +139,7 @@ def _after(state: TableState, policy: EffectivePolicy, kind: JobKind, at: dateti
         state,
         active=state.active - {kind},
         held=state.held - {kind},
+        later=state.later - {kind},
         last={**state.last, kind: LastJob(at, idle=idle)},
     )
     match kind:

@@ -30,12 +30,17 @@ def table_state(
     session: Session, table: EnrolledTable, health: TableHealth, policy: EffectivePolicy, now: datetime
 ) -> TableState:
     active = session.exec(
-        select(Job.kind, Job.held_because).where(
+        select(Job.kind, Job.held_because, Job.status, Job.available_at).where(
             Job.table_id == table.id,
             ~col(Job.dry_run),
             col(Job.status).in_((JobStatus.QUEUED.value, JobStatus.RUNNING.value)),
         )
     ).all()
+    present = {
+        JobKind(kind)
+        for kind, _, status, available_at in active
+        if status == JobStatus.RUNNING.value or available_at <= now
+    }
     ended = select(Job.kind).where(Job.table_id == table.id, col(Job.ended_at).is_not(None)).distinct()
     kinds = set(session.exec(ended))
     last = {
@@ -71,8 +76,9 @@ def table_state(
         unverified=Volume(health.unverified_data_files, health.unverified_rows, health.unverified_bytes),
         has_index=any(key_set["generation"] for key_set in health.key_sets),
         enrolled_at=table.created_at,
-        active=frozenset(JobKind(kind) for kind, _ in active),
-        held=frozenset(JobKind(kind) for kind, held_because in active if held_because is not None),
+        active=frozenset(JobKind(kind) for kind, *_ in active),
+        held=frozenset(JobKind(kind) for kind, held_because, *_ in active if held_because is not None),
+        later=frozenset(JobKind(kind) for kind, *_ in active) - present,
         spent=spent_budget(session, table, policy, now),
         last={kind: job for kind, job in last.items() if job is not None},
         shape=shape,

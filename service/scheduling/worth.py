@@ -15,8 +15,8 @@ from service.quantities import counted
 from service.reader_cost import HEADLINE, Read, Reader, Shape, model
 
 _DAY_SECONDS = 86_400
-_ACTS_AT = 0.5
-"""Of the overhead that the policy allows: files come until a job has begun, run and ended."""
+_SHARE = 0.5
+"""Of the overhead that the policy allows: pending deletes have one half, files and vectors the other."""
 _READS_OF_A_REWRITING = 3
 """What a rewriting is taken to cost before one has run: it reads, sorts out what is deleted, and writes."""
 
@@ -115,18 +115,18 @@ class Weighing:
 
     @property
     def _acts_at(self) -> float:
-        """The overhead of a read from which on jobs start, whatever they cost."""
-        return self.fresh_seconds * (self.policy.convert.max_read_ratio - 1) * _ACTS_AT
+        """What a job may save of each read; from more on it starts, whatever it costs."""
+        return self.fresh_seconds * (self.policy.convert.max_read_ratio - 1) * _SHARE
 
     @property
-    def is_too_dear(self) -> bool:
-        """Whether a read is on the way to cost more than the policy lets it."""
-        return self.overhead > self._acts_at
+    def are_deletes_too_dear(self) -> bool:
+        """Whether pending deletes cost a read their share of what the policy allows, whatever files do."""
+        return self.saved_by_conversion > self._acts_at
 
     @property
-    def is_cured_by_conversion(self) -> bool:
-        """Whether a conversion alone is enough against that."""
-        return self.saved_by_conversion > 0 and self.saved_by_rewriting <= self._acts_at
+    def are_files_too_dear(self) -> bool:
+        """Whether small files and vectors cost a read theirs."""
+        return self.saved_by_rewriting > self._acts_at
 
     def is_rewriting_worth_it(self, now: datetime) -> bool:
         return self.paid(self.saved_by_rewriting, self.readers.rewritten_at, now) >= self.rewrite_seconds

@@ -1,6 +1,6 @@
 """Jobs that fail or find nothing hold up the next one of their kind, and only that, and say so."""
 
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -170,3 +170,21 @@ def test_a_rewriting_that_could_take_none_waits_until_there_are_more_whatever_is
     )
     assert changed.status_code == 200
     assert decided() != "none-rewritable"
+
+
+def test_a_rewriting_that_is_asked_for_at_a_later_time_stops_no_conversion(
+    service: Running, iceberg: IcebergCatalog
+) -> None:
+    service.register(iceberg)
+    settings = {"convert": {"when": "worthwhile", "reads_per_day": 0}, "index": {"enabled": False}}
+    assert service.admin.post("/policies", json={"name": "thrifty", "settings": settings}).status_code == 201
+    table = str(service.enroll(policy="thrifty")["id"])
+    iceberg.delete_keys("db.t", [2])
+    body: dict[str, Any] = {"kind": "rewrite_data_files"}
+    tomorrow = datetime.now(UTC) + timedelta(days=1)
+    asked = service.admin.post(f"/tables/{table}/jobs", json=body | {"run_at": tomorrow.isoformat()})
+    assert asked.is_success
+    assert decision(service, table)["code"] != "rewriting"
+    service.admin.post(f"/jobs/{asked.json()['id']}/cancel").raise_for_status()
+    assert service.admin.post(f"/tables/{table}/jobs", json=body).is_success
+    assert decision(service, table)["code"] == "rewriting"

@@ -126,6 +126,7 @@ IDLE = TableState(
     enrolled_at=NOW - timedelta(days=30),
     active=frozenset(),
     held=frozenset(),
+    later=frozenset(),
     spent=None,
     last={
         JobKind.INDEX: LastJob(NOW - timedelta(seconds=30)),

@@ -7,6 +7,7 @@ import pytest
 
 from service.catalogs.measure import Volume
 from service.policies.models import EffectivePolicy
+from service.policies.schedules import Window
 from service.reader_cost import HEADLINE, CostModel, Shape, model
 from service.records.jobs import JobKind
 from service.scheduling import worth
@@ -69,6 +70,7 @@ def pending(shape: Shape, age_seconds: float = 10, rewriting: LastJob | None = N
 
 
 DELETES = replace(FRESH, equality_delete_files=40, equality_deletes=2_000)
+MANY = replace(FRESH, data_files=10, equality_delete_files=400, equality_deletes=20_000)
 FEW = replace(DELETES, equality_delete_files=8, equality_deletes=200)
 
 
@@ -102,8 +104,7 @@ def test_the_age_that_a_delete_may_have_holds_all_the_same() -> None:
 
 @pytest.mark.usefixtures("fixed_model")
 def test_many_deletes_are_converted_before_a_read_costs_more_than_the_policy_lets_it() -> None:
-    many = replace(FRESH, data_files=10, equality_delete_files=400, equality_deletes=20_000)
-    found = decision(pending(many), JobKind.CONVERT, worthwhile(reads_per_day=0))
+    found = decision(pending(MANY), JobKind.CONVERT, worthwhile(reads_per_day=0))
     assert (found.action, found.code) == (Action.TRIGGER, "read-cost")
 
 
@@ -120,31 +121,53 @@ def test_small_files_are_rewritten_with_what_is_pending_instead_of_their_vectors
     assert (conversion.action, conversion.code) == (Action.WAIT, "rewriting")
     running = replace(state, active=frozenset({REWRITE}))
     assert decision(running, JobKind.CONVERT, worthwhile()).code == "rewriting"
+    aged = worthwhile(age_seconds=5)
+    assert decision(running, JobKind.CONVERT, aged).code == "age", "another job may run for hours"
+    hourly = aged.model_copy(
+        update={"convert": worthwhile(cron="0 * * * *").convert.model_copy(update={"age_seconds": 10**6})}
+    )
+    last = {JobKind.CONVERT: LastJob(NOW - timedelta(hours=2), seconds=4.0)}
+    assert decision(replace(running, last=last), JobKind.CONVERT, hourly).code == "cron"
+
+
+@pytest.mark.usefixtures("fixed_model")
+def test_a_rewriting_that_starts_later_stops_no_conversion() -> None:
+    later = replace(pending(MANY), active=frozenset({REWRITE}), later=frozenset({REWRITE}))
+    found = decision(later, JobKind.CONVERT, worthwhile(reads_per_day=0))
+    assert (found.action, found.code) == (Action.TRIGGER, "read-cost")
 
 
 @pytest.mark.usefixtures("fixed_model")
 def test_deletes_that_can_not_be_converted_are_no_reason_for_any_job() -> None:
-    many = replace(FRESH, data_files=10, equality_delete_files=400, equality_deletes=20_000)
-    state = replace(pending(many), convertible=Volume(1, 1, 10))
+    state = replace(pending(MANY), convertible=Volume(1, 1, 10))
     for kind in (JobKind.CONVERT, REWRITE):
         assert decision(state, kind, worthwhile()).action is Action.WAIT
 
 
 @pytest.mark.usefixtures("fixed_model")
 @pytest.mark.parametrize(
-    "last", [LastJob(NOW - timedelta(seconds=10)), LastJob(NOW, idle=1)], ids=["soon", "idle"]
+    ("last", "fields", "code"),
+    [
+        (None, {"enabled": False}, "policy-off"),
+        (None, {"windows": [Window(start="12:00", end="13:00")]}, "outside-window"),
+        (LastJob(NOW - timedelta(seconds=10)), {}, "min-interval"),
+        (LastJob(NOW - timedelta(seconds=99), failed=1), {}, "failed-1"),
+        (LastJob(NOW, idle=1), {}, "none-rewritable"),
+    ],
 )
-def test_where_nothing_is_rewritten_by_itself_conversions_go_on(last: LastJob) -> None:
-    off = worthwhile(age_seconds=5)
-    off = off.model_copy(
-        update={"rewrite_data_files": off.rewrite_data_files.model_copy(update={"enabled": False})}
-    )
-    assert decision(pending(SMALL), REWRITE, off).code == "policy-off"
-    assert decision(pending(SMALL), JobKind.CONVERT, off).code == "age"
-    found = decision(pending(SMALL, rewriting=last), REWRITE, worthwhile())
-    assert found.action is Action.WAIT
-    again = decision(pending(SMALL, rewriting=last), JobKind.CONVERT, worthwhile(age_seconds=5))
-    assert again.code == "age"
+def test_deletes_that_cost_too_much_are_converted_where_no_rewriting_may_start(
+    last: LastJob | None, fields: dict[str, object], code: str
+) -> None:
+    policy = worthwhile(reads_per_day=0)
+    rewrite = policy.rewrite_data_files.model_copy(update=fields)
+    policy = policy.model_copy(update={"rewrite_data_files": rewrite})
+    state = pending(SMALL, rewriting=last)
+    assert decision(state, REWRITE, policy).code == code
+    found = decision(state, JobKind.CONVERT, policy)
+    assert (found.action, found.code) == (Action.TRIGGER, "read-cost")
+    one = replace(SMALL, equality_delete_files=1, equality_deletes=50)
+    found = decision(pending(one, rewriting=last), JobKind.CONVERT, policy)
+    assert found.code == "below-triggers", "one delete file is little, whatever small files cost"
 
 
 @pytest.mark.usefixtures("fixed_model")
