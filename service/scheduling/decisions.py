@@ -64,6 +64,8 @@ class LastJob:
     """How many in a row found nothing to do, up to it; 0 once the table has changed since."""
     seen_id: int | None = None
     """The head that it saw, if it succeeded."""
+    committed_at: datetime | None = None
+    """When the latest ended that did something; None if none of those that are known did."""
     seconds: float | None = None
     """What such jobs usually take, of the latest that did something; None if none did."""
 
@@ -149,7 +151,7 @@ def weighing(state: TableState, policy: EffectivePolicy) -> Weighing | None:
         shape,
         state.fresh,
         state.oldest_convertible_at,
-        rewrite.ended_at if rewrite is not None else state.enrolled_at,
+        (rewrite.committed_at if rewrite is not None else None) or state.enrolled_at,
         convert.seconds if convert is not None else None,
         rewrite.seconds if rewrite is not None else None,
     )

@@ -140,7 +140,12 @@ def _after(state: TableState, policy: EffectivePolicy, kind: JobKind, at: dateti
         active=state.active - {kind},
         held=state.held - {kind},
         later=state.later - {kind},
-        last={**state.last, kind: LastJob(at, idle=idle)},
+        last={
+            **state.last,
+            kind: LastJob(
+                at, idle=idle, committed_at=at, seconds=before.seconds if before is not None else None
+            ),
+        },
     )
     match kind:
         case JobKind.INDEX:

@@ -132,6 +132,7 @@ def _last_job(session: Session, health: TableHealth, kind: JobKind, policy_diges
         failed_at=failed[0].ended_at if failed else None,
         cause=str((failed[0].error or {}).get("title", "no reason was reported")) if failed else "",
         idle=sum(1 for _ in idle),
+        committed_at=next((job.ended_at for job in ended if _has_committed(job)), None),
         seconds=median(took[:_AVERAGED]) if took else None,
         seen_id=ended[0].seen_snapshot_id if ended[0].status == JobStatus.SUCCEEDED.value else None,
     )

@@ -17,6 +17,10 @@ from service.reader_cost import HEADLINE, Read, Reader, Shape, model
 _DAY_SECONDS = 86_400
 _SHARE = 0.5
 """Of the overhead that the policy allows: pending deletes have one half, files and vectors the other."""
+LEAST_SECONDS = 0.1
+"""What a job must save of each read before a read is too dear: of small tables, a ratio alone soon is."""
+_FIRST_SECONDS = 5.0
+"""What any job is taken to cost at least before one has run: it starts, plans and commits."""
 _READS_OF_A_REWRITING = 3
 """What a rewriting is taken to cost before one has run: it reads, sorts out what is deleted, and writes."""
 
@@ -31,7 +35,7 @@ class Readers:
     pending_since: datetime | None
     """When the oldest delete came that can be converted."""
     rewritten_at: datetime
-    """When data files were last rewritten, or since when the table is enrolled."""
+    """When the last rewriting of data files that did something ended, or since when the table is enrolled."""
     convert_seconds: float | None = None
     """What conversions of the table take, by its own history; None before the first."""
     rewrite_seconds: float | None = None
@@ -94,12 +98,12 @@ class Weighing:
     def convert_seconds(self) -> float:
         """As the last conversions took; a full read before the first, as if all of the table were scanned."""
         known = self.readers.convert_seconds
-        return self.seconds if known is None else known
+        return max(self.seconds, _FIRST_SECONDS) if known is None else known
 
     @property
     def rewrite_seconds(self) -> float:
         known = self.readers.rewrite_seconds
-        return _READS_OF_A_REWRITING * self.seconds if known is None else known
+        return max(_READS_OF_A_REWRITING * self.seconds, _FIRST_SECONDS) if known is None else known
 
     @property
     def reads_per_second(self) -> float:
@@ -116,7 +120,7 @@ class Weighing:
     @property
     def _acts_at(self) -> float:
         """What a job may save of each read; from more on it starts, whatever it costs."""
-        return self.fresh_seconds * (self.policy.convert.max_read_ratio - 1) * _SHARE
+        return max(self.fresh_seconds * (self.policy.convert.max_read_ratio - 1) * _SHARE, LEAST_SECONDS)
 
     @property
     def are_deletes_too_dear(self) -> bool:

@@ -178,6 +178,33 @@ def test_the_reader_that_the_policy_names_is_the_one_that_counts() -> None:
     assert decision(state, JobKind.CONVERT, duckdb).action is Action.TRIGGER
 
 
+@pytest.mark.usefixtures("fixed_model")
+def test_a_small_table_waits_until_its_readers_have_paid_whatever_the_ratio() -> None:
+    """Of ten thousand small tables, no file more starts a job at once."""
+    fresh = Shape(1, 1_000, data_bytes=10_000)
+    few = replace(fresh, data_files=8, equality_delete_files=2, equality_deletes=100)
+    state = replace(pending(few, age_seconds=2_000), fresh=fresh, last={})
+    for kind in (JobKind.CONVERT, REWRITE):
+        for reads in (0, 1_000):
+            policy = worthwhile(reads_per_day=reads, age_seconds=10**6)
+            assert decision(state, kind, policy).action is Action.WAIT
+    assert "which costs 5 s." in decision(state, REWRITE, worthwhile()).sentence
+    many = replace(state, shape=replace(few, data_files=20))
+    assert decision(many, REWRITE, worthwhile(reads_per_day=0)).code == "read-cost"
+    paid = worthwhile(reads_per_day=10**5)
+    assert decision(state, REWRITE, paid).code == "worthwhile"
+
+
+@pytest.mark.usefixtures("fixed_model")
+def test_readers_pay_since_the_last_rewriting_that_did_something() -> None:
+    shape = replace(FRESH, data_files=20)
+    ended = NOW - timedelta(seconds=99)
+    done, idle = (LastJob(ended, committed_at=at, seconds=4.0) for at in (ended, ended - timedelta(days=1)))
+    policy = worthwhile(reads_per_day=5_000)
+    assert decision(pending(shape, rewriting=done), REWRITE, policy).action is Action.WAIT
+    assert decision(pending(shape, rewriting=idle), REWRITE, policy).code == "worthwhile"
+
+
 @dataclass
 class Stream:
     """A table as `icestream demo` fills it: each checkpoint upserts 1,600 keys in four partitions.
@@ -277,7 +304,7 @@ class Stream:
             )
         self.shape = replace(left, **{name: getattr(left, name) + number for name, number in came.items()})
         self.pending_since = at if self.shape.equality_delete_files else None
-        self.last = {**self.last, kind: LastJob(at, seconds=self._seconds(kind))}
+        self.last = {**self.last, kind: LastJob(at, committed_at=at, seconds=self._seconds(kind))}
 
 
 @pytest.mark.parametrize(("checkpoint_seconds", "hours"), [(5, 1), (60, 24)])
