@@ -13,7 +13,7 @@ from conformance.cases import ALL
 from conformance.command import conformance
 from conformance.readers import BUILT_IN, spark
 from tests.conformance.seen import PAGE, command, outcomes, page, seen, versions
-from worker.spark.jars import ICEBERG_RUNTIME
+from worker.spark.jars import own_jars
 
 
 def run(reader: str, patterns: Sequence[str], folder: Path) -> tuple[int, dict[str, tuple[str, str]]]:
@@ -61,5 +61,5 @@ def test_each_case_is_listed_with_its_rule() -> None:
 
 
 def test_the_suite_reads_with_the_iceberg_that_workers_have() -> None:
-    assert spark.RUNTIME == ICEBERG_RUNTIME
+    assert spark.RUNTIME == own_jars()[0]
     assert set(versions()) == set(BUILT_IN)
