@@ -61,5 +61,5 @@ def test_each_case_is_listed_with_its_rule() -> None:
 
 
 def test_the_suite_reads_with_the_iceberg_that_workers_have() -> None:
-    assert spark.RUNTIME == own_jars()[0]
+    assert own_jars()[0] == spark.RUNTIME
     assert set(versions()) == set(BUILT_IN)

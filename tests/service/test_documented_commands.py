@@ -95,6 +95,7 @@ def lake(service: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> d
     erasure = service.admin.post("/erasures", json=asked).json()["id"]
     # A webhook's name does for its id.
     return {
+        "CATALOG": "lake",
         "TABLE": table["id"],
         "JOB": job["id"],
         "WEBHOOK_ID": "on-call",
