@@ -14,9 +14,13 @@ _LONGEST = timedelta(days=1)
 
 
 def latest_job_ids(
-    session: Session, table_ids: Sequence[str], number: int, since: datetime | None = None
+    session: Session,
+    table_ids: Sequence[str],
+    number: int,
+    since: datetime | None = None,
+    until: datetime | None = None,
 ) -> list[str]:
-    """The jobs of each table that were made last, so many of each at most."""
+    """The jobs of each table that were made last, or last before `until`, so many of each at most."""
     if not table_ids:
         return []
     of_each = []
@@ -24,6 +28,8 @@ def latest_job_ids(
         newest = select(Job.id).where(Job.table_id == table_id)
         if since is not None:
             newest = newest.where(Job.created_at >= since - _LONGEST)
+        if until is not None:
+            newest = newest.where(Job.created_at < until)
         newest = newest.order_by(col(Job.created_at).desc()).limit(number)
         of_each.append(select(newest.subquery().c.id))
     return list(session.execute(union_all(*of_each)).scalars())
@@ -50,7 +56,7 @@ def attempts_within(
     session: Session, table_ids: Sequence[str], since: datetime, until: datetime, *, of_each: int
 ) -> Sequence[tuple[Job, Attempt]]:
     """Attempts that ran at some time of a span, the oldest first: of so many jobs of each table at most."""
-    chosen = latest_job_ids(session, table_ids, of_each, since)
+    chosen = latest_job_ids(session, table_ids, of_each, since, until)
     return session.exec(
         select(Job, Attempt)
         .join(Attempt, col(Attempt.job_id) == col(Job.id))

@@ -69,7 +69,12 @@ def get_timeline(
     of_tables = strips(session, ids, intervals, now, settings.fine_history_days)
     runs: dict[str, list[Run]] = {table_id: [] for table_id in ids}
     for job, attempt in attempts_within(
-        session, ids, intervals.since, intervals.until, of_each=_JOBS_OF_EACH
+        # One more of each, which tells that not all are shown.
+        session,
+        ids,
+        intervals.since,
+        intervals.until,
+        of_each=_JOBS_OF_EACH + 1,
     ):
         runs[job.table_id].append(
             Run(
@@ -83,6 +88,8 @@ def get_timeline(
                 ended_at=attempt.ended_at,
             )
         )
+    latest = {table_id: list(dict.fromkeys(run.job_id for run in ran)) for table_id, ran in runs.items()}
+    shown = {table_id: set(jobs[-_JOBS_OF_EACH:]) for table_id, jobs in latest.items()}
     return Timeline(
         since=intervals.since,
         until=intervals.until,
@@ -94,7 +101,8 @@ def get_timeline(
                 status=table.status,
                 pending_equality_deletes=of_tables[table.id].pending_equality_deletes,
                 lag_seconds=of_tables[table.id].lag_seconds,
-                runs=runs[table.id],
+                runs=[run for run in runs[table.id] if run.job_id in shown[table.id]],
+                has_more_runs=len(latest[table.id]) > _JOBS_OF_EACH,
             )
             for table in found.items
         ],

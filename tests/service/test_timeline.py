@@ -139,11 +139,29 @@ def test_what_ran_within_a_span_is_told_with_its_worker_and_so_many_of_each_tabl
         assert told(2, 31, 10) == [jobs[0], jobs[1], of_other, jobs[2], jobs[3]]
         assert told(4, 20, 10) == [jobs[1], of_other]
         assert told(0, 60, 2) == [of_other, jobs[2], jobs[3]]
+        assert told(0, 14, 1) == [jobs[1]], "the last one before the end, whatever came later"
         assert sorted(latest_job_ids(session, [first, other], 1)) == sorted([jobs[3], of_other])
         assert latest_job_ids(session, [], 5) == []
         latest = latest_jobs_of_each(session, [first, other], 3)
     assert [job for job, *_ in latest[first]] == jobs[1:]
     assert latest[other] == [(of_other, "convert", False, "succeeded", START + MINUTE * 16)]
+
+
+def test_more_runs_than_are_shown_are_told_of(service: Running, iceberg: IcebergCatalog) -> None:
+    service.register(iceberg)
+    table = service.enroll(policy="manual")["id"]
+    worker = add_worker(service.database)
+    for minute in range(40):
+        run(service.database, table, worker, minute, 0.5)
+    asked = {"since": f"{START:%Y-%m-%dT%H:%M:%SZ}", "until": f"{START + MINUTE * 60:%Y-%m-%dT%H:%M:%SZ}"}
+
+    def told() -> Any:
+        found = service.admin.get("/overview/timeline", params=asked).raise_for_status().json()
+        return found["items"][0]
+
+    assert (len(told()["runs"]), told()["has_more_runs"]) == (40, False)
+    last = run(service.database, table, worker, 50, 0.5)
+    assert (len(told()["runs"]), told()["has_more_runs"], told()["runs"][-1]["job_id"]) == (40, True, last)
 
 
 def test_the_call_shows_tables_with_most_pending_first_and_pages_through_them(
