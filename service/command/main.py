@@ -223,7 +223,8 @@ def accept(
     """Try everything on tables of its own in your catalog and store, remove them, and report.
 
     Needs what a worker needs: Java, and whatever the catalog's record refers to. Ends with 0 if all passed,
-    1 if something failed, 2 if nothing began, and 3 if nothing failed and something could not be tried.
+    1 if something failed, 2 if nothing began, 3 if nothing failed and something that could be tried was not,
+    and 4 if it was stopped.
     """
     from service.command.accept import run
 

@@ -185,7 +185,7 @@ def look_up(trial: Trial) -> str:
             f"/tables/{trial.id}/lookups", {"keys": keys, "key_columns": list(trial.key)}
         )
     except ProblemError as error:
-        if error.type.endswith(("/lookups-not-set-up", "/lookups-unavailable")):
+        if error.type.endswith("/lookups-not-set-up"):
             raise NotTriedError(f"{error.detail} {error.remedy}") from None
         raise
     seen = [sum(one["live"] for one in result["matches"]) for result in answer["results"]]
@@ -373,7 +373,8 @@ def remove_old_orphans(trial: Trial) -> str:
     if not trial.storage().is_local(trial.location or ""):
         raise NotTriedError(
             "A file goes only once it is a day old, and this store itself says how old it is. Run with"
-            " --keep, and look at a dry run after a day."
+            " --keep, and look at a dry run after a day.",
+            by_design=True,
         )
     with told("write a file"):
         place = trial.writer().leave_file()

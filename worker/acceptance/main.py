@@ -82,7 +82,9 @@ def _seen(step: Step) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code: 0 if all passed, 1 if something failed, 2 if nothing began, 3 if not all was tried."""
+    """The exit code: 0 if all passed, 1 if something failed, 2 if nothing began, 3 if not all was tried, and
+    4 if it was stopped.
+    """
     options = _options().parse_args(arguments)
     progress = Progress(Console(stderr=True))
     wanted, reports = _wanted(options, progress), [Path(one) for one in options.report]
@@ -127,7 +129,7 @@ def _run(
     for line in acceptance.plan():
         progress.say(line)
     if not options.yes:
-        _make_sure(progress)
+        _make_sure(progress, "Nothing was made.")
     stop_on_signals(signals, service, progress)
     report = acceptance.go(versions_here(_jvm(spark), spark.version))
     are_written = [is_written(report, path, progress) for path in reports]
@@ -148,7 +150,7 @@ def remove_found(
     for one in leftovers.found:
         progress.say(f"  {one.name}: {one.words}")
     if not options.yes:
-        _make_sure(progress)
+        _make_sure(progress, "Nothing was removed.")
     all_gone = remove_leftovers(service, lake, namespace, leftovers.found, progress.say)
     return ALL_PASSED if all_gone else FAILED
 
@@ -197,12 +199,12 @@ def _refuse(progress: Progress, sentence: str) -> NoReturn:
     raise SystemExit(_NEVER_BEGAN)
 
 
-def _make_sure(progress: Progress) -> None:
+def _make_sure(progress: Progress, otherwise: str) -> None:
     if not sys.stdin.isatty():
-        _refuse(progress, "Nobody can be asked whether that is meant: say so with --yes. Nothing was done.")
+        _refuse(progress, f"Nobody can be asked whether that is meant: say so with --yes. {otherwise}")
     progress.say("Is that what you want? [y/N] ")
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        _refuse(progress, "Nothing was done.")
+        _refuse(progress, otherwise)
 
 
 def _outlive_the_terminal() -> Sequence[signal.Signals]:

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
-ALL_PASSED, FAILED, NOT_ALL_TRIED = 0, 1, 3
+ALL_PASSED, FAILED, NOT_ALL_TRIED, STOPPED = 0, 1, 3, 4
 """Exit codes. 2 is for what never began."""
 
 
@@ -50,12 +50,16 @@ class JobFigures:
 
 @dataclass
 class Step:
-    """said: what was seen, or why it was not tried. seconds: of the clock, from its begin to its end."""
+    """said: what was seen, or why it was not tried. seconds: of the clock, from its begin to its end.
+
+    by_design: it was not tried, and in no way could be with such a catalog or store.
+    """
 
     table: str
     name: str
     outcome: Outcome = Outcome.NOT_TRIED
     said: str = ""
+    by_design: bool = False
     seconds: float = 0.0
     problem: Problem | None = None
     jobs: list[JobFigures] = field(default_factory=list)
@@ -63,7 +67,10 @@ class Step:
 
 @dataclass
 class Report:
-    """Of one run. versions: of what took part. calls: requests to the service that the command made."""
+    """Of one run. versions: of what took part. calls: requests to the service that the command made.
+
+    stopped: by somebody, before all was tried.
+    """
 
     run: str
     started_at: str
@@ -76,18 +83,27 @@ class Report:
     steps: list[Step] = field(default_factory=list)
     seconds: float = 0.0
     calls: int = 0
+    stopped: bool = False
 
     @property
     def exit_code(self) -> int:
         counts = self._counts
-        if counts[Outcome.FAILED] or not counts[Outcome.PASSED]:
+        if counts[Outcome.FAILED]:
             return FAILED
-        return NOT_ALL_TRIED if counts[Outcome.NOT_TRIED] else ALL_PASSED
+        if self.stopped:
+            return STOPPED
+        if not counts[Outcome.PASSED]:
+            return FAILED
+        left = any(step.outcome is Outcome.NOT_TRIED and not step.by_design for step in self.steps)
+        return NOT_ALL_TRIED if left else ALL_PASSED
 
     @property
     def verdict(self) -> str:
         counts = self._counts
-        return ", ".join(f"{counts[one]} {one}" for one in Outcome)
+        said = ", ".join(f"{counts[one]} {one}" for one in Outcome)
+        if by_design := sum(step.by_design for step in self.steps):
+            said += f" ({by_design} by design)"
+        return f"stopped: {said}" if self.stopped else said
 
     @property
     def _counts(self) -> Counter[Outcome]:

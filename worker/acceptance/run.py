@@ -135,7 +135,7 @@ class Acceptance:
                     for trial in self.trials:
                         self._go_through(trial)
         except StoppedError:
-            pass
+            report.stopped = True
         finally:
             for trial in self.trials:
                 if all(step.table != trial.name for step in report.steps):
@@ -178,7 +178,7 @@ class Acceptance:
             step.said = "The run was stopped."
             raise
         except NotTriedError as error:
-            step.said = str(error)
+            step.said, step.by_design = str(error), error.by_design
         except Exception as error:  # of a catalog, a store or a library: each is what the run is to find
             step.outcome, step.problem = Outcome.FAILED, problem_of(error)
             self._rows_are_wrong = isinstance(error, WrongRowsError)

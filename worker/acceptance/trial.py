@@ -31,7 +31,11 @@ class WrongRowsError(WrongError):
 
 
 class NotTriedError(Exception):
-    """A step can't be tried here; the text says why."""
+    """A step can't be tried here; the text says why. by_design: nor could it with any such lake."""
+
+    def __init__(self, why: str, *, by_design: bool = False) -> None:
+        super().__init__(why)
+        self.by_design = by_design
 
 
 @dataclass

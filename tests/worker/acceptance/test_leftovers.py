@@ -91,6 +91,7 @@ def test_what_would_be_removed_is_told_and_nothing_is_without_a_yes(monkeypatch:
     monkeypatch.setattr("sys.stdin", MagicMock(isatty=lambda: False))
     with pytest.raises(SystemExit):
         main.remove_found(*given)
+    assert progress.said[-1].endswith("--yes. Nothing was removed.")
     assert f"  {OLD}_v2: a table with its files" in progress.said
     assert list(lake.tables) == [f"{OLD}_v2"]
     options.yes = True

@@ -76,6 +76,7 @@ def test_a_signal_amid_the_removal_does_not_end_it(name: str, signals: Sequence[
         "remove v2": Outcome.PASSED,
         "all is as before": Outcome.PASSED,
     }
+    assert report.stopped
     assert progress.said == [f"Stopping after {name}: what was made is removed. Wait for it."]
     assert [signal.getsignal(one) for one in signals] == [signal.SIG_DFL] * 3
 

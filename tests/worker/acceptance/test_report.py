@@ -35,6 +35,24 @@ def test_only_steps_that_all_passed_end_with_0(outcomes: tuple[Outcome, ...], co
     assert report(*outcomes).exit_code == code
 
 
+def test_what_no_such_store_allows_does_not_stand_in_the_way_of_an_acceptance() -> None:
+    told = report(Outcome.PASSED, Outcome.NOT_TRIED)
+    told.steps[1].by_design = True
+    assert (told.exit_code, told.verdict) == (0, "1 passed, 0 failed, 1 not tried (1 by design)")
+    assert json.loads(told.to_json())["accepted"]
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "code"), [((), 4), ((Outcome.PASSED, Outcome.NOT_TRIED), 4), ((Outcome.FAILED,), 1)]
+)
+def test_a_run_that_was_stopped_says_so(outcomes: tuple[Outcome, ...], code: int) -> None:
+    told = report(*outcomes)
+    told.stopped = True
+    assert told.exit_code == code
+    assert told.verdict.startswith("stopped: ")
+    assert json.loads(told.to_json())["stopped"]
+
+
 def test_both_forms_tell_what_failed_why_and_what_to_do(tmp_path: Path) -> None:
     told = report(Outcome.PASSED, Outcome.FAILED, Outcome.NOT_TRIED)
     told.versions = {"iceberg": "1.12.0"}
