@@ -33,7 +33,7 @@ def test_a_command_that_is_interrupted_removes_what_it_made(icestream: Icestream
             if "enrol it:" in line:
                 command.send_signal(signal.SIGINT)
     said = "".join(told)
-    assert command.returncode == 3, said
+    assert command.returncode == 4, said
     assert "Stopping after SIGINT" in said
     assert "The run was stopped." in said
     assert "remove v2: Enrolment, index, table and files are gone." in said
