@@ -175,6 +175,16 @@ class Lake:
             return None
         return mark
 
+    def state_of(self, identifier: Sequence[str]) -> tuple[str, str] | None:
+        """The UUID and the metadata file of a table; None for one that can't be opened."""
+        try:
+            table = self.load(identifier)
+            with told("read the metadata"):
+                current = table.operations().current()
+                return str(table.uuid().toString()), str(current.metadataFileLocation())
+        except LakeError:
+            return None
+
     def drop_table(self, identifier: Sequence[str], run: str, table_uuid: str | None = None) -> None:
         """With its files, or without them where the catalog refuses that. It is gone if this returns.
 

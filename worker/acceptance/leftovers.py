@@ -21,6 +21,11 @@ _UNDER_WAY = timedelta(hours=2)
 """A run that began later may not have ended."""
 
 
+def is_of_run(name: str) -> bool:
+    """Whether a run gives such a name to its tables."""
+    return _NAME.fullmatch(name) is not None
+
+
 @dataclass
 class Leftover:
     """name: of the table, which may be gone. enrolments: ids. place: of its files, if known."""

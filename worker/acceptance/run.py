@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -23,7 +23,7 @@ from icestream.errors import IcestreamError, NotFoundError, ProblemError
 from worker.acceptance import checks
 from worker.acceptance.checks import Check
 from worker.acceptance.lake import Lake, LakeError, NotOursError
-from worker.acceptance.leftovers import Leftover, find, remove, remove_namespace
+from worker.acceptance.leftovers import Leftover, find, is_of_run, remove, remove_namespace
 from worker.acceptance.report import Outcome, Problem, Report, Step
 from worker.acceptance.service import JobEndedError, Service, StoppedError
 from worker.acceptance.trial import NotTriedError, Trial, WrongError, WrongRowsError
@@ -33,6 +33,8 @@ from worker.table.catalogs import java_message
 
 ALL = "all"
 """The name, in the report, of what is about no single table."""
+_COMPARED = 100
+"""So many tables of others are opened before and after; of more, only the names are compared."""
 _BY_REGION, _PLAIN = ("order_id", "region"), ("order_id",)
 
 
@@ -62,6 +64,7 @@ class Acceptance:
     _namespace_was_there: bool = field(init=False)
     _has_made_namespace: bool = field(init=False, default=False)
     _tables_before: set[str] = field(init=False)
+    _states_before: dict[str, tuple[str, str] | None] = field(init=False)
     _redaction: Redaction = field(init=False)
     _rows_are_wrong: bool = field(init=False, default=False)
 
@@ -69,7 +72,9 @@ class Acceptance:
         """Looks at what is there. Raises LakeError and IcestreamError."""
         lake, wanted = self.lake, self.wanted
         self._namespace_was_there = lake.has_namespace(wanted.namespace)
-        self._tables_before = lake.table_names(wanted.namespace)
+        self._tables_before = {one for one in lake.table_names(wanted.namespace) if not is_of_run(one)}
+        compared = sorted(self._tables_before)[:_COMPARED]
+        self._states_before = {name: lake.state_of([*wanted.namespace, name]) for name in compared}
         self.leftovers = [one.name for one in find(self.service, lake, wanted.namespace).found]
         self.trials = [
             self._trial("v2", 2, _BY_REGION),
@@ -283,6 +288,7 @@ class Acceptance:
         tables = lake.table_names(wanted.namespace)
         if own := {trial.identifier[-1] for trial in self.trials} & tables:
             raise WrongError(f"{min(own)} is still in the catalog.")
+        others = self._others(tables)
         if self._has_made_namespace and not tables and lake.has_namespace(wanted.namespace):
             lake.drop_namespace(wanted.namespace)
         there = lake.has_namespace(wanted.namespace)
@@ -291,10 +297,33 @@ class Acceptance:
         enrolled = self.service.items("/tables", catalog=lake.name, namespace=".".join(wanted.namespace))
         if own := {one["identifier"][-1] for one in enrolled} & {t.identifier[-1] for t in self.trials}:
             raise WrongError(f"{min(own)} is still enrolled.")
-        others = counted(len(tables), "table")
         if there and self._has_made_namespace:
-            return f"The namespace has {others} of somebody else by now, so it stays."
-        return f"The namespace has {others}." if there else "The namespace is gone, as before."
+            return f"The namespace has {counted(len(tables), 'table')} of somebody else by now, so it stays."
+        return others if there else "The namespace is gone, as before."
+
+    def _others(self, tables: Collection[str]) -> str:
+        """What has become of tables that were there before; others may write to them meanwhile.
+
+        tables: of now. Raises WrongError for one that is gone or is another one.
+        """
+        namespace, changed = self.wanted.namespace, []
+        if gone := self._tables_before.difference(tables):
+            raise WrongError(f"{min(gone)} was there before and is gone. This run has not touched it.")
+        for name, before in self._states_before.items():
+            now = self.lake.state_of([*namespace, name])
+            if before is None or now == before:
+                continue
+            if now is None or now[0] != before[0]:
+                what = "can't be opened any more" if now is None else "is another table than before"
+                raise WrongError(f"{name} {what}. This run has not touched it.")
+            changed.append(name)
+        by_name = len(self._tables_before) - len(self._states_before)
+        said = f"The namespace has {counted(len(self._tables_before), 'table')} of others, as before."
+        if by_name:
+            said += f" {by_name} of them were compared by their names alone."
+        if changed:
+            said += f" Somebody else has committed to {', '.join(changed)} meanwhile."
+        return said
 
 
 def _checks_of(trial: Trial) -> Sequence[Check]:

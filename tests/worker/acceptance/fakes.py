@@ -17,6 +17,7 @@ class FakeTable:
     mark: str | None = None
     location: str = "s3://lake/t"
     is_alone: bool = True
+    metadata: str = "1.json"
 
 
 class FakeStorage:
@@ -70,6 +71,10 @@ class FakeLake:
     def clear(self, storage: FakeStorage, place: str) -> None:
         for one in self.files(storage, place):
             storage.delete(one)
+
+    def state_of(self, identifier: Sequence[str]) -> tuple[str, str] | None:
+        table = self.tables[identifier[-1]]
+        return table.uuid, table.metadata
 
     def mark_of_namespace(self, _: Sequence[str]) -> str | None:
         return self.namespace_mark

@@ -115,6 +115,37 @@ def test_a_namespace_goes_only_if_the_run_has_made_it_and_nobody_else_uses_it() 
     assert own.namespaces == set()
 
 
+def _commit(lake: FakeLake) -> None:
+    lake.tables["orders"].metadata = "2.json"
+
+
+def _put_another(lake: FakeLake) -> None:
+    lake.tables["orders"] = FakeTable("u8")
+
+
+@pytest.mark.parametrize(
+    ("happen", "outcome", "says"),
+    [
+        (lambda _: None, Outcome.PASSED, "1 table of others, as before"),
+        (_commit, Outcome.PASSED, "committed to orders"),
+        (_put_another, Outcome.FAILED, "orders is another table"),
+        (lambda lake: lake.tables.pop("orders"), Outcome.FAILED, "orders was there before and is gone"),
+    ],
+)
+def test_what_becomes_of_the_tables_of_others_is_told(
+    happen: Callable[[FakeLake], None], outcome: Outcome, says: str
+) -> None:
+    another_run = "a20260101_120000_1f2e3d_v2"
+    lake = FakeLake({"orders": FakeTable("u7"), another_run: FakeTable("u6", "a20260101_120000_1f2e3d")})
+    acceptance = acceptance_of(lake)
+    del lake.tables[another_run]  # which removes what it has made
+    happen(lake)
+    acceptance._remove_all()
+    step = acceptance.report.steps[-1]
+    assert (step.name, step.outcome) == ("all is as before", outcome)
+    assert says in (step.problem.detail if step.problem else step.said)
+
+
 @pytest.mark.parametrize(
     ("wanted", "there", "says"),
     [
