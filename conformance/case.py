@@ -18,10 +18,12 @@ TABLE = "table"
 
 @dataclass(frozen=True)
 class Expected:
-    """rows: what a reader must see. at: the snapshot that it reads; None for the current one."""
+    """rows: what a reader must see. at: the snapshot that it reads; None for the current one.
+    open_ids: of rows that it may see or not, since the spec leaves it open."""
 
     rows: Sequence[Row]
     at: int | None = None
+    open_ids: tuple[int, ...] = ()
 
 
 Build = Callable[[Table], "Expected | Sequence[Row]"]
@@ -31,7 +33,8 @@ Build = Callable[[Table], "Expected | Sequence[Row]"]
 class Case:
     """rule: what a reader must do. section: of the Iceberg spec, that says so.
 
-    is_defined: whether the spec says what is to be seen; otherwise the rows are one of several answers.
+    is_defined: whether the spec says what is to be seen; otherwise a reader may refuse the table, and see
+    some rows or not.
     """
 
     name: str
@@ -54,6 +57,7 @@ class Reading:
     is_current: bool
     fields: Sequence[Field]
     rows: Sequence[dict[str, Any]]
+    open_ids: Sequence[int]
 
     @property
     def name(self) -> str:
@@ -98,7 +102,9 @@ def write(case: Case, format_version: int, directory: Path, location: str) -> li
     is_current = snapshot_id == table.current
 
     def reading(state: str, metadata: str, at: int) -> Reading:
-        return Reading(case, format_version, state, metadata, at, is_current, table.schema, rows)
+        return Reading(
+            case, format_version, state, metadata, at, is_current, table.schema, rows, expected.open_ids
+        )
 
     readings = [reading(WRITTEN, written, snapshot_id)]
     if is_current and case.is_defined and convert(table, [row["id"] for row in expected.rows]):
@@ -113,6 +119,7 @@ def write(case: Case, format_version: int, directory: Path, location: str) -> li
         "section": case.section,
         "format-version": format_version,
         "is-defined": case.is_defined,
+        "open-ids": list(expected.open_ids),
         "schema": table.schemas[-1],
         "readings": {
             one.state: {"metadata": one.metadata, "snapshot-id": one.snapshot_id, "is-current": is_current}

@@ -1,4 +1,4 @@
-"""Parquet files of one row group, plain and uncompressed: what any reader reads, the same bytes on any day.
+"""Parquet files, plain and uncompressed: what any reader reads, the same bytes on any day.
 
 Arrow's and others' writers leave out that a column is a UUID, or which field it is, or change with versions.
 """
@@ -20,55 +20,71 @@ _MAGIC = b"PAR1"
 Thrift = list[tuple[int, int, Any]]
 
 
-def parquet_file(fields: Sequence[Field], rows: Sequence[Row], *, with_ids: bool = True) -> bytes:
-    """with_ids: whether columns have their field ids, as Iceberg's writers put them."""
+def parquet_file(
+    fields: Sequence[Field],
+    rows: Sequence[Row],
+    *,
+    with_ids: bool = True,
+    group_rows: int | None = None,
+    page_rows: int | None = None,
+) -> bytes:
+    """with_ids: whether columns have their field ids, as Iceberg's writers put them. group_rows, page_rows:
+    at most as many are in a row group, and in a page of it; None for all."""
     out = bytearray(_MAGIC)
-    chunks: list[Thrift] = []
-    for column in _columns(fields):
-        offset = len(out)
-        page = column.page(rows)
-        header: Thrift = [
-            (1, _I32, 0),
-            (2, _I32, len(page)),
-            (3, _I32, len(page)),
-            (5, _STRUCT, [(1, _I32, len(rows)), (2, _I32, _PLAIN), (3, _I32, _RLE), (4, _I32, _RLE)]),
-        ]
-        out += _thrift(header) + page
-        size = len(out) - offset
-        chunks.append(
-            [
-                (2, _I64, offset),
-                (
-                    3,
-                    _STRUCT,
-                    [
-                        (1, _I32, column.physical),
-                        (2, _LIST, (_I32, [_PLAIN, _RLE])),
-                        (3, _LIST, (_BINARY, [name.encode() for name in column.path])),
-                        (4, _I32, 0),
-                        (5, _I64, len(rows)),
-                        (6, _I64, size),
-                        (7, _I64, size),
-                        (9, _I64, offset),
-                    ],
-                ),
-            ]
-        )
+    groups: list[Thrift] = []
+    for group in _parts(rows, group_rows):
+        begin = len(out)
+        chunks = [_chunk(out, column, group, page_rows) for column in _columns(fields)]
+        groups.append([(1, _LIST, (_STRUCT, chunks)), (2, _I64, len(out) - begin), (3, _I64, len(group))])
     root: Thrift = [(4, _BINARY, b"table"), (5, _I32, len(fields))]
     elements = [root, *(element for one in fields for element in _elements(one, with_ids))]
-    groups: list[Thrift] = [
-        [(1, _LIST, (_STRUCT, chunks)), (2, _I64, len(out) - len(_MAGIC)), (3, _I64, len(rows))]
-    ]
     footer = _thrift(
         [
             (1, _I32, 1),
             (2, _LIST, (_STRUCT, elements)),
             (3, _I64, len(rows)),
-            (4, _LIST, (_STRUCT, groups if rows else [])),
+            (4, _LIST, (_STRUCT, groups)),
             (6, _BINARY, b"icestream conformance"),
         ]
     )
     return bytes(out) + footer + struct.pack("<i", len(footer)) + _MAGIC
+
+
+def _parts(rows: Sequence[Row], count: int | None) -> Iterator[Sequence[Row]]:
+    count = count or len(rows)
+    return (rows[at : at + count] for at in range(0, len(rows), count or 1))
+
+
+def _chunk(out: bytearray, column: _Column, rows: Sequence[Row], page_rows: int | None) -> Thrift:
+    """Appends the pages of a column, and returns what the footer says of them."""
+    offset = len(out)
+    for part in _parts(rows, page_rows):
+        page = column.page(part)
+        header: Thrift = [
+            (1, _I32, 0),
+            (2, _I32, len(page)),
+            (3, _I32, len(page)),
+            (5, _STRUCT, [(1, _I32, len(part)), (2, _I32, _PLAIN), (3, _I32, _RLE), (4, _I32, _RLE)]),
+        ]
+        out += _thrift(header) + page
+    size = len(out) - offset
+    return [
+        (2, _I64, offset),
+        (
+            3,
+            _STRUCT,
+            [
+                (1, _I32, column.physical),
+                (2, _LIST, (_I32, [_PLAIN, _RLE])),
+                (3, _LIST, (_BINARY, [name.encode() for name in column.path])),
+                (4, _I32, 0),
+                (5, _I64, len(rows)),
+                (6, _I64, size),
+                (7, _I64, size),
+                (9, _I64, offset),
+            ],
+        ),
+    ]
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,7 @@ class File:
     positions: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # of a delete file, by path
     blob: tuple[int, int] | None = None  # of a deletion vector: offset and length
     metrics: Mapping[str, Mapping[int, Any]] = field(default_factory=dict)
+    names_data_file: bool = True  # of deletes by position in one data file: whether the manifest says which
 
 
 @dataclass(frozen=True)
@@ -135,9 +136,9 @@ class Table:
             self.specs.append(spec)
             self.spec_id = len(self.specs) - 1
 
-    def upgrade(self) -> None:
-        """From version 2 to 3."""
-        self.format_version = 3
+    def upgrade(self, format_version: int) -> None:
+        """What is written from now on is of this version; older files stay as they are."""
+        self.format_version = format_version
 
     # Files that wait for their commit.
 
@@ -150,16 +151,25 @@ class Table:
         partition: Mapping[str, Any] | None = None,
         with_ids: bool = True,
         with_bounds: bool = True,
+        group_rows: int | None = None,
+        page_rows: int | None = None,
     ) -> File:
         """A data file of the current schema. columns: leaves out the others.
 
-        partition: by name; else the values of the first row, for identity transforms.
+        partition: by name; else the values of the first row, for identity transforms. group_rows, page_rows:
+        at most as many in a row group of Parquet, and in a page; None for all.
         """
         fields = [one for one in self.schema if columns is None or one["name"] in columns]
         spec_id = self.spec_id if spec_id is None else spec_id
         if partition is None:
             partition = self._partition_of(rows[0] if rows else {}, spec_id)
-        written = self._write(fields, rows, file_format, "data", with_ids=with_ids)
+        if file_format == "parquet":
+            content = parquet_file(
+                fields, rows, with_ids=with_ids, group_rows=group_rows, page_rows=page_rows
+            )
+            written = self._written(rows, file_format, "data", content)
+        else:
+            written = self._write(fields, rows, file_format, "data")
         metrics = _metrics(fields, rows) if with_bounds and with_ids else {}
         return replace(written, spec_id=spec_id, partition=partition, rows=rows, metrics=metrics)
 
@@ -193,15 +203,25 @@ class Table:
             metrics=_metrics(fields, rows) if with_bounds else {},
         )
 
-    def position_deletes(self, positions: Mapping[File, Sequence[int]], file_format: str = "parquet") -> File:
-        """A position delete file of data files of one partition."""
+    def position_deletes(
+        self,
+        positions: Mapping[File, Sequence[int]],
+        file_format: str = "parquet",
+        *,
+        names_data_file: bool = True,
+    ) -> File:
+        """A position delete file of data files of one partition. names_data_file: whether the manifest says
+        of which, if it is one."""
         of_path = {file.path: tuple(sorted(of)) for file, of in positions.items()}
         rows = [{"file_path": path, "pos": pos} for path, of in sorted(of_path.items()) for pos in of]
         first = next(iter(positions))
         written = self._write(_POSITION_FIELDS, rows, file_format, "position-deletes")
-        # Bounds of paths are never cut off, so that readers know a delete file of one data file.
         paths = [path.encode() for path in of_path]
-        metrics = {"lower_bounds": {_PATH: min(paths)}, "upper_bounds": {_PATH: max(paths)}}
+        low: bytes | None = min(paths)
+        high: bytes | None = max(paths)
+        if not names_data_file:  # else bounds of paths are not cut off, so that they tell the same
+            low, high = bounds("string", list(of_path))
+        metrics = {"lower_bounds": {_PATH: low}, "upper_bounds": {_PATH: high}}
         return replace(
             written,
             content=POSITION_DELETES,
@@ -209,6 +229,7 @@ class Table:
             partition=first.partition,
             positions=of_path,
             metrics=metrics,
+            names_data_file=names_data_file,
         )
 
     def vectors(self, positions: Mapping[File, Sequence[int]]) -> list[File]:
@@ -251,7 +272,7 @@ class Table:
         parent = self.refs.get(branch, {}).get("snapshot-id")
         if parent is None and branch != "main":
             parent = self.refs["main"]["snapshot-id"]
-        self.sequence += 1
+        self.sequence += self.format_version > 1
         number = len(self.snapshots) + 1
         snapshot_id = 1_000_000_000 + number
         first_row_id = self.next_row_id
@@ -277,7 +298,8 @@ class Table:
             manifests.append(self._write_manifest(spec_id, int(is_deletes), entries, snapshot_id))
         if self.format_version > 2:
             manifests = [self._with_row_ids(manifest) for manifest in manifests]
-        snapshot = self._snapshot(snapshot_id, parent, manifests, files, removed)
+        keeps_rows = data_sequence is not None
+        snapshot = self._snapshot(snapshot_id, parent, manifests, files, removed, keeps_rows=keeps_rows)
         if self.format_version > 2:
             snapshot |= {"first-row-id": first_row_id, "added-rows": self.next_row_id - first_row_id}
         self.snapshots.append(snapshot)
@@ -331,16 +353,17 @@ class Table:
         rows: Sequence[Row],
         file_format: str,
         what: str,
-        *,
-        with_ids: bool = True,
     ) -> File:
         if file_format == "parquet":
-            content = parquet_file(fields, rows, with_ids=with_ids)
+            content = parquet_file(fields, rows)
         elif file_format == "orc":
             content = orc_file(fields, rows)
         else:
             schema = json.dumps({"type": "struct", "fields": list(fields)})
             content = avro_data_file(fields, rows, schema)
+        return self._written(rows, file_format, what, content)
+
+    def _written(self, rows: Sequence[Row], file_format: str, what: str, content: bytes) -> File:
         path = self._put("data", what, file_format, content)
         return File(path, DATA, file_format, self.spec_id, {}, len(rows), len(content))
 
@@ -391,7 +414,7 @@ class Table:
             "content": ("data", "deletes")[content],
         }
         schema = _entry_schema(spec, self.format_version)
-        written = avro_file(schema, [_entry(one, spec, self.format_version) for one in entries], metadata)
+        written = avro_file(schema, [_entry(one, spec) for one in entries], metadata)
         path = self._put("metadata", "manifest", "avro", written)
         return Manifest(path, len(written), spec_id, content, self.sequence, snapshot_id, entries)
 
@@ -402,11 +425,13 @@ class Table:
         manifests: Sequence[Manifest],
         added: Sequence[File],
         removed: Sequence[File],
+        *,
+        keeps_rows: bool,
     ) -> dict[str, Any]:
         metadata = {
             "snapshot-id": str(snapshot_id),
             "parent-snapshot-id": "null" if parent is None else str(parent),
-            "sequence-number": str(self.sequence),
+            **({"sequence-number": str(self.sequence)} if self.format_version > 1 else {}),
             "format-version": str(self.format_version),
         }
         records = [_manifest_file(one, self.specs[one.spec_id], self.format_version) for one in manifests]
@@ -414,13 +439,11 @@ class Table:
             "metadata", "snapshot", "avro", avro_file(_manifest_list(self.format_version), records, metadata)
         )
         only_data = all(file.content == DATA for file in added) and not removed
-        operation = "append" if only_data else "overwrite"
-        if removed and all(file.content == DATA for file in (*added, *removed)):
-            operation = "replace"
+        operation = "replace" if keeps_rows else "append" if only_data else "overwrite"
         return {
             "snapshot-id": snapshot_id,
             **({"parent-snapshot-id": parent} if parent is not None else {}),
-            "sequence-number": self.sequence,
+            **({"sequence-number": self.sequence} if self.format_version > 1 else {}),
             "timestamp-ms": _FIRST_MILLIS + 60_000 * len(self.snapshots),
             "manifest-list": path,
             "summary": {"operation": operation, **_totals(manifests)},
@@ -547,19 +570,22 @@ def _entry_schema(spec: Sequence[PartitionField], format_version: int) -> dict[s
         "name": "r102",
         "fields": [_optional(one.name, avro_type(one.kind, one.field_id), one.field_id) for one in spec],
     }
+    equality_ids = {"type": "array", "items": "int", "element-id": 136}
+    sequences = [_optional("sequence_number", "long", 3), _optional("file_sequence_number", "long", 4)]
     of_vectors = [_optional("content_offset", "long", 144), _optional("content_size_in_bytes", "long", 145)]
     fields = [
-        _required("content", "int", 134),
+        *([_required("content", "int", 134)] if format_version > 1 else []),
         _required("file_path", "string", 100),
         _required("file_format", "string", 101),
         _required("partition", partition, 102),
         _required("record_count", "long", 103),
         _required("file_size_in_bytes", "long", 104),
+        *([_required("block_size_in_bytes", "long", 105)] if format_version == 1 else []),
         *(_optional(name, kind, field_id) for name, field_id, kind in _METRICS),
-        _optional("equality_ids", {"type": "array", "items": "int", "element-id": 136}, 135),
+        *([_optional("equality_ids", equality_ids, 135)] if format_version > 1 else []),
         _optional("sort_order_id", "int", 140),
         *([_optional("first_row_id", "long", 142)] if format_version > 2 else []),
-        _optional("referenced_data_file", "string", 143),
+        *([_optional("referenced_data_file", "string", 143)] if format_version > 1 else []),
         *(of_vectors if format_version > 2 else []),
     ]
     return {
@@ -567,19 +593,18 @@ def _entry_schema(spec: Sequence[PartitionField], format_version: int) -> dict[s
         "name": "manifest_entry",
         "fields": [
             _required("status", "int", 0),
-            _optional("snapshot_id", "long", 1),
-            _optional("sequence_number", "long", 3),
-            _optional("file_sequence_number", "long", 4),
+            (_optional if format_version > 1 else _required)("snapshot_id", "long", 1),
+            *(sequences if format_version > 1 else []),
             _required("data_file", {"type": "record", "name": "r2", "fields": fields}, 2),
         ],
     }
 
 
-def _entry(entry: Entry, spec: Sequence[PartitionField], format_version: int) -> dict[str, Any]:
+def _entry(entry: Entry, spec: Sequence[PartitionField]) -> dict[str, Any]:
     """Sequence numbers of files that the commit adds are inherited, unless they are older."""
     file = entry.file
     inherits = entry.status == _ADDED and entry.data_sequence == entry.file_sequence
-    is_of_one = file.content == POSITION_DELETES and len(file.positions) == 1
+    is_of_one = file.content == POSITION_DELETES and len(file.positions) == 1 and file.names_data_file
     of_vectors = dict(
         zip(("content_offset", "content_size_in_bytes"), file.blob or (None, None), strict=True)
     )
@@ -590,6 +615,7 @@ def _entry(entry: Entry, spec: Sequence[PartitionField], format_version: int) ->
         "partition": {one.name: avro_value(one.kind, file.partition.get(one.name)) for one in spec},
         "record_count": file.record_count,
         "file_size_in_bytes": file.size,
+        "block_size_in_bytes": 64 * 1024**2,  # of version 1, where it has no meaning any more
         **{
             name: [{"key": key, "value": value} for key, value in file.metrics[name].items()]
             if file.metrics.get(name)
@@ -602,10 +628,7 @@ def _entry(entry: Entry, spec: Sequence[PartitionField], format_version: int) ->
         "referenced_data_file": next(iter(file.positions)) if is_of_one else None,
         **of_vectors,
     }
-    if format_version < 3:
-        for name in ("first_row_id", *of_vectors):
-            data_file.pop(name)
-    return {
+    return {  # of which a schema takes what its version has
         "status": entry.status,
         "snapshot_id": entry.snapshot_id,
         "sequence_number": None if inherits else entry.data_sequence,
@@ -630,6 +653,11 @@ def _manifest_list(format_version: int) -> dict[str, Any]:
         for what, kind, first in (("files", "int", 504), ("rows", "long", 512))
         for at, status in enumerate(("added", "existing", "deleted"))
     ]
+    of_deletes = [
+        _required("content", "int", 517),
+        _required("sequence_number", "long", 515),
+        _required("min_sequence_number", "long", 516),
+    ]
     return {
         "type": "record",
         "name": "manifest_file",
@@ -637,9 +665,7 @@ def _manifest_list(format_version: int) -> dict[str, Any]:
             _required("manifest_path", "string", 500),
             _required("manifest_length", "long", 501),
             _required("partition_spec_id", "int", 502),
-            _required("content", "int", 517),
-            _required("sequence_number", "long", 515),
-            _required("min_sequence_number", "long", 516),
+            *(of_deletes if format_version > 1 else []),
             _required("added_snapshot_id", "long", 503),
             *counts,
             _optional("partitions", {"type": "array", "items": summary, "element-id": 508}, 507),

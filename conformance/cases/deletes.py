@@ -86,6 +86,44 @@ def removed_deletes_do_not_count(t: Table) -> list[Row]:
     return [row(0, 1), row(1, 2)]
 
 
+@case("Sequence Number Inheritance")
+def a_table_of_version_1_was_upgraded(t: Table) -> list[Row]:
+    """Manifests of version 1 have no sequence numbers: their data files have 0, and are older than all
+    deletes."""
+    version = t.format_version
+    t.upgrade(1)
+    keyed(t)
+    t.commit(t.data(*rows([1, 2, 3])))
+    t.upgrade(version)
+    t.commit(t.equality(key(2), by=["k"]))
+    t.commit(t.data(row(10, 2)))
+    return [row(0, 1), row(2, 3), row(10, 2)]
+
+
+@case("Manifest Entry Fields")
+def kept_deletes_keep_their_age(t: Table) -> list[Row]:
+    """A manifest of deletes that is written again, as one of them was removed: the others are EXISTING, with
+    the sequence number of their own commit, and not with that of the manifest."""
+    keyed(t)
+    t.commit(t.data(*rows([1, 2, 3])))
+    removed, kept = t.equality(key(1), by=["k"]), t.equality(key(2), by=["k"])
+    t.commit(removed, kept)
+    t.commit(t.data(row(10, 2)))
+    t.commit(removed=[removed])
+    return [row(0, 1), row(2, 3), row(10, 2)]
+
+
+@case("Manifest Entry Fields")
+def kept_data_keeps_its_age(t: Table) -> list[Row]:
+    """The same of a manifest of data files: those that stay are still older than the deletes."""
+    keyed(t)
+    removed, kept = t.data(*rows([5, 6])), t.data(*rows([1, 2], 10))
+    t.commit(removed, kept)
+    t.commit(t.equality(key(1), by=["k"]))
+    t.commit(removed=[removed])
+    return [row(11, 2)]
+
+
 @case("Equality Delete Files")
 def every_row_of_a_key_goes(t: Table) -> list[Row]:
     """Keys are not unique: a delete takes every row of its key, in one file and in several."""
@@ -247,16 +285,40 @@ def two_position_delete_files_of_one_data_file(t: Table) -> list[Row]:
     return [row(1, 2)]
 
 
+@case("Position Delete Files", versions=(2,))
+def position_deletes_of_an_unnamed_file(t: Table) -> list[Row]:
+    """`referenced_data_file` and exact bounds of paths are optional: only the file itself says which data
+    files it is of."""
+    keyed(t)
+    data, other = t.data(*rows([1, 2, 3])), t.data(*rows([1, 2, 3], 10))
+    t.commit(data, other)
+    t.commit(t.position_deletes({data: [0]}, names_data_file=False))
+    t.commit(t.equality(key(3), by=["k"]))
+    return [row(1, 2), row(10, 1), row(11, 2)]
+
+
+@case(versions=(2,))
+def a_data_file_that_came_back(t: Table) -> list[Row]:
+    """A data file that was removed and added again is newer than its deletes by position."""
+    keyed(t)
+    data = t.data(*rows([1, 2, 3]))
+    t.commit(data)
+    t.commit(t.position_deletes({data: [0]}))
+    t.commit(removed=[data])
+    t.commit(data)
+    return rows([1, 2, 3])
+
+
 @case("Deletion Vectors", versions=(3,))
 def a_vector_replaces_position_deletes(t: Table) -> list[Row]:
     """Of a table that was upgraded from version 2: once a data file has a deletion vector, which holds what
     its position delete files held, readers leave those alone; other data files keep theirs."""
-    t.format_version = 2
+    t.upgrade(2)
     keyed(t)
     data, other = t.data(*rows([1, 2, 3])), t.data(*rows([1, 2, 3], 10))
     t.commit(data, other)
     t.commit(t.position_deletes({data: [0], other: [1]}))
-    t.upgrade()
+    t.upgrade(3)
     t.commit(*t.vectors({data: [0, 1]}))
     t.commit(t.equality(key(3), by=["k"]))
     return [row(10, 1)]

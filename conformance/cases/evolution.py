@@ -72,7 +72,7 @@ def two_columns_exchanged_their_names(t: Table) -> list[Row]:
     return [{"id": 1, "b": 2, "a": 1}, {"id": 10, "b": 1, "a": 2}]
 
 
-@case("Column Projection")
+@case("Equality Delete Files")
 def a_dropped_key_column(t: Table) -> list[Row]:
     """Deletes of a column that the table has no more still apply, also where it isn't shown."""
     t.set_schema(field(1, "id", "long"), field(2, "k", "int"), field(3, "v", "string"))
@@ -96,7 +96,7 @@ def a_column_of_the_same_name_as_a_dropped_one(t: Table) -> list[Row]:
     return [row(1, None), row(10, 1)]
 
 
-@case("Column Projection")
+@case("Equality Delete Files")
 def a_column_that_older_data_lacks(t: Table) -> list[Row]:
     """Where a data file has no such column, its value is null: a delete of null takes those rows."""
     t.set_schema(field(1, "id", "long"))
@@ -107,7 +107,7 @@ def a_column_that_older_data_lacks(t: Table) -> list[Row]:
     return [row(1, None), row(3, 5)]
 
 
-@case("Column Projection")
+@case("Equality Delete Files")
 def every_row_of_older_data_is_null(t: Table) -> list[Row]:
     """The same with the new column alone as the key."""
     t.set_schema(field(1, "id", "long"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from uuid import UUID
 
-from conformance.case import Case, Cases
+from conformance.case import Case, Cases, Expected
 from conformance.cases.rows import key, keyed, row, rows
 from conformance.table import Table
 from conformance.types import Row, field
@@ -61,15 +61,28 @@ def bounds_that_were_cut_off(t: Table) -> list[Row]:
     return [row(0, start + "b")]
 
 
-@case("Data File Fields")
-def bounds_of_uuids_on_both_sides_of_the_sign(t: Table) -> list[Row]:
-    """UUIDs are ordered by their bytes, unsigned: who compares them as signed numbers takes the bounds of
-    this delete file for those of other rows."""
+@case("Data File Fields", is_defined=False)
+def bounds_of_uuids_on_both_sides_of_the_sign(t: Table) -> Expected:
+    """The spec does not settle how UUIDs are ordered in bounds. Here they are by their bytes, unsigned: who
+    compares them as signed numbers finds bounds that hold nothing, and may miss the delete of the first row
+    (which is why tables should have no such bounds, or readers not use them)."""
     keyed(t, "uuid")
     low, high = UUID("70000000-0000-4000-8000-000000000000"), UUID("90000000-0000-4000-8000-000000000000")
     t.commit(t.data(*rows([low, high])))
     t.commit(t.equality(key(low), by=["k"]))
-    return [row(1, high)]
+    return Expected([row(1, high)], open_ids=(0,))
+
+
+@case("Position Delete Files")
+def several_row_groups_and_pages(t: Table) -> list[Row]:
+    """Positions are counted through a data file, over all its row groups and pages."""
+    keyed(t)
+    data = t.data(*rows([i % 7 or None for i in range(40)]), group_rows=12, page_rows=5)
+    t.commit(data)
+    t.commit(*t.deleted_positions({data: [0, 4, 5, 11, 12, 24, 30, 39]}))
+    t.commit(t.equality(key(3), key(None), by=["k"]))
+    gone = {0, 4, 5, 11, 12, 24, 30, 39}
+    return [row(i, i % 7) for i in range(40) if i not in gone and i % 7 not in (0, 3)]
 
 
 @case("Data File Fields")
