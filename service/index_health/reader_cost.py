@@ -18,6 +18,9 @@ def store_reader_cost(health: TableHealth, found: Measurement, target_file_bytes
     before = shapes.get("now")
     if before is not None and _is_less(now, shape_of(before)):
         shapes["before"] = before
+    reported = shapes.get("reported")
+    if reported is not None and (not reported or now.data_files < reported["data_files"]):
+        shapes["reported"] = now.as_json()
     shapes["now"] = now.as_json()
     shapes.setdefault("enrolled", now.as_json())
     health.reader_shapes = shapes
@@ -67,7 +70,7 @@ def _read_cost(health: TableHealth, reader: Reader, read: Read) -> ReadCost:
     def seconds(shape: Shape) -> float:
         return model().seconds(shape, reader, read)
 
-    shapes = {name: shape_of(stored) for name, stored in health.reader_shapes.items()}
+    shapes = {name: shape_of(stored) for name, stored in health.reader_shapes.items() if name != "reported"}
     fresh = {name: seconds(fresh_shape(health, shape)) for name, shape in shapes.items()}
     overhead = {name: seconds(shape) - fresh[name] for name, shape in shapes.items()}
     return ReadCost(

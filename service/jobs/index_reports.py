@@ -62,6 +62,7 @@ def apply_report(
         row.convertible_deletes = row.convertible_bytes = 0
     row.small_data_files, row.deleted_data_files = report.small_data_files, report.deleted_data_files
     row.small_delete_files = report.small_delete_files
+    row.reader_shapes = {**row.reader_shapes, "reported": {}}
     row.partitions = report.partitions if report.partitions is not None else row.partitions
     row.unindexed_data_files = uncovered_files(report)
     if report.iceberg_snapshot_id is not None:

@@ -112,7 +112,8 @@ class TableHealth(SQLModel, table=True):
     """When a snapshot was found to be gone that no job had let expire."""
     reader_shapes: dict[str, dict[str, int]] = Field(default_factory=dict, sa_type=Json)
     """What a reader has to do with (service.reader_cost.Shape): `now`, when the table was first looked at
-    (`enrolled`), and just before there were last fewer files of a kind (`before`)."""
+    (`enrolled`), just before there were last fewer files of a kind (`before`), and just after the last report
+    (`reported`; empty until a look)."""
     partitions: int | None = None
     """With data files: 0 of a table without partitions, else as last reported; None before a report."""
     target_file_bytes: int = Field(default=TARGET_FILE_BYTES, sa_type=BigInteger)

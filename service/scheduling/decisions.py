@@ -132,6 +132,8 @@ class TableState:
     """What a reader of the branch has to do with; None before the first look."""
     fresh: Shape | None = None
     """As if the table had just been rewritten."""
+    grown_files: int = 0
+    """Data files and vectors more than at the first look after the last report."""
 
     @property
     def kinds(self) -> tuple[JobKind, ...]:
@@ -147,9 +149,12 @@ def weighing(state: TableState, policy: EffectivePolicy) -> Weighing | None:
     # What can't be converted no job takes from readers.
     pending = state.convertible
     shape = replace(state.shape, equality_delete_files=pending.files, equality_deletes=pending.rows)
+    # Before the first rewriting, reports may not have counted what one would take.
+    counted_files = state.small_data_files + state.deleted_data_files + state.grown_files
     readers = Readers(
         shape,
         state.fresh,
+        counted_files if rewrite is not None else None,
         state.oldest_convertible_at,
         (rewrite.committed_at if rewrite is not None else None) or state.enrolled_at,
         convert.seconds if convert is not None else None,
@@ -473,18 +478,19 @@ def _decide_rewriting(
     if refusal is not None:
         return refusal
     worthwhile = _worthwhile(kind, weighed, now)
+    paid = f" {weighed.words(now)}" if weighed is not None else ""
     if nothing is not None and worthwhile is None:
-        figures = f" {weighed.words(now)}" if weighed is not None else ""
-        return Decision(kind, Action.WAIT, "nothing-small", nothing + figures)
+        return Decision(kind, Action.WAIT, "nothing-small", nothing + paid)
     due, last = _fired(policy_of_kind.cron, state, policy, kind, now), state.last.get(kind)
     figures = ", ".join(one.words for one in triggers)
     if kind is not JobKind.REWRITE_MANIFESTS and last is not None and last.idle and due is None:
         told = f"The last job could rewrite none of them ({figures}): the next one waits for another number."
-        return Decision(kind, Action.WAIT, "none-rewritable", told)
+        return Decision(kind, Action.WAIT, "none-rewritable", told + paid)
     backoff = _backoff(kind, state, policy, now)
     if backoff is not None:
         return backoff
-    found = worthwhile or _reached_or_due(kind, triggers, figures, due)
+    found = _reached_or_due(kind, triggers, figures, due)
+    found = worthwhile or replace(found, sentence=found.sentence + paid)
     return _not_too_soon(found, state, policy_of_kind.min_interval_seconds, now)
 
 

@@ -151,20 +151,15 @@ def _after(state: TableState, policy: EffectivePolicy, kind: JobKind, at: dateti
         case JobKind.INDEX:
             return replace(state, new=Volume(), has_index=True)
         case JobKind.CONVERT:
-            left = state.pending_delete_files - state.convertible.files
             weighed = weighing(state, policy)
             shape = weighed.readers.converted if weighed is not None else state.shape
-            return replace(
-                state,
-                pending_delete_files=left,
-                convertible=Volume(),
-                oldest_convertible_at=None,
-                shape=shape,
-            )
+            return replace(_converted(state), shape=shape)
         case JobKind.PUBLISH:
             return replace(state, staged=StagedState())
         case JobKind.REWRITE_DATA_FILES:
-            return replace(state, small_data_files=0, deleted_data_files=0, shape=state.fresh)
+            return replace(
+                _converted(state), small_data_files=0, deleted_data_files=0, grown_files=0, shape=state.fresh
+            )
         case JobKind.REWRITE_POSITION_DELETE_FILES:
             return replace(state, small_delete_files=0)
         case JobKind.REWRITE_MANIFESTS:
@@ -175,6 +170,12 @@ def _after(state: TableState, policy: EffectivePolicy, kind: JobKind, at: dateti
             return replace(state, sorted_runs=min(state.sorted_runs, 1), dead_ratio=0.0, dead_bytes=0)
         case _:
             return replace(state, unverified=Volume())
+
+
+def _converted(state: TableState) -> TableState:
+    """Without what is pending and can be converted, as a rewriting leaves it too."""
+    left = state.pending_delete_files - state.convertible.files
+    return replace(state, pending_delete_files=left, convertible=Volume(), oldest_convertible_at=None)
 
 
 def _queued(

@@ -43,9 +43,7 @@ def table_state(
     }
     ended = select(Job.kind).where(Job.table_id == table.id, col(Job.ended_at).is_not(None)).distinct()
     kinds = set(session.exec(ended))
-    last = {
-        kind: _last_job(session, health, kind, policy.digest) for kind in SCHEDULED if kind.value in kinds
-    }
+    last = {kind: _last_job(session, health, kind, policy) for kind in SCHEDULED if kind.value in kinds}
     now_stored = health.reader_shapes.get("now")
     shape = shape_of(now_stored) if now_stored is not None else None
     return TableState(
@@ -83,7 +81,16 @@ def table_state(
         last={kind: job for kind, job in last.items() if job is not None},
         shape=shape,
         fresh=fresh_shape(health, shape) if shape is not None else None,
+        grown_files=_grown_files(health),
     )
+
+
+def _grown_files(health: TableHealth) -> int:
+    """Data files that a rewriting may take besides those of the last report: new, or with new vectors."""
+    now, reported = health.reader_shapes.get("now"), health.reader_shapes.get("reported")
+    if not now or not reported:
+        return 0
+    return sum(max(now[name] - reported[name], 0) for name in ("data_files", "vectors"))
 
 
 def _staged(health: TableHealth) -> StagedState:
@@ -100,7 +107,9 @@ def _staged(health: TableHealth) -> StagedState:
     )
 
 
-def _last_job(session: Session, health: TableHealth, kind: JobKind, policy_digest: str) -> LastJob | None:
+def _last_job(
+    session: Session, health: TableHealth, kind: JobKind, policy: EffectivePolicy
+) -> LastJob | None:
     ended = session.exec(
         select(Job)
         .where(
@@ -115,8 +124,8 @@ def _last_job(session: Session, health: TableHealth, kind: JobKind, policy_diges
     if not ended or ended[0].ended_at is None:
         return None
     since_success = list(takewhile(lambda job: job.status == JobStatus.FAILED.value, ended))
-    failed = [job for job in since_success if job.trigger != REQUEST and job.policy_digest == policy_digest]
-    idle = takewhile(lambda job: _is_idle(job, health, policy_digest), ended)
+    failed = [job for job in since_success if job.trigger != REQUEST and job.policy_digest == policy.digest]
+    idle = takewhile(lambda job: _is_idle(job, health, policy), ended)
     took = [
         (job.ended_at - job.started_at).total_seconds()
         for job in ended
@@ -144,7 +153,7 @@ def _has_committed(job: Job) -> bool:
     return isinstance(commits, int) and commits > 0
 
 
-def _is_idle(job: Job, health: TableHealth, policy_digest: str) -> bool:
+def _is_idle(job: Job, health: TableHealth, policy: EffectivePolicy) -> bool:
     """Whether a job found nothing to do in the table as it still is."""
     result = job.result or {}
     if job.status != JobStatus.SUCCEEDED.value:
@@ -161,8 +170,12 @@ def _is_idle(job: Job, health: TableHealth, policy_digest: str) -> bool:
     if counted is not None:
         # Some of these can't be written anew, and not every count knows which: as long as it is the same, and
         # nobody asks for others, there is nothing else to find, whatever is committed.
-        is_same = job.seen_rewritable == counted and job.policy_digest == policy_digest
+        is_same = job.seen_rewritable == counted and job.policy_digest == policy.digest
         if not is_same or job.trigger == REQUEST:
+            return False
+        # Of a table that nobody deletes from, no job counts what comes.
+        is_data = job.kind == JobKind.REWRITE_DATA_FILES.value and policy.convert.when == "worthwhile"
+        if is_data and _grown_files(health) >= policy.rewrite_data_files.min_input_files:
             return False
     elif job.seen_snapshot_id != health.iceberg_snapshot_id:
         return False

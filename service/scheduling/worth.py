@@ -32,6 +32,8 @@ class Readers:
     shape: Shape
     fresh: Shape
     """As if it had just been rewritten."""
+    rewritable: int | None
+    """So many data files at most a rewriting takes; None for all."""
     pending_since: datetime | None
     """When the oldest delete came that can be converted."""
     rewritten_at: datetime
@@ -50,6 +52,15 @@ class Readers:
             equality_deletes=0,
             vectors=min(shape.vectors + shape.equality_deletes, max(shape.data_files, shape.vectors)),
         )
+
+    @property
+    def rewritten(self) -> Shape:
+        """With what is pending converted, and only those data files written anew that a rewriting takes."""
+        if self.rewritable is None:
+            return self.fresh
+        files = max(self.shape.data_files - self.rewritable, self.fresh.data_files)
+        vectors = min(max(self.converted.vectors - self.rewritable, 0), files)
+        return replace(self.fresh, data_files=files, vectors=vectors)
 
 
 @dataclass(frozen=True)
@@ -92,7 +103,7 @@ class Weighing:
     @property
     def saved_by_rewriting(self) -> float:
         """Of each read, beyond what a conversion would save."""
-        return self.overhead - max(self.saved_by_conversion, 0.0)
+        return self._saved(self.readers.rewritten, self.reader) - max(self.saved_by_conversion, 0.0)
 
     @property
     def convert_seconds(self) -> float:

@@ -6,7 +6,12 @@ from typing import Any
 import pytest
 from sqlmodel import col, select
 
-from service.records.jobs import Job
+from service.policies.service import effective_policy
+from service.records.health import TableHealth
+from service.records.jobs import Job, JobKind
+from service.records.tables import EnrolledTable
+from service.scheduling import worth
+from service.scheduling.state import table_state
 from tests.service.conftest import ON_BOTH, Running, alike_on_both
 from tests.service.iceberg_tables import IcebergCatalog
 
@@ -188,3 +193,60 @@ def test_a_rewriting_that_is_asked_for_at_a_later_time_stops_no_conversion(
     service.admin.post(f"/jobs/{asked.json()['id']}/cancel").raise_for_status()
     assert service.admin.post(f"/tables/{table}/jobs", json=body).is_success
     assert decision(service, table)["code"] == "rewriting"
+
+
+def test_a_rewriting_is_tried_again_once_so_many_files_have_come_as_it_takes(
+    service: Running, iceberg: IcebergCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No job counts them, of a table that nobody deletes from."""
+    monkeypatch.setattr(worth, "LEAST_SECONDS", 0.0)  # this table is small
+    service.register(iceberg)
+    settings = {
+        "convert": {"when": "worthwhile", "reads_per_day": 0},
+        "rewrite_data_files": {"enabled": True, "min_interval_seconds": 0, "min_input_files": 5},
+        "index": {"enabled": False},
+    }
+    assert service.admin.post("/policies", json={"name": "thrifty", "settings": settings}).status_code == 201
+    table, worker = str(service.enroll(policy="thrifty")["id"]), service.start_worker()
+
+    def decided() -> str:
+        service.poll(table)
+        found = service.admin.get(f"/tables/{table}/health").json()["decisions"]["rewrite_data_files"]
+        return str(found["code"])
+
+    def committed_at() -> datetime | None:
+        with service.database.write() as session:
+            row, health = session.get_one(EnrolledTable, table), session.get_one(TableHealth, table)
+            state = table_state(session, row, health, effective_policy(session, row), datetime.now(UTC))
+            return state.last[JobKind.REWRITE_DATA_FILES].committed_at
+
+    def ends(rewritten: int) -> None:
+        report = {
+            "iceberg_snapshot_id": iceberg.head("db.t"),
+            "key_sets": [],
+            "pending_equality_delete_files": 0,
+            "pending_equality_deletes": 0,
+        }
+        result = {"commits": int(rewritten > 0), "data_files": {"data_files_rewritten": rewritten}}
+        run(service, worker, result=result, health=report)
+
+    for number in range(3):
+        iceberg.append("db.t", [10 + number])
+    assert decided() == "read-cost"
+    ends(0)
+    assert committed_at() is None, "it has found nothing"
+    assert decided() == "nothing-small"
+    for number in range(4):
+        iceberg.append("db.t", [20 + number])
+    assert decided() == "none-rewritable"
+    iceberg.append("db.t", [30])
+    assert decided() == "read-cost"
+    ends(5)
+    at = committed_at()
+    assert at is not None
+    assert decided() == "nothing-small"
+    for number in range(5):
+        iceberg.append("db.t", [40 + number])
+    assert decided() == "read-cost"
+    ends(0)
+    assert committed_at() == at

@@ -12,6 +12,7 @@ from service.reader_cost import HEADLINE, CostModel, Shape, model
 from service.records.jobs import JobKind
 from service.scheduling import worth
 from service.scheduling.decisions import Action, LastJob, TableState, deadlines, decide_kind, weighing
+from service.scheduling.preview import _repeats
 from tests.service.test_scheduler import IDLE, NOW, POLICY, decision
 
 # Of a fit like any other: what is decided here is not to change with the next one.
@@ -59,6 +60,7 @@ def pending(shape: Shape, age_seconds: float = 10, rewriting: LastJob | None = N
         pending_delete_files=shape.equality_delete_files,
         convertible=Volume(shape.equality_delete_files, shape.equality_deletes, 1000),
         oldest_convertible_at=NOW - timedelta(seconds=age_seconds) if shape.equality_delete_files else None,
+        small_data_files=shape.data_files - FRESH.data_files,
         enrolled_at=NOW - timedelta(seconds=age_seconds),
         shape=shape,
         fresh=FRESH,
@@ -196,6 +198,26 @@ def test_a_small_table_waits_until_its_readers_have_paid_whatever_the_ratio() ->
 
 
 @pytest.mark.usefixtures("fixed_model")
+def test_a_rewriting_is_credited_only_with_the_files_that_it_takes() -> None:
+    policy = worthwhile(reads_per_day=0)
+    large = replace(FRESH, data_files=200, vectors=190)
+    last = LastJob(NOW - timedelta(hours=1), committed_at=NOW - timedelta(hours=1), seconds=4.0)
+    kept = replace(pending(large, rewriting=last), small_data_files=0)
+    assert decision(kept, REWRITE, policy).code == "nothing-small", "it would leave all as they are"
+    for few in (replace(kept, small_data_files=9), replace(kept, grown_files=9)):
+        assert decision(few, REWRITE, policy).action is Action.WAIT
+    for many in (replace(kept, small_data_files=90), replace(kept, grown_files=90)):
+        assert decision(many, REWRITE, policy).code == "read-cost"
+    assert decision(replace(kept, last={}), REWRITE, policy).code == "read-cost", "none has run that looked"
+
+
+@pytest.mark.usefixtures("fixed_model")
+def test_a_preview_supposes_that_a_rewriting_has_converted_what_was_pending() -> None:
+    policy, state = worthwhile(reads_per_day=10**6), pending(SMALL)
+    assert list(_repeats(REWRITE, state, policy, [], NOW, NOW + timedelta(days=1))) == []
+
+
+@pytest.mark.usefixtures("fixed_model")
 def test_readers_pay_since_the_last_rewriting_that_did_something() -> None:
     shape = replace(FRESH, data_files=20)
     ended = NOW - timedelta(seconds=99)
@@ -217,6 +239,13 @@ class Stream:
     shape: Shape = FRESH
     pending_since: datetime | None = None
     last: dict[JobKind, LastJob] = field(default_factory=dict)
+    counted: int = 0
+    """Small data files, as the last job that succeeded saw them when it began."""
+    reported_files: int = PARTITIONS
+    """Data files at the look after it."""
+    fails_each: int = 0
+    """Each such job fails; 0 for none."""
+    ended: int = 0
     rewritten_vectors: list[int] = field(default_factory=list)
     ratio_seconds: float = 0
     """How many times as much a read costs as it would of a fresh table, over time."""
@@ -265,6 +294,8 @@ class Stream:
             pending_delete_files=shape.equality_delete_files,
             convertible=Volume(shape.equality_delete_files, shape.equality_deletes, 0),
             oldest_convertible_at=self.pending_since,
+            small_data_files=self.counted,
+            grown_files=shape.data_files - self.reported_files,
             enrolled_at=NOW,
             shape=shape,
             fresh=self._fresh(),
@@ -283,13 +314,21 @@ class Stream:
         return 1.5 + 0.003 * self._vectors(self.shape) + 1e-6 * self.shape.rows * (kind is REWRITE)
 
     def _end(self, kind: JobKind, began: Shape, at: datetime) -> None:
-        """What came while the job ran stays as it is."""
+        """What came while the job ran stays as it is; a job that fails leaves all as it is."""
+        self.ended += 1
+        if self.fails_each and self.ended % self.fails_each == 0:
+            last = self.last.get(kind) or LastJob(at)
+            failed = replace(last, ended_at=at, failed=1, failed_at=at - timedelta(seconds=550))
+            self.last = {**self.last, kind: failed}
+            return
+        small = began.data_files - PARTITIONS
+        takes = small >= PARTITIONS * self.policy.rewrite_data_files.min_input_files
         came = {
             name: number - getattr(began, name)
             for name, number in self.shape.as_json().items()
             if name not in ("vectors", "positions")
         }
-        if kind is REWRITE:
+        if kind is REWRITE and takes:
             deleted = began.positions + began.equality_deletes
             left = Shape(PARTITIONS, began.rows - deleted, data_bytes=began.data_bytes - 25 * deleted)
         else:
@@ -304,14 +343,21 @@ class Stream:
             )
         self.shape = replace(left, **{name: getattr(left, name) + number for name, number in came.items()})
         self.pending_since = at if self.shape.equality_delete_files else None
+        self.counted = small * (takes and kind is not REWRITE)
+        self.reported_files = self.shape.data_files
         self.last = {**self.last, kind: LastJob(at, committed_at=at, seconds=self._seconds(kind))}
 
 
-@pytest.mark.parametrize(("checkpoint_seconds", "hours"), [(5, 1), (60, 24)])
+@pytest.mark.parametrize(
+    ("checkpoint_seconds", "hours", "fails_each"), [(5, 1, 0), (60, 24, 0), (60, 24, 10)]
+)
 def test_a_stream_stays_cheap_to_read_where_conversions_alone_rewrite_ever_more_vectors(
-    checkpoint_seconds: float, hours: float
+    checkpoint_seconds: float, hours: float, fails_each: int
 ) -> None:
-    now, before = (Stream(policy, checkpoint_seconds) for policy in (worthwhile(), POLICY))
+    rewrite = POLICY.rewrite_data_files.model_copy(update={"enabled": False})
+    standard = POLICY.model_copy(update={"rewrite_data_files": rewrite})
+    now = Stream(worthwhile(), checkpoint_seconds, fails_each=fails_each)
+    before = Stream(standard, checkpoint_seconds)
     for stream in (now, before):
         stream.run(hours * 3600)
     assert now.ratio_seconds / (hours * 3600) < 1.5 < 3 < before.ratio()
