@@ -64,6 +64,8 @@ class LastJob:
     """How many in a row found nothing to do, up to it; 0 once the table has changed since."""
     seen_id: int | None = None
     """The head that it saw, if it succeeded."""
+    has_succeeded: bool = True
+    """Whether any did: what a report counts is known only then."""
     committed_at: datetime | None = None
     """When the latest ended that did something; None if none of those that are known did."""
     seconds: float | None = None
@@ -154,7 +156,8 @@ def weighing(state: TableState, policy: EffectivePolicy) -> Weighing | None:
     readers = Readers(
         shape,
         state.fresh,
-        counted_files if rewrite is not None else None,
+        counted_files if rewrite is not None and rewrite.has_succeeded else None,
+        max(state.shape.equality_delete_files - pending.files, 0),
         state.oldest_convertible_at,
         (rewrite.committed_at if rewrite is not None else None) or state.enrolled_at,
         convert.seconds if convert is not None else None,
@@ -191,6 +194,9 @@ def windows_of(policy: EffectivePolicy, kind: JobKind) -> list[Window]:
 
 def decide_kind(kind: JobKind, state: TableState, policy: EffectivePolicy, now: datetime) -> Decision:
     decision = _DECIDE[kind](state, policy, now)
+    is_weighed = kind in (JobKind.CONVERT, JobKind.REWRITE_DATA_FILES)
+    if is_weighed and (weighed := weighing(state, policy)) is not None:
+        decision = replace(decision, sentence=f"{decision.sentence} {weighed.words(now)}")
     return _in_window(_within_budget(decision, state, now), policy, now)
 
 
@@ -356,20 +362,19 @@ def _decide_convert(state: TableState, policy: EffectivePolicy, now: datetime) -
     words = counted(pending.files, "equality delete file")
     if (weighed := weighing(state, policy)) is None:
         return _reached_or_due(kind, triggers, words, due)
-    figures = weighed.words(now)
     found = _reached_or_due(kind, triggers[-1:], words, due)
-    found = replace(found, sentence=f"{found.sentence} {figures}")
     if found.action is Action.TRIGGER:
         return found
     rewriting = JobKind.REWRITE_DATA_FILES
     is_rewriting = rewriting in state.active - state.later
     if is_rewriting or decide_kind(rewriting, state, policy, now).action is Action.TRIGGER:
-        told = f"Data files are rewritten, which converts what is pending first. {figures}"
+        told = "Data files are rewritten, which converts what is pending first."
         return Decision(kind, Action.WAIT, "rewriting", told)
     if weighed.are_deletes_too_dear:
-        return Decision(kind, Action.TRIGGER, "read-cost", f"{words} pending. {figures}")
+        return Decision(kind, Action.TRIGGER, "read-cost", f"{words} pending, too dear for each read.")
     if weighed.is_conversion_worth_it(now):
-        return Decision(kind, Action.TRIGGER, "worthwhile", f"{words} pending. {figures}")
+        told = f"{words} pending, for which readers have paid as much as a conversion costs."
+        return Decision(kind, Action.TRIGGER, "worthwhile", told)
     return found
 
 
@@ -478,19 +483,17 @@ def _decide_rewriting(
     if refusal is not None:
         return refusal
     worthwhile = _worthwhile(kind, weighed, now)
-    paid = f" {weighed.words(now)}" if weighed is not None else ""
     if nothing is not None and worthwhile is None:
-        return Decision(kind, Action.WAIT, "nothing-small", nothing + paid)
+        return Decision(kind, Action.WAIT, "nothing-small", nothing)
     due, last = _fired(policy_of_kind.cron, state, policy, kind, now), state.last.get(kind)
     figures = ", ".join(one.words for one in triggers)
     if kind is not JobKind.REWRITE_MANIFESTS and last is not None and last.idle and due is None:
         told = f"The last job could rewrite none of them ({figures}): the next one waits for another number."
-        return Decision(kind, Action.WAIT, "none-rewritable", told + paid)
+        return Decision(kind, Action.WAIT, "none-rewritable", told)
     backoff = _backoff(kind, state, policy, now)
     if backoff is not None:
         return backoff
-    found = _reached_or_due(kind, triggers, figures, due)
-    found = worthwhile or replace(found, sentence=found.sentence + paid)
+    found = worthwhile or _reached_or_due(kind, triggers, figures, due)
     return _not_too_soon(found, state, policy_of_kind.min_interval_seconds, now)
 
 
@@ -499,9 +502,12 @@ def _worthwhile(kind: JobKind, weighed: Weighing | None, now: datetime) -> Decis
     if weighed is None or not weighed.saved_by_rewriting > 0:
         return None
     if weighed.are_files_too_dear:
-        return Decision(kind, Action.TRIGGER, "read-cost", weighed.words(now))
+        return Decision(
+            kind, Action.TRIGGER, "read-cost", "Small files and vectors are too dear for each read."
+        )
     if weighed.is_rewriting_worth_it(now):
-        return Decision(kind, Action.TRIGGER, "worthwhile", weighed.words(now))
+        told = "Readers have paid as much for small files and vectors as a rewriting costs."
+        return Decision(kind, Action.TRIGGER, "worthwhile", told)
     return None
 
 

@@ -141,6 +141,7 @@ def _last_job(
         failed_at=failed[0].ended_at if failed else None,
         cause=str((failed[0].error or {}).get("title", "no reason was reported")) if failed else "",
         idle=sum(1 for _ in idle),
+        has_succeeded=any(job.status == JobStatus.SUCCEEDED.value for job in ended),
         committed_at=next((job.ended_at for job in ended if _has_committed(job)), None),
         seconds=median(took[:_AVERAGED]) if took else None,
         seen_id=ended[0].seen_snapshot_id if ended[0].status == JobStatus.SUCCEEDED.value else None,

@@ -15,6 +15,7 @@ from service.quantities import counted
 from service.reader_cost import HEADLINE, Read, Reader, Shape, model
 
 _DAY_SECONDS = 86_400
+_NAMES = {Reader.SPARK: "Spark", Reader.DUCKDB: "DuckDB"}
 _SHARE = 0.5
 """Of the overhead that the policy allows: pending deletes have one half, files and vectors the other."""
 LEAST_SECONDS = 0.1
@@ -34,6 +35,8 @@ class Readers:
     """As if it had just been rewritten."""
     rewritable: int | None
     """So many data files at most a rewriting takes; None for all."""
+    unconvertible: int
+    """Equality delete files that no job takes from readers: they are not in `shape`."""
     pending_since: datetime | None
     """When the oldest delete came that can be converted."""
     rewritten_at: datetime
@@ -170,12 +173,13 @@ class Weighing:
         paid = self.paid(self.saved_by_rewriting, readers.rewritten_at, now)
         times = self.seconds / (self.fresh_seconds or 1)
         told = (
-            f"A full read costs {self.seconds:.2f} s, {times:.2f} times what it would of a table just"
-            f" rewritten (policy: {convert.max_read_ratio:g}): it joins"
+            f"A full read by {_NAMES[self.reader]} costs {self.seconds:.2f} s, {times:.2f} times"
+            f" what it would of a table just rewritten (policy: {convert.max_read_ratio:g}): it joins"
             f" {counted(readers.shape.delete_files, 'delete file')} with"
             f" {counted(readers.shape.data_files, 'data file')}. At {convert.reads_per_day:,.0f} reads a"
             f" day, readers have paid {paid:.0f} s for what only a rewriting mends, which costs"
-            f" {self.rewrite_seconds:.0f} s."
+            f" {self.rewrite_seconds:.0f} s. Whatever a job costs, one that saves {self._acts_at:.2f} s of"
+            f" each read starts."
         )
         if readers.shape.equality_delete_files:
             vectors = readers.converted.vectors
@@ -184,4 +188,7 @@ class Weighing:
                 f" For pending deletes they have paid {paid:.0f} s, and a conversion costs"
                 f" {self.convert_seconds:.0f} s and leaves up to {counted(vectors, 'vector')}."
             )
+        if readers.unconvertible:
+            left_out = counted(readers.unconvertible, "equality delete file")
+            told += f" Not counted: {left_out} that can't be converted."
         return told

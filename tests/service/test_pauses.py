@@ -233,6 +233,9 @@ def test_a_rewriting_is_tried_again_once_so_many_files_have_come_as_it_takes(
     for number in range(3):
         iceberg.append("db.t", [10 + number])
     assert decided() == "read-cost"
+    run(service, worker, status="failed", error=FAILED)
+    let_pass(service, 700)
+    assert decided() == "read-cost", "nobody has counted what it would take"
     ends(0)
     assert committed_at() is None, "it has found nothing"
     assert decided() == "nothing-small"

@@ -142,8 +142,11 @@ def test_a_rewriting_that_starts_later_stops_no_conversion() -> None:
 @pytest.mark.usefixtures("fixed_model")
 def test_deletes_that_can_not_be_converted_are_no_reason_for_any_job() -> None:
     state = replace(pending(MANY), convertible=Volume(1, 1, 10))
+    state = replace(state, shape=replace(MANY, equality_delete_files=7))
     for kind in (JobKind.CONVERT, REWRITE):
-        assert decision(state, kind, worthwhile()).action is Action.WAIT
+        found = decision(state, kind, worthwhile())
+        assert found.action is Action.WAIT
+        assert "Not counted: 6 equality delete files that can't be converted." in found.sentence
 
 
 @pytest.mark.usefixtures("fixed_model")
@@ -164,7 +167,10 @@ def test_deletes_that_cost_too_much_are_converted_where_no_rewriting_may_start(
     rewrite = policy.rewrite_data_files.model_copy(update=fields)
     policy = policy.model_copy(update={"rewrite_data_files": rewrite})
     state = pending(SMALL, rewriting=last)
-    assert decision(state, REWRITE, policy).code == code
+    waits = decision(state, REWRITE, policy)
+    assert waits.code == code
+    assert "A full read by Spark costs" in waits.sentence
+    assert "one that saves 0.20 s of each read starts." in waits.sentence
     found = decision(state, JobKind.CONVERT, policy)
     assert (found.action, found.code) == (Action.TRIGGER, "read-cost")
     one = replace(SMALL, equality_delete_files=1, equality_deletes=50)
@@ -208,6 +214,8 @@ def test_a_rewriting_is_credited_only_with_the_files_that_it_takes() -> None:
         assert decision(few, REWRITE, policy).action is Action.WAIT
     for many in (replace(kept, small_data_files=90), replace(kept, grown_files=90)):
         assert decision(many, REWRITE, policy).code == "read-cost"
+    failed = replace(last, failed=1, has_succeeded=False)
+    assert decision(replace(kept, last={REWRITE: failed}), REWRITE, policy).code == "read-cost"
     assert decision(replace(kept, last={}), REWRITE, policy).code == "read-cost", "none has run that looked"
 
 
