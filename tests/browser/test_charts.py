@@ -233,3 +233,18 @@ def test_what_is_dragged_over_in_the_timeline_is_asked_for_in_finer_intervals(
         signed_in.keyboard.press("-")
     told = chart(signed_in, "Tables over time").evaluate("e => timelineData(e).ends - timelineData(e).began")
     assert math.isclose(told, 2 * 2.4 * 3600, rel_tol=0.2)
+
+
+def test_a_timeline_grows_by_keyboard_as_far_as_there_are_timelines(
+    signed_in: Page, service: RunningService, table: str
+) -> None:
+    until = utc_now()
+    since = until - timedelta(days=70)
+    signed_in.goto(
+        f"{service.url}/timeline?since={since:%Y-%m-%dT%H:%M:%SZ}&until={until:%Y-%m-%dT%H:%M:%SZ}"
+    )
+    chart(signed_in, "Tables over time").focus()
+    with signed_in.expect_navigation():
+        signed_in.keyboard.press("-")
+    told = chart(signed_in, "Tables over time").evaluate("e => timelineData(e).ends - timelineData(e).began")
+    assert 98 * 86_400 < told < 101 * 86_400

@@ -5,6 +5,7 @@
 const CHARTS = new Map();  // element -> its uPlot
 const STEPS_SECONDS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200,
   86400, 172800, 432000, 864000, 1728000, 4320000, 8640000];
+const LONGEST = 99 * 86400;  // seconds that a timeline shows, which may begin and end with a part of a day more
 const KEY_STEP = 1 / 60;  // of the width
 let zoom = null;  // {min, max} in seconds while the page is zoomed
 
@@ -415,7 +416,7 @@ function stripChart(element) {
   chart.label = label;
   chart.open = () => {
     const run = runAt(chart, chart.cursor.left);
-    if (row >= 0) location.assign(run ? `/jobs/${run.job}` : rows[row].path);
+    if (rows[row]) location.assign(run ? `/jobs/${run.job}` : rows[row].path);
   };
   chart.show = show;
   // The middle of the interval that is so many after the one at a place.
@@ -441,7 +442,7 @@ function stripChart(element) {
 function show(from, to) {
   const address = new URL(location.href);
   const middle = (from + to) / 2;
-  const half = Math.max((to - from) / 2, 120);
+  const half = Math.min(Math.max((to - from) / 2, 120), LONGEST / 2);
   address.searchParams.set("since", new Date((middle - half) * 1000).toISOString());
   address.searchParams.set("until", new Date((middle + half) * 1000).toISOString());
   location.assign(address);
