@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from uuid import uuid4
 
 from icestream.connection import Json
@@ -28,7 +28,7 @@ _STAGING = "icestream_acceptance_staged"
 _OLD_SECONDS = 2 * 86_400
 """Older than the youngest file that a removal of orphan files takes."""
 _RUNS = ("running",)
-_BEFORE_JOB_SECONDS = 5
+_BEFORE_JOB_SECONDS = 8
 """For the call that pauses the table; the job waits for its own time until then."""
 
 
@@ -124,11 +124,30 @@ def enroll(trial: Trial) -> str:
 
 
 def index(trial: Trial) -> str:
-    done = trial.service.run(trial.id, "index")["key_sets"]
-    files, rows = (sum(one[name] for one in done) for name in ("files_indexed", "rows_indexed"))
-    if not files or len(done) != 1:
-        raise WrongError(f"{counted(files, 'data file')} of {counted(len(done), 'key set')} were indexed.")
+    return _indexed(trial, "index")
+
+
+def rebuild(trial: Trial) -> str:
+    return _indexed(trial, "rebuild")
+
+
+def _indexed(trial: Trial, kind: str) -> str:
+    """That a job has read all data files of the head for the one key set."""
+    done = trial.service.run(trial.id, kind)["key_sets"]
+    files, rows = _all_of_head(trial, done, "files_indexed", "rows_indexed")
     return f"{counted(files, 'data file')} with {counted(rows, 'row')} were indexed."
+
+
+def _all_of_head(trial: Trial, done: Sequence[Json], files: str, rows: str) -> tuple[int, int]:
+    """The data files and rows of a job's result, for one key set. Raises WrongError if the head has more."""
+    if len(done) != 1:
+        raise WrongError(f"The job has looked at {counted(len(done), 'key set')}, and there is 1.")
+    summary = trial.summary()
+    there = (int(summary["total-data-files"]), int(summary["total-records"]))
+    seen = (int(done[0][files]), int(done[0][rows]))
+    if seen != there:
+        raise WrongError(f"The job tells of {seen} data files and rows, and the table has {there}.")
+    return seen
 
 
 def foretell(trial: Trial) -> str:
@@ -173,7 +192,8 @@ def verify(trial: Trial) -> str:
         raise WrongError("The table has no index to be verified.")
     if wrong := sum(one["differences"] for one in done):
         raise WrongError(f"The index differs from the data files in {counted(wrong, 'place')}.")
-    return f"{counted(sum(one['rows_checked'] for one in done), 'row')} were found in the index."
+    _, rows = _all_of_head(trial, done, "files_covered", "rows_checked")
+    return f"{counted(rows, 'row')} were found in the index."
 
 
 def look_up(trial: Trial) -> str:
@@ -298,6 +318,15 @@ def compact_index(trial: Trial) -> str:
     trial.service.run(trial.id, "index")
     trial.service.run(trial.id, "compact")
     return verify(trial)
+
+
+def report_duplicates(trial: Trial) -> str:
+    """By the model, there are none."""
+    done = trial.service.run(trial.id, "report_duplicates")["key_sets"]
+    _, rows = _all_of_head(trial, done, "files_checked", "rows_checked")
+    if number := done[0]["duplicate_keys"]:
+        raise WrongError(f"It tells of {counted(number, 'key')} with several live rows, and there is none.")
+    return f"No two live rows have the same key, of {counted(rows, 'row')}."
 
 
 def rewrite_position_deletes(trial: Trial) -> str:
@@ -450,10 +479,12 @@ def miss_a_data_file(trial: Trial) -> str:
 
 def drop_under_a_job(trial: Trial) -> str:
     """The table goes before its job starts: the job fails with words, and nothing comes in its place."""
-    starts = datetime.now(UTC) + timedelta(seconds=_BEFORE_JOB_SECONDS)
+    starts = trial.service.now() + timedelta(seconds=_BEFORE_JOB_SECONDS)
     body = {"kind": "convert", "run_at": starts.isoformat()}
     job = trial.service.post(f"/tables/{trial.id}/jobs", body)
     trial.service.post(f"/tables/{trial.id}/pause")  # of a paused table no job starts, nor is any queued
+    if trial.service.get(f"/jobs/{job['id']}")["status"] != "queued":
+        raise NotTriedError("The job had begun before the table was paused: the service answers slowly.")
     trial.lake.drop_table(trial.identifier, trial.run, trial.table_uuid)
     trial.is_dropped = True
     trial.service.post(f"/tables/{trial.id}/resume")
@@ -497,6 +528,8 @@ JOBS: Sequence[Check] = (
     Check("delete by key", delete),
     Check("publish a staging branch", publish),
     Check("compact the index", compact_index),
+    Check("rebuild the index", rebuild),
+    Check("report duplicates", report_duplicates),
 )
 POSITION_DELETES = Check("rewrite_position_delete_files", rewrite_position_deletes)
 MAINTENANCE: Sequence[Check] = (

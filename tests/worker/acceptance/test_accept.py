@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from service.records.jobs import JobKind
 from tests.factories import Catalog, TableBuilder, sqlite_catalog, visible_rows
 from tests.worker.acceptance import lakes
 from tests.worker.acceptance.working import NAMESPACE, Working
@@ -78,6 +79,8 @@ def test_all_kinds_of_jobs_pass_and_all_is_as_before(working: Working, tmp_path:
     assert named(report, Outcome.FAILED) == [], report.to_markdown()
     assert named(report, Outcome.NOT_TRIED) == ["v3: look keys up"]
     assert report.exit_code == 3
+    kinds = {job.kind for step in report.steps for job in step.jobs}
+    assert kinds == {*JobKind} - {JobKind.REWRITE_POSITION_DELETE_FILES}  # which are of version 2
     assert files(tmp_path) == before
     assert working.service.admin.get("/tables").json()["items"] == []
 

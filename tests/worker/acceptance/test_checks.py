@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -10,7 +12,7 @@ import pytest
 from icestream.errors import ProblemError
 from worker.acceptance import checks
 from worker.acceptance.orders import Orders
-from worker.acceptance.trial import NotTriedError
+from worker.acceptance.trial import NotTriedError, WrongError
 
 
 def trial() -> Any:
@@ -30,6 +32,37 @@ def test_lookup_servers_that_are_set_up_and_do_not_answer_are_a_failure(
     of.service.post.side_effect = ProblemError(503, "no", "", {"type": f"https://icestream/lookups-{slug}"})
     with pytest.raises(error):
         checks.look_up(of)
+
+
+@pytest.mark.parametrize(
+    ("check", "files", "rows", "more"),
+    [
+        (checks.index, "files_indexed", "rows_indexed", {}),
+        (checks.rebuild, "files_indexed", "rows_indexed", {}),
+        (checks.verify, "files_covered", "rows_checked", {"differences": 0}),
+        (checks.report_duplicates, "files_checked", "rows_checked", {"duplicate_keys": 0}),
+    ],
+)
+def test_a_job_that_has_not_seen_all_of_the_head_is_not_believed(
+    check: Callable[[Any], str], files: str, rows: str, more: dict[str, int]
+) -> None:
+    of = trial()
+    of.summary.return_value = {"total-data-files": "4", "total-records": "40"}
+    of.service.run.return_value = {"key_sets": [{files: 4, rows: 40, **more}]}
+    assert "40 rows" in check(of)
+    of.service.run.return_value = {"key_sets": [{files: 3, rows: 30, **more}]}
+    with pytest.raises(WrongError, match=r"tells of \(3, 30\)"):
+        check(of)
+
+
+def test_a_table_is_not_dropped_if_its_job_began_before_the_pause() -> None:
+    of = trial()
+    of.service.now.return_value = datetime(2026, 1, 1, tzinfo=UTC)  # by the service's clock
+    of.service.get.return_value = {"status": "running"}
+    with pytest.raises(NotTriedError):
+        checks.drop_under_a_job(of)
+    assert of.service.post.call_args_list[0].args[1]["run_at"] == "2026-01-01T00:00:08+00:00"
+    of.lake.drop_table.assert_not_called()
 
 
 def test_only_a_store_that_dates_its_files_itself_excuses_old_orphans() -> None:
