@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from uuid import uuid4
 
 from icestream.connection import Json
@@ -28,6 +29,8 @@ _STAGING = "icestream_acceptance_staged"
 _OLD_SECONDS = 2 * 86_400
 """Older than the youngest file that a removal of orphan files takes."""
 _RUNS = ("running",)
+_RACES = 5
+"""So often is a race tried: a job may have ended before somebody else has committed."""
 _BEFORE_JOB_SECONDS = 8
 """For the call that pauses the table; the job waits for its own time until then."""
 
@@ -216,7 +219,19 @@ def look_up(trial: Trial) -> str:
     return f"{counted(len(keys), 'key')} have the rows that they must have."
 
 
-def convert_beside_compaction(trial: Trial) -> str:
+def _raced(race: Callable[[Trial], tuple[str, bool]], trial: Trial) -> str:
+    """What was seen of a race, once it was one. race: also whether the job was still at work after it."""
+    for _ in range(_RACES):
+        said, was_one = race(trial)
+        if was_one:
+            return said
+    raise NotTriedError(
+        f"The job had ended before the other commit, {_RACES} times: nothing can be told of a race. Rows and"
+        " deletes were right each time."
+    )
+
+
+def _convert_beside_compaction(trial: Trial) -> tuple[str, bool]:
     """Somebody replaces a data file while its rows are looked up: one of the two commits has to lose."""
     writer, new = trial.writer(), list(trial.new(40))
     loaded = writer.load(new, files=1)[0]
@@ -230,17 +245,19 @@ def convert_beside_compaction(trial: Trial) -> str:
     trial.service.await_status(job["id"], _RUNS)
     with told("replace a data file"):
         came_first = writer.compact(loaded, of_file, sequence_number, head)
+    was_one = trial.service.is_running(job)
     result = trial.service.result_of(job)
     said = _converted(trial, result)
+    trial.compare()
     who = (
         "the compaction was committed, and the conversion fitted it"
         if came_first
         else "the compaction was refused"
     )
-    return f"{said} Meanwhile, {who}."
+    return f"{said} Meanwhile, {who}.", was_one
 
 
-def convert_beside_rollback(trial: Trial) -> str:
+def _convert_beside_rollback(trial: Trial) -> tuple[str, bool]:
     """The snapshot that is converted is taken away while the job is at work."""
     before, rows = trial.head(), dict(trial.orders.rows)
     trial.writer().checkpoint([*trial.some(10, skip=1), *trial.new(5)], trial.some(3, skip=2))
@@ -248,13 +265,15 @@ def convert_beside_rollback(trial: Trial) -> str:
     trial.service.await_status(job["id"], _RUNS)
     with told("roll the table back"):
         trial.load().manageSnapshots().rollbackTo(before).commit()
+    was_one = trial.service.is_running(job)
     trial.orders.rows = rows
     trial.service.result_of(job)
     if left := trial.equality_deletes():
         raise WrongError(
             f"{counted(left, 'equality delete file')} of the snapshot that was rolled back are there."
         )
-    return "What was rolled back has not come back."
+    trial.compare()
+    return "What was rolled back has not come back.", was_one
 
 
 def upsert(trial: Trial) -> str:
@@ -522,8 +541,8 @@ JOBS: Sequence[Check] = (
     Check("convert", convert),
     Check("verify", verify),
     Check("look keys up", look_up),
-    Check("fault: compaction beside a conversion", convert_beside_compaction),
-    Check("fault: rollback under a conversion", convert_beside_rollback),
+    Check("fault: compaction beside a conversion", partial(_raced, _convert_beside_compaction)),
+    Check("fault: rollback under a conversion", partial(_raced, _convert_beside_rollback)),
     Check("upsert by key", upsert),
     Check("delete by key", delete),
     Check("publish a staging branch", publish),

@@ -111,6 +111,10 @@ class Service:
         self.jobs.append(_figures(job))
         return job
 
+    def is_running(self, job: Json) -> bool:
+        """By now."""
+        return bool(self.get(f"/jobs/{job['id']}")["status"] == "running")
+
     def await_status(self, job_id: str, statuses: tuple[str, ...]) -> Json:
         """A job as soon as it has one of these, or has ended."""
         give_up_at, pause_seconds = time.monotonic() + JOB_SECONDS, _FIRST_PAUSE_SECONDS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -63,6 +64,20 @@ def test_a_table_is_not_dropped_if_its_job_began_before_the_pause() -> None:
         checks.drop_under_a_job(of)
     assert of.service.post.call_args_list[0].args[1]["run_at"] == "2026-01-01T00:00:08+00:00"
     of.lake.drop_table.assert_not_called()
+
+
+@pytest.mark.parametrize("check", [one for one in checks.JOBS if " a conversion" in one.name])
+def test_a_race_passes_only_if_the_job_was_at_work_when_somebody_committed(check: checks.Check) -> None:
+    of = trial()
+    of.delete_files.return_value = Counter({("POSITION_DELETES", "PUFFIN"): 1})
+    of.equality_deletes.return_value, of.by_region = 0, False
+    of.service.result_of.return_value = {"equality_delete_files_removed": 1, "rows_deleted": 3}
+    of.service.is_running.side_effect = [False, False, True]
+    assert check.run(of)
+    assert of.service.request.call_count == 3
+    of.service.is_running.side_effect = lambda _: False
+    with pytest.raises(NotTriedError, match="of a race"):
+        check.run(of)
 
 
 def test_only_a_store_that_dates_its_files_itself_excuses_old_orphans() -> None:
