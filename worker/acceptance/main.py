@@ -25,7 +25,9 @@ from worker.acceptance.leftovers import find
 from worker.acceptance.report import ALL_PASSED, FAILED, Outcome, Report, Step
 from worker.acceptance.run import Acceptance, Wanted, problem_of, remove_leftovers, versions_here
 from worker.acceptance.service import Service
+from worker.process.redaction import Redaction
 from worker.spark.session import create_spark
+from worker.table.record_properties import secrets_of
 
 _CALL_SECONDS = 120.0
 """How long a call waits for a service that is busy."""
@@ -41,14 +43,19 @@ _DRIVER_MEMORY = "1g"
 
 
 class Progress:
-    """A line for each step that has ended, and what goes on now where somebody looks."""
+    """A line for each step that has ended, and what goes on now where somebody looks.
+
+    redaction: takes secrets out of every line.
+    """
 
     def __init__(self, console: Console) -> None:
+        self.redaction = Redaction()
         self._console, self._status, self._named = console, Status("", console=console), ""
 
     def say(self, text: str, style: str | None = None) -> None:
         with _nobody_has_to_look():
-            self._console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
+            told = self.redaction.text(text)
+            self._console.print(told, style=style, highlight=False, markup=False, soft_wrap=True)
 
     def begins(self, step: Step) -> None:
         self._named = f"{step.table}: {step.name}"
@@ -93,6 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with Connection(wait_seconds=_CALL_SECONDS) as connection:
             service = Service(connection, stopping, progress.watch)
             record = service.catalog(wanted.catalog)  # before anything is started
+            progress.redaction = Redaction(secrets_of(record["properties"]))
             progress.say("Starting Java ...")
             signals = _outlive_the_terminal()
             os.environ["ICESTREAM_DRIVER_MEMORY"] = _DRIVER_MEMORY

@@ -2,14 +2,17 @@
 
 import json
 from decimal import Decimal
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from tests.worker.acceptance.fakes import FakeProgress
-from worker.acceptance.main import is_written, main, write
+from worker.acceptance.main import Progress, is_written, main, write
 from worker.acceptance.orders import Orders, difference, rows_of, to_arrow
 from worker.acceptance.report import JobFigures, Outcome, Problem, Report, Step
+from worker.process.redaction import Redaction
 
 JOB = JobFigures("j1", "convert", False, "succeeded", 2, 0.5, 1.25, 96, 4096, [])
 
@@ -72,6 +75,13 @@ def test_both_forms_tell_what_failed_why_and_what_to_do(tmp_path: Path) -> None:
     whole = json.loads((tmp_path / "report.json").read_text())
     assert (whole["accepted"], whole["steps"][1]["problem"]["code"]) == (False, "store_denied")
     assert whole["steps"][0]["jobs"][0]["ran_seconds"] == 1.25
+
+
+def test_no_line_tells_a_secret() -> None:
+    progress = Progress(Console(file=(file := StringIO())))
+    progress.redaction = Redaction(["of-the-record-alone"])
+    progress.say("The store said: key of-the-record-alone is unknown.")
+    assert file.getvalue() == "The store said: key *** is unknown.\n"
 
 
 def test_a_report_that_cannot_be_written_is_told(tmp_path: Path) -> None:
