@@ -197,6 +197,10 @@ def _wanted(options: argparse.Namespace, progress: Progress) -> Wanted:
             _refuse(progress, f"--report {one}: end it with .json or .md.")
         if not Path(one).absolute().parent.is_dir():
             _refuse(progress, f"--report {one}: there is no such folder.")
+        if Path(one).is_dir() or not os.access(
+            one if Path(one).exists() else Path(one).absolute().parent, os.W_OK
+        ):
+            _refuse(progress, f"--report {one}: it can't be written there.")
     if options.run and not options.remove_leftovers:
         _refuse(progress, "--run says whose leftovers are removed: give --remove-leftovers, too.")
     return Wanted(options.catalog, options.namespace.split("."), options.location, options.keep)

@@ -50,7 +50,8 @@ class JobFigures:
 
 @dataclass
 class Step:
-    """said: what was seen, or why it was not tried. seconds: of the clock, from its begin to its end.
+    """said: what was seen, or why it was not tried. seconds: of the clock, from its begin to its end. calls:
+    requests to the service that the command made in it.
 
     by_design: it was not tried, and in no way could be with such a catalog or store.
     """
@@ -61,6 +62,7 @@ class Step:
     said: str = ""
     by_design: bool = False
     seconds: float = 0.0
+    calls: int = 0
     problem: Problem | None = None
     jobs: list[JobFigures] = field(default_factory=list)
 
@@ -138,8 +140,8 @@ class Report:
             "## All steps",
             "\n".join(
                 [
-                    "| table | step | outcome | seconds | job: waited, ran, attempts, bytes | seen |",
-                    "|---|---|---|---|---|---|",
+                    "| table | step | outcome | seconds | calls | job: waited, ran, attempts, bytes | seen |",
+                    "|---|---|---|---|---|---|---|",
                     *map(_row, self.steps),
                 ]
             ),
@@ -159,7 +161,7 @@ def _row(step: Step) -> str:
         for job in step.jobs
     )
     said = step.said if step.problem is None else f"{step.problem.title}: {step.problem.detail}"
-    cells = (step.table, step.name, step.outcome, f"{step.seconds:.1f}", jobs, said)
+    cells = (step.table, step.name, step.outcome, f"{step.seconds:.1f}", str(step.calls), jobs, said)
     return f"| {' | '.join(map(_cell, cells))} |"
 
 

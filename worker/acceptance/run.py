@@ -171,7 +171,7 @@ class Acceptance:
 
     def _try(self, table: str, name: str, act: Callable[[], str]) -> bool:
         """One step. act: returns what was seen. Whether it did not fail. Raises StoppedError."""
-        step, started = Step(table, name), time.monotonic()
+        step, started, calls = Step(table, name), time.monotonic(), self.service.calls
         self.report.steps.append(step)
         self.step_begins(step)
         self.service.jobs, self._rows_are_wrong = [], False
@@ -189,6 +189,7 @@ class Acceptance:
             self._rows_are_wrong = isinstance(error, WrongRowsError)
         finally:
             step.seconds = round(time.monotonic() - started, 3)
+            step.calls = self.service.calls - calls
             step.jobs = self.service.jobs
             self._hide_secrets(step)
             self.step_done(step)

@@ -61,6 +61,7 @@ def test_both_forms_tell_what_failed_why_and_what_to_do(tmp_path: Path) -> None:
     told.versions = {"iceberg": "1.12.0"}
     told.steps[0].jobs = [JOB]
     told.steps[1].problem = Problem("store_denied", "The store | denies", "DELETE\nis refused.", "Allow it.")
+    told.steps[1].calls = 7
     told.steps[2].said = "There is no lookup server."
     for name in ("report.md", "report.json"):
         write(told, tmp_path / name)
@@ -68,7 +69,7 @@ def test_both_forms_tell_what_failed_why_and_what_to_do(tmp_path: Path) -> None:
     page = (tmp_path / "report.md").read_text()
     assert "1 passed, 1 failed, 1 not tried" in page.splitlines()[0]
     assert "**The store | denies** (`store_denied`): DELETE is refused. Allow it." in page
-    assert "| v2 | step 1 | failed | 0.0 |  | The store \\| denies: DELETE is refused. |" in page
+    assert "| v2 | step 1 | failed | 0.0 | 7 |  | The store \\| denies: DELETE is refused. |" in page
     assert "convert: 0.5 s, 1.2 s, 2, 4,096" in page
     assert "- v2, step 2: There is no lookup server." in page
     assert "| iceberg | 1.12.0 |" in page
@@ -122,11 +123,18 @@ def test_each_version_of_an_order_is_another_row_and_fits_the_columns() -> None:
         (["--namespace=a", "--run=r1"], "--remove-leftovers"),
         (["--namespace=a", "--report=report.txt"], ".json or .md"),
         (["--namespace=a", "--report=nowhere/report.md"], "no such folder"),
+        (["--namespace=a", "--report=folder.md"], "can't be written"),
     ],
 )
 def test_what_is_no_name_place_or_report_is_refused_before_anything_starts(
-    given: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    given: list[str],
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("folder.md").mkdir()
     with pytest.raises(SystemExit) as ended:
         main(["--catalog=lake", *given])
     assert ended.value.code == 2
