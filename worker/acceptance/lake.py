@@ -186,7 +186,9 @@ class Lake:
             return None
 
     def drop_table(self, identifier: Sequence[str], run: str, table_uuid: str | None = None) -> None:
-        """With its files, or without them where the catalog refuses that. It is gone if this returns.
+        """Without its files if they are alone in its place, which is then cleared (`clear`), else with them.
+
+        It is gone if this returns.
 
         table_uuid: of the one that is meant, if it is known. Raises LakeError, and NotOursError for a table
         that this run has not made.
@@ -195,11 +197,14 @@ class Lake:
         if table.properties().get(MARK) != run or table_uuid not in (None, str(table.uuid().toString())):
             raise NotOursError(f"{'.'.join(identifier)} is another table than the run has made. It stays.")
         name = ".".join(identifier)
+        # On Azure, Iceberg waits for ever amid a purge of as many manifests as its pool has threads: each
+        # is read in one, and waits for its files to be deleted in another.
+        purges = self.place_of(table) is None
         try:
-            self._drop(identifier, purge=True)
+            self._drop(identifier, purge=purges)
         except LakeError:  # some catalogs let one only do the other
             if self.has_table(identifier):
-                self._drop(identifier, purge=False)
+                self._drop(identifier, purge=not purges)
         if self.has_table(identifier):
             raise LakeError(f"drop table {name}: The catalog has dropped it, it says, and still has it.")
 

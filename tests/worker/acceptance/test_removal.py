@@ -171,11 +171,16 @@ def test_no_place_is_taken_for_the_table_s_own_that_may_hold_files_of_others(
 
 
 class Tables:
-    """Of a catalog in Java, which may refuse to purge or to drop, or only say that it has dropped."""
+    """Of a catalog in Java, which may refuse to purge or to drop, or only say that it has dropped.
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *refused: bool, lies: bool = False) -> None:
+    is_alone: the table's files, in its place.
+    """
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, *refused: bool, lies: bool = False, is_alone: bool = True
+    ) -> None:
         self.asked: list[bool] = []
-        self._refused, self._lies, self._names = refused, lies, {"t"}
+        self._refused, self._lies, self._is_alone, self._names = refused, lies, is_alone, {"t"}
         monkeypatch.setattr("worker.acceptance.lake.open_catalog", lambda *_: self)
         monkeypatch.setattr("worker.acceptance.lake.load_table", lambda *_: self._table())
         monkeypatch.setattr(Lake, "has_table", lambda *_: bool(self._names))
@@ -183,7 +188,9 @@ class Tables:
 
     def _table(self) -> Any:
         table = MagicMock()
-        table.properties.return_value = {MARK: "r1"}
+        table.location.return_value = "s3://lake/t"
+        own_place = {"icestream.acceptance-place": "s3://lake/t"} if self._is_alone else {}
+        table.properties.return_value = {MARK: "r1", **own_place}
         table.uuid.return_value.toString.return_value = "u1"
         return table
 
@@ -196,10 +203,21 @@ class Tables:
         return True
 
 
-def test_a_table_that_may_not_be_purged_is_dropped_without_its_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    tables = Tables(monkeypatch, True)
+@pytest.mark.parametrize(
+    ("is_alone", "refused", "asked"),
+    [
+        (True, (), [False]),
+        (True, (False,), [False, True]),
+        (False, (), [True]),
+        (False, (True,), [True, False]),
+    ],
+)
+def test_a_catalog_is_asked_to_purge_only_what_is_not_cleared_or_not_dropped_otherwise(
+    monkeypatch: pytest.MonkeyPatch, is_alone: bool, refused: tuple[bool, ...], asked: list[bool]
+) -> None:
+    tables = Tables(monkeypatch, *refused, is_alone=is_alone)
     tables.lake.drop_table(["ns", "t"], "r1", "u1")
-    assert tables.asked == [True, False]
+    assert tables.asked == asked
 
 
 def test_a_table_that_is_not_dropped_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
