@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.factories import register_jdbc_catalog
-from tests.object_stores import ObjectStore, google_store
+from tests.object_stores import ObjectStore, azure_store, google_store
 from tests.s3 import s3_server
 from tests.worker.acceptance.working import Working
 from tests.worker.table.catalog_servers import hive_metastore, rest_server
@@ -102,6 +102,12 @@ def s3(
 @contextmanager
 def google(spark: SparkSession, directory: Path, patch: pytest.MonkeyPatch) -> Iterator[Working]:
     with google_store() as store, _in_database(spark, directory, patch, store) as working:
+        yield working
+
+
+@contextmanager
+def azure(spark: SparkSession, directory: Path, patch: pytest.MonkeyPatch) -> Iterator[Working]:
+    with azure_store() as store, _in_database(spark, directory, patch, store) as working:
         yield working
 
 

@@ -86,7 +86,9 @@ def test_all_kinds_of_jobs_pass_and_all_is_as_before(working: Working, tmp_path:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("lake", [lakes.rest, lakes.hive, lakes.glue, lakes.hadoop, lakes.google])
+@pytest.mark.parametrize(
+    "lake", [lakes.rest, lakes.hive, lakes.glue, lakes.hadoop, lakes.s3, lakes.google, lakes.azure]
+)
 def test_every_kind_of_catalog_and_store_is_accepted(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lake: lakes.Lake
 ) -> None:
