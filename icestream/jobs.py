@@ -12,7 +12,8 @@ from uuid import uuid4
 from icestream.connection import Connection, Json, json_of
 from icestream.errors import IcestreamError, NotFoundError, UnreachableError
 
-_ENDS: Final = ("succeeded", "failed", "cancelled")
+ENDS: Final = ("succeeded", "failed", "cancelled")
+"""What the status of a job is for good."""
 _SLOWER: Final = 1.2
 """Each pause than the one before: an answer comes a fifth of the job's time late at most."""
 _PAGE_EVENTS: Final = 100
@@ -136,7 +137,7 @@ def wait_until_ended(
             if view is None or time.monotonic() > give_up_at:
                 raise
         else:
-            if view["status"] in _ENDS:
+            if view["status"] in ENDS:
                 return view
         if time.monotonic() > give_up_at:
             raise TimeoutError(f"{named} has not ended in {wait_seconds:g} s; it goes on.")

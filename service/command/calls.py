@@ -21,13 +21,13 @@ from rich.console import Console
 
 from icestream.connection import Connection, is_id, json_of
 from icestream.errors import IcestreamError, ProblemError, SetupError, UnknownNameError, refusal
+from icestream.jobs import ENDS
 from service.command import saved_login
 from service.command.columns import progress, reason_of
 from service.command.operations import NAMED, Json, Operation, Output
 from service.command.printing import harmless, print_answer
 
 _WAITS_SECONDS = 1.0
-_ENDED = ("succeeded", "failed", "cancelled")
 
 # What the service says may have brackets, which are no markup.
 _err = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
@@ -92,7 +92,7 @@ def wait(job_id: str, output: Output) -> None:
         job_id = client.find("job_id", job_id)
         while True:
             job = client.send("GET", f"/api/v1/jobs/{job_id}")
-            if job["status"] in _ENDED:
+            if job["status"] in ENDS:
                 break
             words = " ".join(filter(None, (job["status"], job["waiting_for"], progress(job))))
             if words != told:

@@ -12,11 +12,11 @@ from urllib.parse import quote
 from uuid import uuid4
 
 from icestream.connection import Connection, Json, json_of
+from icestream.jobs import ENDS
 from worker.acceptance.report import JobFigures, Problem
 
 JOB_SECONDS = 600.0
 """In which a job must have ended: it may have to wait for a worker, and for another attempt."""
-_ENDS = ("succeeded", "failed", "cancelled")
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS, _SLOWER = 0.05, 1.0, 1.2
 
 
@@ -107,7 +107,7 @@ class Service:
 
     def ended(self, job_id: str) -> Json:
         """A job, once it has ended, however it did. Raises JobEndedError if it goes on, and StoppedError."""
-        job = self.await_status(job_id, _ENDS)
+        job = self.await_status(job_id, ENDS)
         self.jobs.append(_figures(job))
         return job
 
@@ -120,7 +120,7 @@ class Service:
         give_up_at, pause_seconds = time.monotonic() + JOB_SECONDS, _FIRST_PAUSE_SECONDS
         while True:
             job = self.get(f"/jobs/{job_id}")
-            if job["status"] in (*statuses, *_ENDS):
+            if job["status"] in (*statuses, *ENDS):
                 return job
             self._watch(_words(job))
             if time.monotonic() > give_up_at:
