@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 Sight = Literal["reads", "refuses", "unknown"]
 """Of a table: whether an engine reads it, and shows no row that is deleted."""
-_NAME = re.compile(r"([a-z]+)(?:-(\d{1,6}(?:\.\d{1,6}){0,3}))?")
+_NAME = re.compile(r"([a-z]{1,40})(?:-([0-9]{1,6}(?:\.[0-9]{1,6}){0,3}))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,20 +32,35 @@ class Reader:
     def before(self, format_version: int) -> Sight:
         """What it sees of a table with equality deletes. A table of version 3 is nothing for whoever knows no
         deletion vectors."""
-        seen = [self.equality_deletes, *([self.deletion_vectors] if format_version > 2 else [])]
-        return "refuses" if "refuses" in seen else "unknown" if "unknown" in seen else "reads"
+        return _of_all([self.equality_deletes, *([self.deletion_vectors] if format_version > 2 else [])])
 
-    def after(self, format_version: int) -> Sight:
-        """What it sees of the table without them: with position deletes, or with deletion vectors."""
-        return self.deletion_vectors if format_version > 2 else self.position_deletes
+    def after(self, format_version: int, *, some_stay: bool = False) -> Sight:
+        """What it sees of the table with position deletes or deletion vectors in their place.
+
+        some_stay: of the equality deletes, beside these.
+        """
+        seen = [self.deletion_vectors if format_version > 2 else self.position_deletes]
+        return _of_all([*seen, self.before(format_version)] if some_stay else seen)
+
+
+def _of_all(seen: list[Sight]) -> Sight:
+    return "refuses" if "refuses" in seen else "unknown" if "unknown" in seen else "reads"
 
 
 def reader(name: str) -> Reader:
-    """Raises ValueError for an engine of which nothing is known, and for what is no name of a reader."""
+    """What is known of it; of an engine that `engines` does not have, that is nothing.
+
+    Without a version, it is what holds for all versions that are known.
+
+    Raises ValueError for what is no name of a reader.
+    """
     matched = _NAME.fullmatch(name)
-    entries = [one for one in _entries() if matched and one["engine"] == matched[1]]
-    if matched is None or not entries:
-        raise ValueError(f"{name!r} is none of {', '.join(engines())}, with or without -VERSION")
+    if matched is None:
+        raise ValueError(
+            f"{name!r} is no engine in small letters, with or without -VERSION: trino, or trino-475;"
+            f" known are {', '.join(engines())}"
+        )
+    entries = [one for one in _entries() if one["engine"] == matched[1]]
     if matched[2] is not None:
         entries = [one for one in entries if _version(one.get("since", "0")) <= _version(matched[2])][-1:]
 
@@ -80,4 +95,8 @@ def _entries() -> list[dict[str, Any]]:
 
 
 def _version(text: str) -> tuple[int, ...]:
-    return tuple(map(int, text.split(".")))
+    """18 and 18.0 are one version."""
+    parts = list(map(int, text.split(".")))
+    while parts and not parts[-1]:
+        parts.pop()
+    return tuple(parts)

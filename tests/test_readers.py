@@ -35,17 +35,25 @@ def test_entries_of_an_engine_stand_together_and_in_order() -> None:
     [
         ("athena", 2, "unknown", "reads"),
         ("athena", 3, "refuses", "refuses"),
-        ("trino-475", 2, "unknown", "reads"),
+        ("trino-426", 2, "unknown", "unknown"),
+        ("trino-475", 2, "reads", "reads"),
         ("trino-475", 3, "refuses", "refuses"),
-        ("trino-482.1", 3, "refuses", "refuses"),
-        ("trino-483", 3, "unknown", "reads"),
-        ("trino-1000", 3, "unknown", "reads"),
-        ("trino", 2, "unknown", "reads"),
+        ("trino-479.1", 3, "refuses", "refuses"),
+        ("trino-480", 3, "reads", "reads"),
+        ("trino-480.0", 3, "reads", "reads"),
+        ("trino-1000", 3, "reads", "reads"),
+        ("trino", 2, "reads", "reads"),
         ("trino", 3, "unknown", "unknown"),
+        ("databricks-18", 3, "unknown", "reads"),
+        ("dremio-25", 2, "refuses", "reads"),
+        ("flink-2.1", 3, "reads", "reads"),
         ("pyiceberg", 2, "refuses", "reads"),
-        ("spark-4.1", 3, "reads", "reads"),
-        ("spark-3.5", 3, "unknown", "unknown"),
+        ("spark-3.5", 3, "reads", "reads"),
+        ("clickhouse-24.8", 2, "unknown", "unknown"),
         ("clickhouse-25.10", 2, "reads", "reads"),
+        ("clickhouse-25.10", 3, "refuses", "refuses"),
+        ("clickhouse-26.9", 3, "unknown", "unknown"),
+        ("starrocks-4", 3, "unknown", "unknown"),
     ],
 )
 def test_a_reader_is_known_by_its_version(name: str, version: int, before: str, after: str) -> None:
@@ -53,7 +61,15 @@ def test_a_reader_is_known_by_its_version(name: str, version: int, before: str, 
     assert (found.before(version), found.after(version)) == (before, after)
 
 
-@pytest.mark.parametrize("name", ["", "excel", "trino-", "trino-x", "Trino", "trino-4.", "trino-1.2.3.4.5"])
-def test_what_is_no_reader_is_refused_with_those_that_are(name: str) -> None:
-    with pytest.raises(ValueError, match="athena, bigquery"):
+def test_a_table_where_equality_deletes_stay_is_what_it_was_to_whoever_refuses_these() -> None:
+    assert reader("pyiceberg").after(2, some_stay=True) == "refuses"
+    assert reader("athena").after(2, some_stay=True) == "unknown"
+    assert reader("trino-480").after(3, some_stay=True) == "reads"
+
+
+@pytest.mark.parametrize(
+    "name", ["", "trino-", "trino-x", "Trino", "trino-4.", "trino-1.2.3.4.5", "trino-\uff14", "trino\n"]
+)
+def test_what_is_no_name_of_a_reader_is_refused_with_those_that_are(name: str) -> None:
+    with pytest.raises(ValueError, match="trino-475; known are athena, bigquery"):
         reader(name)

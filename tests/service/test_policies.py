@@ -332,7 +332,7 @@ def test_the_worker_is_told_how_many_delete_files_a_commit_may_remove(
 
 
 def test_the_worker_is_told_who_reads_the_table(service: Running, table: dict[str, Any]) -> None:
-    unknown = {"name": "p", "settings": {"convert": {"readers": ["athena", "excel-97"]}}}
+    unknown = {"name": "p", "settings": {"convert": {"readers": ["athena", "Excel 97"]}}}
     refused = service.admin.post("/policies", json=unknown)
     assert (refused.status_code, refused.json()["errors"][0]["field"]) == (
         422,

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from math import ceil
 
-from icestream.readers import Reader, reader
+from icestream.readers import Reader, engines, reader
 from trust.properties import LOCATION_PROVIDERS
 from worker.attempt.job import Job
 from worker.attempt.outcome import Outcome, Unconvertible, outcome
@@ -93,37 +93,52 @@ class Conversion:
         self._parts: list[Part] = []
         self._head: int | None = None  # the snapshot after the last batch
         self._plans = plans
-        self._readers: list[dict[str, str]] = []
+        self._readers: list[Reader] = []
 
     def look_at_readers(self, table: PinnedTable) -> None:
         """Tells what the readers that the policy names see of the table, before and after.
 
         Raises NoReaderError if none of them could read it then.
         """
-        named, version = self._job.assignment.policy.convert.readers, table.metadata.format_version
-        for name in named:
-            try:
-                found = reader(name)
-            except ValueError:  # another version of the service may know it
-                found = Reader(name)
-            self._readers.append(
-                {
-                    "reader": name,
-                    "before": found.before(version),
-                    "after": found.after(version),
-                    "source": found.source,
-                }
-            )
+        version = table.metadata.format_version
+        for name in self._job.assignment.policy.convert.readers:
+            found = reader(name)
+            self._readers.append(found)
+            if not found.source:
+                self._job.decide(
+                    f"Reader {name}: nothing is known of it, so it hinders nothing. Engines of which"
+                    f" something is known: {', '.join(engines())}."
+                )
+                continue
             before, after = _SIGHTS[found.before(version)], _SIGHTS[found.after(version)]
             note = f"; {found.note}" if found.note else ""
-            known = f" ({found.source}, {found.looked_at}{note})" if found.source else ""
-            self._job.decide(f"Reader {name}: {before} now, and {after} afterwards{known}.")
-        if named and all(one["after"] == "refuses" for one in self._readers):
+            self._job.decide(
+                f"Reader {name}: {before} now, and {after} once no equality delete is left"
+                f" ({found.source}, {found.looked_at}{note})."
+            )
+        if self._readers and all(one.after(version) == "refuses" for one in self._readers):
             kind = "deletion vectors" if version > 2 else "position deletes"
-            error = NoReaderError(f"none of {', '.join(named)} reads a table with {kind}")
+            named = ", ".join(one.name for one in self._readers)
+            error = NoReaderError(f"none of {named} reads a table with {kind}")
             if not self._job.assignment.job.dry_run:
                 raise error
             self._job.decide(f"A conversion will be refused: {error}.")
+
+    def _what_readers_see(self, table: PinnedTable) -> list[dict[str, str]]:
+        """Of what this attempt leaves, or a dry run foretells; whoever it changes nothing for is told."""
+        version = table.metadata.format_version
+        stay = [file for file in table.files.equality_deletes if file.path not in self.converted]
+        seen = [(one, one.after(version, some_stay=bool(stay))) for one in self._readers]
+        still = [one.name for one, after in seen if after == "refuses" != one.after(version)]
+        if still:
+            self._job.decide(
+                f"{len(stay):,} equality delete files stay, so afterwards as well {', '.join(still)} will not"
+                " read the table."
+            )
+        return [
+            {"reader": one.name, "before": one.before(version), "after": after, "source": one.source}
+            for one, after in seen
+        ]
 
     @property
     def plans(self) -> int:
@@ -280,7 +295,7 @@ class Conversion:
             "commits": len(made) if commits is None else commits,
             "bytes_read": sum(part.bytes_read for part in self._parts),
             "deviations": [asdict(one) for part in self._parts for one in part.deviations],
-            "readers": self._readers,
+            "readers": self._what_readers_see(table),
             "key_sets": merge_explanations([one for part in self._parts for one in part.explanations]),
         }
         gone = set() if dry_run else self.converted

@@ -83,11 +83,27 @@ def test_a_table_is_not_converted_for_readers_none_of_whom_could_read_it_then(ex
     with pytest.raises(JobError, match="reads a table with deletion vectors") as refusal:
         exactly.jobs.run("convert", policy=nobody)
     assert (refusal.value.code, refusal.value.retryable) == ("no_reader", False)
-    # Of bigquery it is not known; of a reader that a later service knows, nothing is.
-    for one in ("bigquery", "snowflake", "trino", "new-99"):
+    for one in ("snowflake", "trino", "starrocks-99"):
         assert exactly.jobs.run(
             "convert", dry_run=True, policy={"convert": {"readers": ["athena", one]}}
         ).result["readers"][1]["after"] in ("reads", "unknown")
-    result = exactly.jobs.run("convert", policy={"convert": {"readers": ["athena", "trino-483"]}}).result
+    result = exactly.jobs.run("convert", policy={"convert": {"readers": ["athena", "trino-480"]}}).result
     assert [one["after"] for one in result["readers"]] == ["refuses", "reads"]
     assert exactly.spark_rows(table) == {(0, "eu", 0): 1}
+
+
+def test_readers_are_told_of_what_a_conversion_leaves_to_them(exactly: Exactness) -> None:
+    """A policy may name readers of which nothing is known, and a delete of a float key stays."""
+    table = exactly.table("id bigint, price double")
+    table.append([{"id": 0, "price": 0.5}, {"id": 1, "price": 1.5}])
+    table.delete_keys([{"price": 0.5}], equality_columns=["price"])
+    table.delete_keys([{"id": 1}])
+    policy = {"convert": {"readers": ["pyiceberg", "spark", "starrocks"]}}
+    for dry_run in (True, False):
+        result = exactly.jobs.run("convert", dry_run=dry_run, policy=policy).result
+        assert [one["after"] for one in result["readers"]] == ["refuses", "reads", "unknown"]
+        told = "".join(result["decisions"])
+        assert "1 equality delete files stay, so afterwards as well pyiceberg will not" in told
+        assert "Reader starrocks: nothing is known of it, so it hinders nothing. Engines of" in told
+    with pytest.raises(ValueError, match="does not yet support equality deletes"):
+        pyiceberg_rows(table)
