@@ -26,6 +26,7 @@ from trust.properties import chooses_code, unknown_database_options
 from trust.rest_answers import SentElsewhereError
 from worker.process.slots import ALONE, Slot
 from worker.spark.jvm import java_object, jvm_of
+from worker.table.manifests import EncryptedTableError
 from worker.table.record_properties import CatalogError, python_properties
 from worker.table.rest_gateway import RestGateway, open_gateway, words_of
 
@@ -383,9 +384,15 @@ def file_io_properties(java_table: JavaObject) -> dict[str, str]:
     """What `Storage` needs to read and write a table's files, in PyIceberg's words.
 
     The file properties of the catalog, over them those that it vends for this table. Nothing else of the
-    catalog, such as its password, is among them, since they travel to every task.
+    catalog, such as its password, is among them, since they travel to every task. Raises EncryptedTableError.
     """
-    java_io = java_table.io()
+    try:
+        java_io = java_table.io()
+    except CapturedException as error:
+        # Of a table of Hive's that has a key. It takes a client of the owner's key management, which is code.
+        if (key := java_table.properties().get("encryption.key-id")) is None:
+            raise
+        raise EncryptedTableError(f"its encryption.key-id is {key}: {java_message(error)}") from None
     java = _string_map(java_io, java_io.properties())
     return python_properties(java | _storage_credentials(java_io, java_table.location()))
 

@@ -3,6 +3,7 @@
 Spark makes the tables, by settings that the test gives it, and says what is visible afterwards.
 """
 
+import json
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -322,6 +323,18 @@ def move_head(record: CatalogRecord, location: str) -> str:
     return str(before)
 
 
+def name_key(hive: CatalogRecord, name: str) -> None:
+    """As Iceberg has it of an encrypted table: both the metastore and the metadata name its key."""
+    with HiveCatalog("hive", **hive.properties)._client as client:
+        table = client.get_table("db", name)
+        metadata = Path(table.parameters["metadata_location"].removeprefix("file:"))
+        known = json.loads(metadata.read_text())
+        known["properties"]["encryption.key-id"] = table.parameters["encryption.key-id"] = "of-the-owner"
+        metadata.write_text(json.dumps(known))
+        metadata.with_name(f".{metadata.name}.crc").unlink()  # which Hadoop wrote beside it
+        client.alter_table("db", name, table)
+
+
 def assert_java_reads_no_metadata_elsewhere(
     record: CatalogRecord, assignment: dict[str, Any], spark: SparkSession, directory: Path
 ) -> None:
@@ -344,3 +357,17 @@ def test_many_threads_ask_hive_at_a_time(hive: CatalogRecord, tmp_path: Path) ->
     with ThreadPoolExecutor(8) as threads:
         answers = list(threads.map(lambda _: catalog.list_namespaces(), range(64)))
     assert all(("default",) in answer for answer in answers)
+
+
+def test_a_table_that_iceberg_encrypts_in_hive_is_refused_as_such(
+    spark: SparkSession, hive: CatalogRecord, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """Whose key only a client of the owner's key management opens, which Iceberg asks for at once."""
+    identifier = f"{hive.name}.db.encrypted"
+    spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {hive.name}.db")
+    table_with_deletes(spark, identifier, 3, ROWS, writer="iceberg")
+    request.addfinalizer(lambda: drop(spark, identifier))
+    name_key(hive, "encrypted")
+    with pytest.raises(JobError, match=r"encryption\.key-id") as refusal:
+        Jobs(spark, hive, identifier, tmp_path / "index").run("convert")
+    assert (refusal.value.code, refusal.value.retryable) == ("encrypted_table", False)
