@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 from uuid import uuid4
 
@@ -120,10 +120,11 @@ def wait_until_ended(
     wait_seconds: float,
     named: str,
     *,
+    before: Collection[str] = (),
     first_pause_seconds: float = 0.05,
     longest_pause_seconds: float,
 ) -> Json:
-    """What `look` shows once its `status` is one of an end. Raises TimeoutError.
+    """What `look` shows once its `status` is one of an end, or of `before`. Raises TimeoutError.
 
     UnreachableError is raised where nothing was seen before, or at the end.
     """
@@ -137,7 +138,7 @@ def wait_until_ended(
             if view is None or time.monotonic() > give_up_at:
                 raise
         else:
-            if view["status"] in ENDS:
+            if view["status"] in (*before, *ENDS):
                 return view
         if time.monotonic() > give_up_at:
             raise TimeoutError(f"{named} has not ended in {wait_seconds:g} s; it goes on.")

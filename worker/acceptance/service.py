@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -12,12 +11,13 @@ from urllib.parse import quote
 from uuid import uuid4
 
 from icestream.connection import Connection, Json, json_of
-from icestream.jobs import ENDS
+from icestream.jobs import ENDS, wait_until_ended
 from worker.acceptance.report import JobFigures, Problem
 
 JOB_SECONDS = 600.0
 """In which a job must have ended: it may have to wait for a worker, and for another attempt."""
-_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS, _SLOWER = 0.05, 1.0, 1.2
+_LONGEST_PAUSE_SECONDS = 1.0
+"""Also before a stop is noticed."""
 
 
 class StoppedError(Exception):
@@ -107,7 +107,7 @@ class Service:
 
     def ended(self, job_id: str) -> Json:
         """A job, once it has ended, however it did. Raises JobEndedError if it goes on, and StoppedError."""
-        job = self.await_status(job_id, ENDS)
+        job = self.await_status(job_id)
         self.jobs.append(_figures(job))
         return job
 
@@ -115,19 +115,28 @@ class Service:
         """By now."""
         return bool(self.get(f"/jobs/{job['id']}")["status"] == "running")
 
-    def await_status(self, job_id: str, statuses: tuple[str, ...]) -> Json:
-        """A job as soon as it has one of these, or has ended."""
-        give_up_at, pause_seconds = time.monotonic() + JOB_SECONDS, _FIRST_PAUSE_SECONDS
-        while True:
+    def await_status(self, job_id: str, statuses: tuple[str, ...] = ()) -> Json:
+        """A job as soon as it has one of these, or has ended.
+
+        Raises JobEndedError if it goes on, StoppedError, and IcestreamError.
+        """
+        job: Json = {}
+
+        def look() -> Json:
+            nonlocal job
             job = self.get(f"/jobs/{job_id}")
-            if job["status"] in (*statuses, *ENDS):
-                return job
-            self._watch(_words(job))
-            if time.monotonic() > give_up_at:
-                raise JobEndedError(_not_ended(job))
-            if self.stopping.wait(pause_seconds):
-                raise StoppedError
-            pause_seconds = min(_SLOWER * pause_seconds, _LONGEST_PAUSE_SECONDS)
+            if job["status"] not in (*statuses, *ENDS):
+                self._watch(_words(job))
+                if self.stopping.is_set():
+                    raise StoppedError
+            return job
+
+        try:
+            return wait_until_ended(
+                look, JOB_SECONDS, "The job", before=statuses, longest_pause_seconds=_LONGEST_PAUSE_SECONDS
+            )
+        except TimeoutError:
+            raise JobEndedError(_not_ended(job)) from None
 
 
 def problem_of(job: Json) -> Problem:
