@@ -7,20 +7,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 from py4j.java_gateway import JavaObject, JVMView
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors.exceptions.captured import CapturedException
 
-from stores.aws import CredentialsError
 from worker.acceptance.orders import COLUMNS, TYPES
+from worker.acceptance.report import Problem
 from worker.contract.control_plane import Limits
 from worker.index.key_set_index import databases_of
 from worker.index.sorted_runs import IndexWarehouse
 from worker.io.storage import Storage
-from worker.process.errors import JobError
+from worker.jobs.foreign_errors import meaning_of
+from worker.process.errors import JobError, StorageError
 from worker.process.plurals import counted
 from worker.spark.jvm import jvm_of
 from worker.table.catalogs import (
@@ -32,17 +34,40 @@ from worker.table.catalogs import (
     open_catalog,
 )
 from worker.table.record_properties import index_storage_of, resolve_secrets, secrets_of
+from worker.table.rest_gateway import RestGateway
 
 MARK = "icestream.acceptance-run"
 """The property by which a table says that a run has made it, and which."""
 _OWN_PLACE = "icestream.acceptance-place"
 """The property that says that a table's place had no files before it came."""
 REQUIRED = ("order_id", "region")
+_UNSUPPORTED_IN_JAVA = "java.lang.UnsupportedOperationException"
+"""Which Iceberg makes of 406 too, by which REST catalogs say so."""
+_REFUSED = Problem(
+    "refused",
+    "The catalog or the store did not do what it was asked for",
+    "",
+    "Give this identity, and that of workers, what they need: docs/deployment.md says what.",
+)
+_UNSUPPORTED = Problem(
+    "not_supported",
+    "The catalog or the store does not do that for anybody",
+    "",
+    "Jobs that need it can't work there, whatever rights they have.",
+)
 _NO_NAMESPACE = "org.apache.iceberg.exceptions.NoSuchNamespaceException"
 
 
 class LakeError(Exception):
-    """The catalog or the store did not do what it was asked for, in its own words."""
+    """The catalog or the store did not do what it was asked for, in its own words.
+
+    problem: with what to do. is_unsupported: it never does that for anybody, as it says.
+    """
+
+    def __init__(self, detail: str, problem: Problem = _REFUSED, *, is_unsupported: bool = False) -> None:
+        super().__init__(detail)
+        self.problem = replace(_UNSUPPORTED if is_unsupported else problem, detail=detail)
+        self.is_unsupported = is_unsupported
 
 
 class NotOursError(Exception):
@@ -50,16 +75,36 @@ class NotOursError(Exception):
 
 
 @contextmanager
-def told(task: str) -> Iterator[None]:
-    """Raises LakeError for what Java, the store or a missing secret says."""
+def told(task: str, gateway: RestGateway | None = None) -> Iterator[None]:
+    """Raises LakeError for what Java, the catalog, the store or a missing secret says.
+
+    gateway: through which the catalog was asked, which may know more of it than Java.
+    """
     try:
         yield
-    except (Py4JError, CapturedException) as error:
-        raise LakeError(f"{task}: {java_message(error)}") from error
-    except JobError as error:
-        raise LakeError(f"{task}: {error.detail}") from error
-    except (OSError, CredentialsError) as error:
-        raise LakeError(f"{task}: {error}") from error
+    except Exception as error:
+        said = lake_error_of(error, f"{task}: ", gateway)
+        if said is None:
+            raise
+        raise said from error
+
+
+def lake_error_of(error: Exception, before: str = "", gateway: RestGateway | None = None) -> LakeError | None:
+    """What an error of Java's, of a catalog or of a store tells; None for one of nothing such.
+
+    before: stands before its words.
+    """
+    if isinstance(error, Py4JError | CapturedException):
+        if gateway is not None and gateway.refusal is not None:
+            return lake_error_of(gateway.refusal, before)
+        is_unsupported = _UNSUPPORTED_IN_JAVA in java_types(error)
+        return LakeError(before + java_message(error), is_unsupported=is_unsupported)
+    meaning = error if isinstance(error, JobError) else meaning_of(error)
+    if meaning is None:
+        return None
+    if meaning.remedy == StorageError.remedy:
+        return LakeError(before + meaning.detail)  # nothing tries it again here
+    return LakeError(before + meaning.detail, Problem(meaning.code, meaning.title, "", meaning.remedy))
 
 
 class Lake:
@@ -72,10 +117,10 @@ class Lake:
         self._jvm = jvm
         with told(f"open catalog {self.name}"):
             self.properties = resolve_secrets(record["properties"])
-            self._catalog = open_catalog(jvm, self.type, self.name, self.properties)
+            self._catalog, self._gateway = open_catalog(jvm, self.type, self.name, self.properties)
 
     def has_namespace(self, namespace: Sequence[str]) -> bool:
-        with told(f"look for namespace {'.'.join(namespace)}"):
+        with self._told(f"look for namespace {'.'.join(namespace)}"):
             try:
                 self._catalog.loadNamespaceMetadata(self._namespace(namespace))
             except Py4JJavaError as error:
@@ -94,7 +139,7 @@ class Lake:
             self._create_namespace(namespace, {})
 
     def _create_namespace(self, namespace: Sequence[str], properties: dict[str, str]) -> None:
-        with told(f"create namespace {'.'.join(namespace)}"):
+        with self._told(f"create namespace {'.'.join(namespace)}"):
             made = self._namespace(namespace)
             if properties:
                 self._catalog.createNamespace(made, java_map(self._jvm, properties))
@@ -103,19 +148,19 @@ class Lake:
 
     def mark_of_namespace(self, namespace: Sequence[str]) -> str | None:
         """The run that has made a namespace, where the catalog keeps that."""
-        with told(f"open namespace {'.'.join(namespace)}"):
+        with self._told(f"open namespace {'.'.join(namespace)}"):
             mark: str | None = self._catalog.loadNamespaceMetadata(self._namespace(namespace)).get(MARK)
             return mark
 
     def drop_namespace(self, namespace: Sequence[str]) -> None:
         """Catalogs drop an empty one alone."""
-        with told(f"drop namespace {'.'.join(namespace)}"):
+        with self._told(f"drop namespace {'.'.join(namespace)}"):
             self._catalog.dropNamespace(self._namespace(namespace))
 
     def table_names(self, namespace: Sequence[str]) -> set[str]:
         if not self.has_namespace(namespace):
             return set()
-        with told(f"list the tables of namespace {'.'.join(namespace)}"):
+        with self._told(f"list the tables of namespace {'.'.join(namespace)}"):
             found = self._catalog.listTables(self._namespace(namespace)).toArray()
             return {str(one.name()) for one in found}
 
@@ -148,7 +193,7 @@ class Lake:
         properties = {f"write.{kind}.mode": "merge-on-read" for kind in ("delete", "update", "merge")}
         properties |= {"format-version": str(format_version), MARK: run}
         iceberg = self._jvm.org.apache.iceberg
-        with told(f"create table {'.'.join(identifier)}"):
+        with self._told(f"create table {'.'.join(identifier)}"):
             java_schema = iceberg.SchemaParser.fromJson(json.dumps(schema))
             spec = iceberg.PartitionSpecParser.fromJson(
                 java_schema, json.dumps({"spec-id": 0, "fields": [region] if by_region else []})
@@ -209,7 +254,7 @@ class Lake:
             raise LakeError(f"drop table {name}: The catalog has dropped it, it says, and still has it.")
 
     def _drop(self, identifier: Sequence[str], *, purge: bool) -> None:
-        with told(f"drop table {'.'.join(identifier)}"):
+        with self._told(f"drop table {'.'.join(identifier)}"):
             self._catalog.dropTable(self._identifier(identifier), purge)
 
     def own_place(self, table: JavaObject) -> None:
@@ -248,6 +293,10 @@ class Lake:
         with told(f"list {warehouse}"):
             of_index = index_storage_of(self.properties, warehouse, Limits(), storage)
             return databases_of(IndexWarehouse(warehouse, of_index), table_uuid)
+
+    def _told(self, task: str) -> AbstractContextManager[None]:
+        """Of the catalog."""
+        return told(task, self._gateway)
 
     def _namespace(self, parts: Sequence[str]) -> JavaObject:
         array = self._jvm.org.apache.iceberg.util.JsonUtil.mapper().readValue(

@@ -18,9 +18,8 @@ from rich.console import Console
 from rich.status import Status
 
 from icestream.connection import Connection
-from icestream.errors import IcestreamError
 from trust.locations import AmbiguousLocationError, parse_location
-from worker.acceptance.lake import Lake, LakeError
+from worker.acceptance.lake import Lake
 from worker.acceptance.leftovers import find
 from worker.acceptance.report import ALL_PASSED, FAILED, Outcome, Report, Step
 from worker.acceptance.run import Acceptance, Wanted, problem_of, remove_leftovers, versions_here
@@ -45,11 +44,11 @@ _DRIVER_MEMORY = "1g"
 class Progress:
     """A line for each step that has ended, and what goes on now where somebody looks.
 
-    redaction: takes secrets out of every line.
+    redaction: takes secrets out of every line. has_begun: something may have been made.
     """
 
     def __init__(self, console: Console) -> None:
-        self.redaction = Redaction()
+        self.redaction, self.has_begun = Redaction(), False
         self._console, self._status, self._named = console, Status("", console=console), ""
 
     def say(self, text: str, style: str | None = None) -> None:
@@ -58,7 +57,7 @@ class Progress:
             self._console.print(told, style=style, highlight=False, markup=False, soft_wrap=True)
 
     def begins(self, step: Step) -> None:
-        self._named = f"{step.table}: {step.name}"
+        self._named, self.has_begun = f"{step.table}: {step.name}", True
         self.watch("")
         if self._console.is_terminal:
             with _nobody_has_to_look():
@@ -115,10 +114,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _refuse(progress, "Stopped.")
     except PySparkRuntimeError as error:
         _refuse(progress, f"Java can't be started: {error}. Install Java 17 or newer, or set JAVA_HOME.")
-    except (IcestreamError, LakeError) as error:
+    except Exception as error:  # whatever a catalog, a store or a library raises ends as a sentence
         problem = problem_of(error)
         progress.say(f"{problem.title}: {problem.detail} {problem.remedy}".strip(), "bold red")
-        return _NEVER_BEGAN
+        return FAILED if progress.has_begun else _NEVER_BEGAN
 
 
 def _run(

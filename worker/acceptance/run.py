@@ -16,20 +16,17 @@ from importlib.metadata import version
 from uuid import uuid4
 
 from py4j.java_gateway import JVMView
-from py4j.protocol import Py4JError
-from pyspark.errors.exceptions.captured import CapturedException
 
 from icestream.errors import IcestreamError, NotFoundError, ProblemError
 from worker.acceptance import checks
 from worker.acceptance.checks import Check
-from worker.acceptance.lake import Lake, LakeError, NotOursError
+from worker.acceptance.lake import Lake, LakeError, NotOursError, lake_error_of
 from worker.acceptance.leftovers import Leftover, find, is_of_run, remove, remove_namespace
 from worker.acceptance.report import Outcome, Problem, Report, Step
 from worker.acceptance.service import JobEndedError, Service, StoppedError
 from worker.acceptance.trial import NotTriedError, Trial, WrongError, WrongRowsError
 from worker.process.plurals import counted
 from worker.process.redaction import Redaction
-from worker.table.catalogs import java_message
 
 ALL = "all"
 """The name, in the report, of what is about no single table."""
@@ -391,15 +388,6 @@ def versions_here(jvm: JVMView, spark: str) -> dict[str, str]:
     }
 
 
-def _refused(said: str) -> Problem:
-    return Problem(
-        "refused",
-        "The catalog or the store did not do what it was asked for",
-        said,
-        "Give this identity, and that of workers, what they need: docs/deployment.md says what.",
-    )
-
-
 def problem_of(error: Exception) -> Problem:
     """Why a step failed, in the words of who knows it."""
     match error:
@@ -420,11 +408,11 @@ def problem_of(error: Exception) -> Problem:
             )
         case WrongError():
             return Problem("not_as_it_must_be", "What was looked at is not as it must be", str(error))
-        case LakeError() | OSError():
-            return _refused(str(error))
-        case Py4JError() | CapturedException():
-            return _refused(java_message(error))
+        case LakeError():
+            return error.problem
         case NotOursError():
             return Problem("not_ours", "It is not what this run has made", str(error))
-        case _:
-            return Problem("unexpected", "An error that nobody foresaw", f"{type(error).__name__}: {error}")
+    if (said := lake_error_of(error)) is not None:
+        return said.problem
+    words = f"{type(error).__name__}: {error}"
+    return Problem("unexpected", "An error that nobody foresaw", words, "Report it with this text.")

@@ -156,15 +156,21 @@ def load_table(
         raise _unreachable(name, f"open table {dotted}", message) from None
 
 
-def open_catalog(jvm: JVMView, catalog_type: str, name: str, properties: Mapping[str, str]) -> JavaObject:
+def open_catalog(
+    jvm: JVMView, catalog_type: str, name: str, properties: Mapping[str, str]
+) -> tuple[JavaObject, RestGateway | None]:
     """The `org.apache.iceberg.catalog.Catalog` itself, for whoever makes tables and drops them.
 
-    properties: as of `load_table`. No place that it leads to is checked. Raises CatalogUnreachableError,
-    SentElsewhereError, CodeNotAllowedError, HostNotAllowedError, LimitExceededError, or MemoryError.
+    With the gateway through which it, and its tables of `load_table` with the same record, ask a REST
+    catalog. properties: as of `load_table`. No place that it leads to is checked.
+    Raises CatalogUnreachableError, SentElsewhereError, CodeNotAllowedError, HostNotAllowedError,
+    LimitExceededError, or MemoryError.
     """
     properties = of_tables(properties)
-    settings, _ = _settings(catalog_type, name, properties, "be opened", lambda _: None, Egress(), ALONE)
-    return _open(jvm, properties.get(CATALOG_NAME, name), tuple(sorted(settings.items())))
+    settings, gateway = _settings(
+        catalog_type, name, properties, "be opened", lambda _: None, Egress(), ALONE
+    )
+    return _open(jvm, properties.get(CATALOG_NAME, name), tuple(sorted(settings.items()))), gateway
 
 
 def _settings(

@@ -101,7 +101,7 @@ def test_what_would_be_removed_is_told_and_nothing_is_without_a_yes(monkeypatch:
 
 def test_a_namespace_is_marked_where_the_catalog_keeps_properties(monkeypatch: pytest.MonkeyPatch) -> None:
     catalog = MagicMock()
-    monkeypatch.setattr("worker.acceptance.lake.open_catalog", lambda *_: catalog)
+    monkeypatch.setattr("worker.acceptance.lake.open_catalog", lambda *_: (catalog, None))
     monkeypatch.setattr("worker.acceptance.lake.java_map", lambda _, given: given)
     monkeypatch.setattr(Lake, "has_namespace", lambda *_: False)
     lake = Lake(MagicMock(), {"name": "lake", "type": "hadoop", "properties": {}})

@@ -181,7 +181,7 @@ class Tables:
     ) -> None:
         self.asked: list[bool] = []
         self._refused, self._lies, self._is_alone, self._names = refused, lies, is_alone, {"t"}
-        monkeypatch.setattr("worker.acceptance.lake.open_catalog", lambda *_: self)
+        monkeypatch.setattr("worker.acceptance.lake.open_catalog", lambda *_: (self, None))
         monkeypatch.setattr("worker.acceptance.lake.load_table", lambda *_: self._table())
         monkeypatch.setattr(Lake, "has_table", lambda *_: bool(self._names))
         self.lake = Lake(MagicMock(), {"name": "lake", "type": "rest", "properties": {}})
