@@ -19,8 +19,9 @@ from icestream.connection import Json
 from icestream.errors import ProblemError
 from icestream.writes import json_rows
 from trust.locations import is_under
-from worker.acceptance.lake import NotOursError, location_of, told
+from worker.acceptance.lake import MARK, LakeError, NotOursError, location_of, told
 from worker.acceptance.orders import Row, to_arrow
+from worker.acceptance.report import Problem
 from worker.acceptance.service import JobEndedError, problem_of
 from worker.acceptance.trial import NotTriedError, Trial, WrongError
 from worker.process.plurals import counted
@@ -31,6 +32,13 @@ _OLD_SECONDS = 2 * 86_400
 _RUNS = ("running",)
 _RACES = 5
 """So often is a race tried: a job may have ended before somebody else has committed."""
+_NOT_KEPT = Problem(
+    "properties_not_kept",
+    "The catalog does not keep the properties of tables",
+    "",
+    "Let it keep what begins with icestream.acceptance. Else a table that a run has left can't be told from"
+    " those of others.",
+)
 _BEFORE_JOB_SECONDS = 8
 """For the call that pauses the table; the job waits for its own time until then."""
 
@@ -50,11 +58,12 @@ def create(trial: Trial) -> str:
         trial.identifier,
         trial.format_version,
         trial.key,
-        trial.run,
+        str(trial.mark),
         by_region=trial.by_region,
         location=trial.wanted_location,
     )
     trial.table_uuid = str(table.uuid().toString())
+    _read_mark_back(trial)
     trial.kept_storage, location = trial.lake.storage_of(table), location_of(table)
     if trial.wanted_location is not None and not _is_same_place(location, trial.wanted_location):
         raise NotOursError(
@@ -69,6 +78,14 @@ def create(trial: Trial) -> str:
     trial.location = location
     parts = "by region" if trial.by_region else "unpartitioned"
     return f"Format version {trial.format_version}, {parts}, at {location}."
+
+
+def _read_mark_back(trial: Trial) -> None:
+    """A removal may rely on it. Without it, the table goes by its UUID, which this process alone knows."""
+    if trial.lake.mark_of(trial.identifier) == trial.mark:
+        return
+    trial.mark = None
+    raise LakeError(f"{MARK} was given to the new table, and is not there.", _NOT_KEPT)
 
 
 def _is_same_place(one: str, other: str) -> bool:
@@ -458,7 +475,7 @@ def erase(trial: Trial) -> str:
         "keys": keys,
         "key_columns": list(trial.key),
         "tables": [trial.id],
-        "note": f"acceptance {trial.run}",
+        "note": f"acceptance: {trial.identifier[-1]}",
     }
     try:
         erasure = trial.service.post("/erasures", body)
@@ -504,7 +521,7 @@ def drop_under_a_job(trial: Trial) -> str:
     trial.service.post(f"/tables/{trial.id}/pause")  # of a paused table no job starts, nor is any queued
     if trial.service.get(f"/jobs/{job['id']}")["status"] != "queued":
         raise NotTriedError("The job had begun before the table was paused: the service answers slowly.")
-    trial.lake.drop_table(trial.identifier, trial.run, trial.table_uuid)
+    trial.lake.drop_table(trial.identifier, trial.mark, trial.table_uuid)
     trial.is_dropped = True
     trial.service.post(f"/tables/{trial.id}/resume")
     ended = trial.service.ended(job["id"])

@@ -213,11 +213,11 @@ class Lake:
         return identifier[-1] in self.table_names(identifier[:-1])
 
     def mark_of(self, identifier: Sequence[str]) -> str | None:
-        """The run that has made a table; None for one of anybody else, or that can't be opened."""
-        try:
-            mark: str | None = self.load(identifier).properties().get(MARK)
-        except LakeError:
-            return None
+        """The run that has made a table, as the catalog tells it; None for one of anybody else.
+
+        Raises LakeError.
+        """
+        mark: str | None = self.load(identifier).properties().get(MARK)
         return mark
 
     def state_of(self, identifier: Sequence[str]) -> tuple[str, str] | None:
@@ -230,16 +230,19 @@ class Lake:
         except LakeError:
             return None
 
-    def drop_table(self, identifier: Sequence[str], run: str, table_uuid: str | None = None) -> None:
+    def drop_table(self, identifier: Sequence[str], mark: str | None, table_uuid: str | None = None) -> None:
         """Without its files if they are alone in its place, which is then cleared (`clear`), else with them.
 
         It is gone if this returns.
 
-        table_uuid: of the one that is meant, if it is known. Raises LakeError, and NotOursError for a table
+        mark: that it has to bear; None where the catalog has not kept it. table_uuid: of the one that is
+        meant, if it is known; without a mark it has to be. Raises LakeError, and NotOursError for a table
         that this run has not made.
         """
         table = self.load(identifier)
-        if table.properties().get(MARK) != run or table_uuid not in (None, str(table.uuid().toString())):
+        is_known = mark is not None or table_uuid is not None
+        is_meant = table_uuid in (None, str(table.uuid().toString()))
+        if table.properties().get(MARK) != mark or not is_known or not is_meant:
             raise NotOursError(f"{'.'.join(identifier)} is another table than the run has made. It stays.")
         name = ".".join(identifier)
         # On Azure, Iceberg waits for ever amid a purge of as many manifests as its pool has threads: each

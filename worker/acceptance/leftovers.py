@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 
 from icestream.connection import Json
 from icestream.errors import NotFoundError
-from worker.acceptance.lake import Lake
+from worker.acceptance.lake import Lake, LakeError
 from worker.acceptance.service import Service
 
 _NAME = re.compile(r"(a(\d{8}_\d{6})_[0-9a-f]{6})_(?:v2|v3|faults)")
@@ -76,7 +76,7 @@ def find(
         named = _NAME.fullmatch(name)
         if named is None or (runs and named[1] not in runs):
             continue
-        if name in tables and lake.mark_of([*namespace, name]) != named[1]:
+        if name in tables and _mark_of(lake, [*namespace, name]) != named[1]:
             leftovers.stays.append(f"{name} can't be opened or is no run's, in spite of its name: it stays.")
         elif not runs and _may_be_under_way(named[2], now or datetime.now(UTC)):
             leftovers.stays.append(
@@ -89,6 +89,14 @@ def find(
             ids = [str(one["id"]) for one in of_table]
             leftovers.found.append(Leftover(name, named[1], name in tables, ids, place))
     return leftovers
+
+
+def _mark_of(lake: Lake, identifier: Sequence[str]) -> str | None:
+    """None also for a table that can't be opened."""
+    try:
+        return lake.mark_of(identifier)
+    except LakeError:
+        return None
 
 
 def _may_be_under_way(began: str, now: datetime) -> bool:

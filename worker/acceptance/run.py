@@ -95,7 +95,7 @@ class Acceptance:
         return Trial(
             lake=self.lake,
             service=self.service,
-            run=self.run,
+            mark=self.run,
             name=name,
             identifier=[*self.wanted.namespace, table],
             format_version=format_version,
@@ -264,7 +264,7 @@ class Acceptance:
                 f"{'.'.join(trial.identifier)} is not in the catalog, and the run has not dropped it. It may"
                 f" have another name by now, so its files stay: {trial.location}."
             )
-        self.lake.drop_table(trial.identifier, self.run, trial.table_uuid)
+        self.lake.drop_table(trial.identifier, trial.mark, trial.table_uuid)
         trial.is_dropped = True
 
     def _clear(self, trial: Trial) -> None:

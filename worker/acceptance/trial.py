@@ -42,14 +42,15 @@ class NotTriedError(Exception):
 class Trial:
     """A table that the run makes, or has made.
 
-    name: in the report. identifier: with its namespace. key: columns by which rows are deleted. location:
-    where the catalog has put it; None as long as it is not known to be the table's alone. kept_storage: by
-    which files are removed once the table is gone. is_dropped: the run has seen that it has dropped it.
+    mark: by which the catalog tells whose it is; None once that has proven not to keep it. name: in the
+    report. identifier: with its namespace. key: columns by which rows are deleted. location: where the
+    catalog has put it; None as long as it is not known to be the table's alone. kept_storage: by which
+    files are removed once the table is gone. is_dropped: the run has seen that it has dropped it.
     """
 
     lake: Lake
     service: Service
-    run: str
+    mark: str | None
     name: str
     identifier: list[str]
     format_version: int

@@ -82,9 +82,9 @@ class FakeLake:
     def mark_of(self, identifier: Sequence[str]) -> str | None:
         return self.tables[identifier[-1]].mark
 
-    def drop_table(self, identifier: Sequence[str], run: str, table_uuid: str | None = None) -> None:
+    def drop_table(self, identifier: Sequence[str], mark: str | None, table_uuid: str | None = None) -> None:
         table = self.tables[identifier[-1]]
-        if table.mark != run or table_uuid not in (None, table.uuid):
+        if table.mark != mark or table_uuid not in (None, table.uuid):
             raise NotOursError("another table")
         self.refuses(identifier[-1])
         del self.tables[identifier[-1]]

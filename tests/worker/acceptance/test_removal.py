@@ -170,6 +170,32 @@ def test_no_place_is_taken_for_the_table_s_own_that_may_hold_files_of_others(
     assert trial.location is None
 
 
+def test_a_catalog_that_drops_properties_is_found_at_once_and_its_table_goes_by_its_uuid() -> None:
+    lake = FakeLake()
+    acceptance = acceptance_of(lake)
+    (trial,), table = acceptance.trials, MagicMock()
+    table.uuid.return_value.toString.return_value = "u1"
+    lake.create_table = lambda *_, **__: table  # type: ignore[attr-defined]
+    lake.tables[trial.identifier[-1]].mark = None
+    with pytest.raises(LakeError, match=r"icestream\.acceptance-run .* is not there") as error:
+        create(trial)
+    assert error.value.problem.code == "properties_not_kept"
+    assert removed(acceptance)["remove v2"] is Outcome.PASSED
+    assert lake.tables == {}
+
+
+@pytest.mark.parametrize("table_uuid", [None, "u2"])
+def test_without_a_mark_only_the_uuid_of_the_one_that_is_meant_drops_a_table(
+    monkeypatch: pytest.MonkeyPatch, table_uuid: str | None
+) -> None:
+    tables = Tables(monkeypatch, mark=None)
+    with pytest.raises(NotOursError):
+        tables.lake.drop_table(["ns", "t"], None, table_uuid)
+    assert tables.asked == []
+    tables.lake.drop_table(["ns", "t"], None, "u1")
+    assert tables.asked == [False]
+
+
 class Tables:
     """Of a catalog in Java, which may refuse to purge or to drop, or only say that it has dropped.
 
@@ -177,9 +203,15 @@ class Tables:
     """
 
     def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, *refused: bool, lies: bool = False, is_alone: bool = True
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        *refused: bool,
+        lies: bool = False,
+        is_alone: bool = True,
+        mark: str | None = "r1",
     ) -> None:
         self.asked: list[bool] = []
+        self._mark = mark
         self._refused, self._lies, self._is_alone, self._names = refused, lies, is_alone, {"t"}
         monkeypatch.setattr("worker.acceptance.lake.open_catalog", lambda *_: (self, None))
         monkeypatch.setattr("worker.acceptance.lake.load_table", lambda *_: self._table())
@@ -190,7 +222,7 @@ class Tables:
         table = MagicMock()
         table.location.return_value = "s3://lake/t"
         own_place = {"icestream.acceptance-place": "s3://lake/t"} if self._is_alone else {}
-        table.properties.return_value = {MARK: "r1", **own_place}
+        table.properties.return_value = ({MARK: self._mark} if self._mark else {}) | own_place
         table.uuid.return_value.toString.return_value = "u1"
         return table
 
