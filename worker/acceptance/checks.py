@@ -15,6 +15,8 @@ from datetime import timedelta
 from functools import partial
 from uuid import uuid4
 
+from py4j.java_gateway import JavaObject
+
 from icestream.connection import Json
 from icestream.errors import ProblemError
 from icestream.writes import json_rows
@@ -23,7 +25,7 @@ from worker.acceptance.lake import MARK, LakeError, NotOursError, location_of, t
 from worker.acceptance.orders import Row, to_arrow
 from worker.acceptance.report import Problem
 from worker.acceptance.service import JobEndedError, problem_of
-from worker.acceptance.trial import NotTriedError, Trial, WrongError
+from worker.acceptance.trial import NotPossibleError, NotTriedError, Trial, WrongError
 from worker.process.plurals import counted
 
 _STAGING = "icestream_acceptance_staged"
@@ -54,16 +56,56 @@ class Check:
 
 
 def create(trial: Trial) -> str:
-    table = trial.lake.create_table(
+    """A catalog that makes the table, and only not with format version 3, refuses that version."""
+    wanted, said = trial.format_version, ""
+    try:
+        table = _new_table(trial, wanted)
+    except LakeError as error:
+        instead = _instead(trial) if wanted >= 3 else None
+        if instead is None:
+            raise
+        table, said = instead, f": {error}"
+    trial.table_uuid = str(table.uuid().toString())
+    _read_mark_back(trial)
+    _look_at_place(trial, table)
+    made = int(table.operations().current().formatVersion())
+    if made < wanted:
+        raise NotPossibleError(
+            f"The catalog refuses format version {wanted}{said}. It made the same table with version {made}."
+        )
+    parts = "by region" if trial.by_region else "unpartitioned"
+    return f"Format version {made}, {parts}, at {trial.location}."
+
+
+def _new_table(trial: Trial, format_version: int) -> JavaObject:
+    return trial.lake.create_table(
         trial.identifier,
-        trial.format_version,
+        format_version,
         trial.key,
         str(trial.mark),
         by_region=trial.by_region,
         location=trial.wanted_location,
     )
-    trial.table_uuid = str(table.uuid().toString())
-    _read_mark_back(trial)
+
+
+def _instead(trial: Trial) -> JavaObject | None:
+    """The table as it was wanted, if only the first try failed, or else with format version 2."""
+    for format_version in (trial.format_version, 2):
+        with suppress(LakeError):
+            return _new_table(trial, format_version)
+    return None
+
+
+def _read_mark_back(trial: Trial) -> None:
+    """A removal may rely on it. Without it, the table goes by its UUID, which this process alone knows."""
+    if trial.lake.mark_of(trial.identifier) == trial.mark:
+        return
+    trial.mark = None
+    raise LakeError(f"{MARK} was given to the new table, and is not there.", _NOT_KEPT)
+
+
+def _look_at_place(trial: Trial, table: JavaObject) -> None:
+    """That its files lie where they are wanted, and alone."""
     trial.kept_storage, location = trial.lake.storage_of(table), location_of(table)
     if trial.wanted_location is not None and not _is_same_place(location, trial.wanted_location):
         raise NotOursError(
@@ -76,16 +118,6 @@ def create(trial: Trial) -> str:
         raise NotOursError(f"{location} had files before the table came: {others[0]}. They stay.")
     trial.lake.own_place(table)
     trial.location = location
-    parts = "by region" if trial.by_region else "unpartitioned"
-    return f"Format version {trial.format_version}, {parts}, at {location}."
-
-
-def _read_mark_back(trial: Trial) -> None:
-    """A removal may rely on it. Without it, the table goes by its UUID, which this process alone knows."""
-    if trial.lake.mark_of(trial.identifier) == trial.mark:
-        return
-    trial.mark = None
-    raise LakeError(f"{MARK} was given to the new table, and is not there.", _NOT_KEPT)
 
 
 def _is_same_place(one: str, other: str) -> bool:
@@ -436,10 +468,9 @@ def keep_young_orphans(trial: Trial) -> str:
 
 def remove_old_orphans(trial: Trial) -> str:
     if not trial.storage().is_local(trial.location or ""):
-        raise NotTriedError(
+        raise NotPossibleError(
             "A file goes only once it is a day old, and this store itself says how old it is. Run with"
-            " --keep, and look at a dry run after a day.",
-            by_design=True,
+            " --keep, and look at a dry run after a day."
         )
     with told("write a file"):
         place = trial.writer().leave_file()

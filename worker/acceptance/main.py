@@ -35,6 +35,7 @@ _SIGNS = {
     Outcome.PASSED: ("ok", "green"),
     Outcome.FAILED: ("FAILED", "bold red"),
     Outcome.NOT_TRIED: ("--", "yellow"),
+    Outcome.NOT_POSSIBLE: ("n/a", "yellow"),
 }
 _NEVER_BEGAN = 2
 _DRIVER_MEMORY = "1g"

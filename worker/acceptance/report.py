@@ -17,9 +17,12 @@ ALL_PASSED, FAILED, NOT_ALL_TRIED, STOPPED = 0, 1, 3, 4
 
 
 class Outcome(StrEnum):
+    """NOT_TRIED could have been, NOT_POSSIBLE in no way with such a catalog or store."""
+
     PASSED = "passed"
     FAILED = "failed"
     NOT_TRIED = "not tried"
+    NOT_POSSIBLE = "not possible here"
 
 
 @dataclass(frozen=True)
@@ -52,15 +55,12 @@ class JobFigures:
 class Step:
     """said: what was seen, or why it was not tried. seconds: of the clock, from its begin to its end. calls:
     requests to the service that the command made in it.
-
-    by_design: it was not tried, and in no way could be with such a catalog or store.
     """
 
     table: str
     name: str
     outcome: Outcome = Outcome.NOT_TRIED
     said: str = ""
-    by_design: bool = False
     seconds: float = 0.0
     calls: int = 0
     problem: Problem | None = None
@@ -96,20 +96,22 @@ class Report:
             return STOPPED
         if not counts[Outcome.PASSED]:
             return FAILED
-        left = any(step.outcome is Outcome.NOT_TRIED and not step.by_design for step in self.steps)
-        return NOT_ALL_TRIED if left else ALL_PASSED
+        return NOT_ALL_TRIED if counts[Outcome.NOT_TRIED] else ALL_PASSED
 
     @property
     def verdict(self) -> str:
         counts = self._counts
-        said = ", ".join(f"{counts[one]} {one}" for one in Outcome)
-        if by_design := sum(step.by_design for step in self.steps):
-            said += f" ({by_design} by design)"
+        shown = [one for one in Outcome if one is not Outcome.NOT_POSSIBLE or counts[one]]
+        said = ", ".join(f"{counts[one]} {one}" for one in shown)
         return f"stopped: {said}" if self.stopped else said
 
     @property
     def _counts(self) -> Counter[Outcome]:
         return Counter(step.outcome for step in self.steps)
+
+    def _listed(self, title: str, outcome: Outcome) -> list[str]:
+        steps = [step for step in self.steps if step.outcome is outcome]
+        return [f"## {title}", *map(_explained, steps)] if steps else []
 
     def to_json(self) -> str:
         whole = {"verdict": self.verdict, "accepted": self.exit_code == ALL_PASSED, **asdict(self)}
@@ -126,17 +128,12 @@ class Report:
             "took": f"{self.seconds:.0f} s, {self.calls:,} calls of the service",
             **self.versions,
         }
-        failed = [step for step in self.steps if step.outcome is Outcome.FAILED]
-        left = [step for step in self.steps if step.outcome is Outcome.NOT_TRIED]
         parts = [
             f"# Icestream acceptance: {self.verdict}",
             _table(("", ""), facts),
-            *(["## What failed", *map(_explained, failed)] if failed else []),
-            *(
-                ["## What was not tried", *(f"- {_named(step)}: {_flat(step.said)}" for step in left)]
-                if left
-                else []
-            ),
+            *self._listed("What failed", Outcome.FAILED),
+            *self._listed("What was not tried", Outcome.NOT_TRIED),
+            *self._listed("What is not possible here", Outcome.NOT_POSSIBLE),
             "## All steps",
             "\n".join(
                 [

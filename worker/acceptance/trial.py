@@ -31,11 +31,11 @@ class WrongRowsError(WrongError):
 
 
 class NotTriedError(Exception):
-    """A step can't be tried here; the text says why. by_design: nor could it with any such lake."""
+    """A step can't be tried as things are; the text says why."""
 
-    def __init__(self, why: str, *, by_design: bool = False) -> None:
-        super().__init__(why)
-        self.by_design = by_design
+
+class NotPossibleError(Exception):
+    """A step can't be tried with such a catalog or store, whatever somebody does; the text says why."""
 
 
 @dataclass

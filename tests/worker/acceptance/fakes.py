@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import MagicMock
 
 from worker.acceptance.lake import LakeError, NotOursError
 from worker.acceptance.run import Acceptance, Wanted
@@ -33,12 +34,14 @@ class FakeStorage:
 
 @dataclass
 class FakeLake:
-    """refuses: is called before a table is dropped, and may raise."""
+    """refuses: is called before a table is dropped, and may raise. makes: is asked for a table of a format
+    version, and gives the one that it has; it may raise."""
 
     tables: dict[str, FakeTable] = field(default_factory=dict)
     stored: set[str] = field(default_factory=set)
     namespaces: set[str] = field(default_factory=lambda: {"accepting"})
     refuses: Callable[[str], None] = lambda _: None
+    makes: Callable[[int], int] = lambda version: version
     namespace_mark: str | None = None
     name: str = "lake"
     type: str = "sql"
@@ -58,6 +61,24 @@ class FakeLake:
 
     def has_table(self, identifier: Sequence[str]) -> bool:
         return identifier[-1] in self.tables
+
+    def create_table(
+        self, identifier: Sequence[str], format_version: int, _: Sequence[str], run: str, **__: Any
+    ) -> MagicMock:
+        """As Iceberg's Java tells it."""
+        made, table = self.makes(format_version), MagicMock()
+        self.tables[identifier[-1]] = kept = FakeTable(f"u{len(self.tables)}", run)
+        kept.location = f"s3://lake/{identifier[-1]}"
+        metadata_file = f"{kept.location}/metadata/{kept.metadata}"
+        self.stored.add(metadata_file)
+        table.uuid.return_value.toString.return_value = kept.uuid
+        table.location.return_value = kept.location
+        current = table.operations.return_value.current.return_value
+        current.metadataFileLocation.return_value = metadata_file
+        current.formatVersion.return_value = made
+        return table
+
+    def own_place(self, _: object) -> None: ...
 
     def load(self, identifier: Sequence[str]) -> FakeTable:
         return self.tables[identifier[-1]]

@@ -163,7 +163,8 @@ def test_no_place_is_taken_for_the_table_s_own_that_may_hold_files_of_others(
     table.location.return_value = "s3://lake/t"
     current = table.operations.return_value.current.return_value
     current.metadataFileLocation.return_value = "s3://lake/t/metadata/00000-1.metadata.json"
-    lake.create_table = lambda *_, **__: table  # type: ignore[attr-defined]
+    current.formatVersion.return_value = 2
+    lake.create_table = lambda *_, **__: table  # type: ignore[method-assign]
     trial.wanted_location, trial.location = wanted, None
     with pytest.raises(NotOursError, match=says):
         create(trial)
@@ -175,7 +176,7 @@ def test_a_catalog_that_drops_properties_is_found_at_once_and_its_table_goes_by_
     acceptance = acceptance_of(lake)
     (trial,), table = acceptance.trials, MagicMock()
     table.uuid.return_value.toString.return_value = "u1"
-    lake.create_table = lambda *_, **__: table  # type: ignore[attr-defined]
+    lake.create_table = lambda *_, **__: table  # type: ignore[method-assign]
     lake.tables[trial.identifier[-1]].mark = None
     with pytest.raises(LakeError, match=r"icestream\.acceptance-run .* is not there") as error:
         create(trial)

@@ -31,6 +31,7 @@ def report(*outcomes: Outcome) -> Report:
         ((Outcome.PASSED, Outcome.NOT_TRIED), 3),
         ((Outcome.NOT_TRIED, Outcome.FAILED, Outcome.PASSED), 1),
         ((Outcome.NOT_TRIED,), 1),
+        ((Outcome.NOT_POSSIBLE,), 1),
         ((), 1),
     ],
 )
@@ -39,10 +40,13 @@ def test_only_steps_that_all_passed_end_with_0(outcomes: tuple[Outcome, ...], co
 
 
 def test_what_no_such_store_allows_does_not_stand_in_the_way_of_an_acceptance() -> None:
-    told = report(Outcome.PASSED, Outcome.NOT_TRIED)
-    told.steps[1].by_design = True
-    assert (told.exit_code, told.verdict) == (0, "1 passed, 0 failed, 1 not tried (1 by design)")
+    told = report(Outcome.PASSED, Outcome.NOT_POSSIBLE)
+    told.steps[1].said = "The store itself says how old a file is."
+    assert (told.exit_code, told.verdict) == (0, "1 passed, 0 failed, 0 not tried, 1 not possible here")
     assert json.loads(told.to_json())["accepted"]
+    listed = "## What is not possible here\n\n- v2, step 1: The store itself says how old a file is."
+    assert listed in told.to_markdown()
+    assert report(Outcome.PASSED, Outcome.NOT_POSSIBLE, Outcome.NOT_TRIED).exit_code == 3
 
 
 @pytest.mark.parametrize(
