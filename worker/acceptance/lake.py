@@ -6,11 +6,13 @@ Invariant: nothing is dropped or deleted but a table that bears the mark of a ru
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
+import pyarrow as pa
 from py4j.java_gateway import JavaObject, JVMView
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors.exceptions.captured import CapturedException
@@ -20,7 +22,7 @@ from worker.acceptance.report import Problem
 from worker.contract.control_plane import Limits
 from worker.index.key_set_index import databases_of
 from worker.index.sorted_runs import IndexWarehouse
-from worker.io.storage import Storage
+from worker.io.storage import Storage, StoredFile
 from worker.jobs.foreign_errors import meaning_of
 from worker.process.errors import JobError, StorageError
 from worker.process.plurals import counted
@@ -108,19 +110,25 @@ def lake_error_of(error: Exception, before: str = "", gateway: RestGateway | Non
 
 
 class Lake:
-    """One catalog, by its record, as the service tells it. secrets: which nothing that is told may have."""
+    """One catalog, by its record, as the service tells it.
+
+    secrets: which nothing that is told may have. asked: operations of the catalog that this process has begun
+    through here, by kind. of_store: operations on files, by kind.
+    """
 
     def __init__(self, jvm: JVMView, record: dict[str, Any]) -> None:
         """record: of the service, with references in the place of secrets. Raises LakeError."""
         self.name, self.type = str(record["name"]), str(record["type"])
         self.secrets = secrets_of(record["properties"])
         self._jvm = jvm
+        self.asked: Counter[str] = Counter()
+        self.of_store: Counter[str] = Counter()
         with told(f"open catalog {self.name}"):
             self.properties = resolve_secrets(record["properties"])
             self._catalog, self._gateway = open_catalog(jvm, self.type, self.name, self.properties)
 
     def has_namespace(self, namespace: Sequence[str]) -> bool:
-        with self._told(f"look for namespace {'.'.join(namespace)}"):
+        with self._told("look for namespace", namespace):
             try:
                 self._catalog.loadNamespaceMetadata(self._namespace(namespace))
             except Py4JJavaError as error:
@@ -139,7 +147,7 @@ class Lake:
             self._create_namespace(namespace, {})
 
     def _create_namespace(self, namespace: Sequence[str], properties: dict[str, str]) -> None:
-        with self._told(f"create namespace {'.'.join(namespace)}"):
+        with self._told("create namespace", namespace):
             made = self._namespace(namespace)
             if properties:
                 self._catalog.createNamespace(made, java_map(self._jvm, properties))
@@ -148,19 +156,19 @@ class Lake:
 
     def mark_of_namespace(self, namespace: Sequence[str]) -> str | None:
         """The run that has made a namespace, where the catalog keeps that."""
-        with self._told(f"open namespace {'.'.join(namespace)}"):
+        with self._told("open namespace", namespace):
             mark: str | None = self._catalog.loadNamespaceMetadata(self._namespace(namespace)).get(MARK)
             return mark
 
     def drop_namespace(self, namespace: Sequence[str]) -> None:
         """Catalogs drop an empty one alone."""
-        with self._told(f"drop namespace {'.'.join(namespace)}"):
+        with self._told("drop namespace", namespace):
             self._catalog.dropNamespace(self._namespace(namespace))
 
     def table_names(self, namespace: Sequence[str]) -> set[str]:
         if not self.has_namespace(namespace):
             return set()
-        with self._told(f"list the tables of namespace {'.'.join(namespace)}"):
+        with self._told("list the tables of namespace", namespace):
             found = self._catalog.listTables(self._namespace(namespace)).toArray()
             return {str(one.name()) for one in found}
 
@@ -193,7 +201,7 @@ class Lake:
         properties = {f"write.{kind}.mode": "merge-on-read" for kind in ("delete", "update", "merge")}
         properties |= {"format-version": str(format_version), MARK: run}
         iceberg = self._jvm.org.apache.iceberg
-        with self._told(f"create table {'.'.join(identifier)}"):
+        with self._told("create table", identifier):
             java_schema = iceberg.SchemaParser.fromJson(json.dumps(schema))
             spec = iceberg.PartitionSpecParser.fromJson(
                 java_schema, json.dumps({"spec-id": 0, "fields": [region] if by_region else []})
@@ -206,7 +214,7 @@ class Lake:
 
     def load(self, identifier: Sequence[str]) -> JavaObject:
         """The `org.apache.iceberg.Table` of now. Raises LakeError."""
-        with told(f"open table {'.'.join(identifier)}"):
+        with self._told("open table", identifier):
             return load_table(self._jvm, self.type, self.name, self.properties, identifier)
 
     def has_table(self, identifier: Sequence[str]) -> bool:
@@ -257,7 +265,7 @@ class Lake:
             raise LakeError(f"drop table {name}: The catalog has dropped it, it says, and still has it.")
 
     def _drop(self, identifier: Sequence[str], *, purge: bool) -> None:
-        with self._told(f"drop table {'.'.join(identifier)}"):
+        with self._told("drop table", identifier):
             self._catalog.dropTable(self._identifier(identifier), purge)
 
     def own_place(self, table: JavaObject) -> None:
@@ -284,7 +292,7 @@ class Lake:
 
     def storage_of(self, table: JavaObject) -> Storage:
         """As jobs open its files, with what the catalog vends for it."""
-        return Storage(file_io_properties(table))
+        return _CountedStorage(file_io_properties(table), self.of_store)
 
     def files(self, storage: Storage, location: str) -> set[str]:
         """All files below a place, by their locations."""
@@ -297,9 +305,15 @@ class Lake:
             of_index = index_storage_of(self.properties, warehouse, Limits(), storage)
             return databases_of(IndexWarehouse(warehouse, of_index), table_uuid)
 
-    def _told(self, task: str) -> AbstractContextManager[None]:
-        """Of the catalog."""
-        return told(task, self._gateway)
+    @property
+    def requests(self) -> Mapping[str, int]:
+        """To a REST catalog, by operation of its protocol; of another one what was begun, by kind."""
+        return self.asked if self._gateway is None else self._gateway.requests
+
+    def _told(self, kind: str, name: Sequence[str]) -> AbstractContextManager[None]:
+        """Of the catalog. kind: of what it is asked for. name: of the namespace or the table."""
+        self.asked[kind] += 1
+        return told(f"{kind} {'.'.join(name)}", self._gateway)
 
     def _namespace(self, parts: Sequence[str]) -> JavaObject:
         array = self._jvm.org.apache.iceberg.util.JsonUtil.mapper().readValue(
@@ -311,6 +325,38 @@ class Lake:
         *namespace, name = parts
         parser = self._jvm.org.apache.iceberg.catalog.TableIdentifierParser
         return parser.fromJson(json.dumps({"namespace": namespace, "name": name}))
+
+
+class _CountedStorage(Storage):
+    """Counts what it is asked for; a copy for another process does not."""
+
+    def __init__(self, properties: Mapping[str, str], count: Counter[str]) -> None:
+        super().__init__(properties)
+        self._count = count
+
+    def open_input(self, location: str) -> pa.NativeFile:
+        self._count["open a file"] += 1
+        return super().open_input(location)
+
+    def open_output(self, location: str) -> pa.NativeFile:
+        self._count["write a file"] += 1
+        return super().open_output(location)
+
+    def write(self, location: str, content: pa.Buffer) -> None:
+        self._count["write a file"] += 1
+        super().write(location, content)
+
+    def walk(self, location: str) -> Sequence[StoredFile]:
+        self._count["list files"] += 1
+        return super().walk(location)
+
+    def exists(self, location: str) -> bool:
+        self._count["look for a file"] += 1
+        return super().exists(location)
+
+    def delete(self, location: str) -> bool:
+        self._count["delete a file"] += 1
+        return super().delete(location)
 
 
 def location_of(table: JavaObject) -> str:

@@ -16,6 +16,11 @@ ALL_PASSED, FAILED, NOT_ALL_TRIED, STOPPED = 0, 1, 3, 4
 """Exit codes. 2 is for what never began."""
 
 
+_COLUMNS = ("table", "step", "outcome", "seconds", "requests", "job: waited, ran, attempts, bytes", "seen")
+Requests = dict[str, dict[str, int]]
+"""Of whom what was asked, and how often: by `service`, `catalog` and `store`, then by kind."""
+
+
 class Outcome(StrEnum):
     """NOT_TRIED could have been, NOT_POSSIBLE in no way with such a catalog or store."""
 
@@ -53,8 +58,8 @@ class JobFigures:
 
 @dataclass
 class Step:
-    """said: what was seen, or why it was not tried. seconds: of the clock, from its begin to its end. calls:
-    requests to the service that the command made in it.
+    """said: what was seen, or why it was not tried. seconds: of the clock, from its begin to its end.
+    requests: that the command made in it.
     """
 
     table: str
@@ -62,14 +67,14 @@ class Step:
     outcome: Outcome = Outcome.NOT_TRIED
     said: str = ""
     seconds: float = 0.0
-    calls: int = 0
+    requests: Requests = field(default_factory=dict)
     problem: Problem | None = None
     jobs: list[JobFigures] = field(default_factory=list)
 
 
 @dataclass
 class Report:
-    """Of one run. versions: of what took part. calls: requests to the service that the command made.
+    """Of one run. versions: of what took part. requests: that the command made; not_counted: who made others.
 
     stopped: by somebody, before all was tried.
     """
@@ -84,7 +89,8 @@ class Report:
     versions: dict[str, str] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
     seconds: float = 0.0
-    calls: int = 0
+    requests: Requests = field(default_factory=dict)
+    not_counted: list[str] = field(default_factory=list)
     stopped: bool = False
 
     @property
@@ -109,6 +115,13 @@ class Report:
     def _counts(self) -> Counter[Outcome]:
         return Counter(step.outcome for step in self.steps)
 
+    def _requests(self) -> list[str]:
+        return [
+            f"| {whom} | {_cell(kind)} | {number:,} |"
+            for whom, kinds in self.requests.items()
+            for kind, number in sorted(kinds.items(), key=lambda one: (-one[1], one[0]))
+        ]
+
     def _listed(self, title: str, outcome: Outcome) -> list[str]:
         steps = [step for step in self.steps if step.outcome is outcome]
         return [f"## {title}", *map(_explained, steps)] if steps else []
@@ -125,7 +138,7 @@ class Report:
             "catalog": f"{self.catalog} ({self.catalog_type})",
             "store": self.store,
             "namespace": self.namespace,
-            "took": f"{self.seconds:.0f} s, {self.calls:,} calls of the service",
+            "took": f"{self.seconds:.0f} s",
             **self.versions,
         }
         parts = [
@@ -137,11 +150,14 @@ class Report:
             "## All steps",
             "\n".join(
                 [
-                    "| table | step | outcome | seconds | calls | job: waited, ran, attempts, bytes | seen |",
+                    f"| {' | '.join(_COLUMNS)} |",
                     "|---|---|---|---|---|---|---|",
                     *map(_row, self.steps),
                 ]
             ),
+            "## Requests of this command",
+            "\n".join(["| to | for | number |", "|---|---|---|", *self._requests()]),
+            "\n".join(["Not counted:", "", *(f"- {_flat(one)}" for one in self.not_counted)]),
         ]
         return "\n\n".join(parts) + "\n"
 
@@ -158,7 +174,8 @@ def _row(step: Step) -> str:
         for job in step.jobs
     )
     said = step.said if step.problem is None else f"{step.problem.title}: {step.problem.detail}"
-    cells = (step.table, step.name, step.outcome, f"{step.seconds:.1f}", str(step.calls), jobs, said)
+    requests = ", ".join(f"{whom} {sum(kinds.values())}" for whom, kinds in step.requests.items())
+    cells = (step.table, step.name, step.outcome, f"{step.seconds:.1f}", requests, jobs, said)
     return f"| {' | '.join(map(_cell, cells))} |"
 
 

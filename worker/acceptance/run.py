@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -22,7 +23,7 @@ from worker.acceptance import checks
 from worker.acceptance.checks import Check
 from worker.acceptance.lake import Lake, LakeError, NotOursError, lake_error_of
 from worker.acceptance.leftovers import Leftover, find, is_of_run, remove, remove_namespace
-from worker.acceptance.report import Outcome, Problem, Report, Step
+from worker.acceptance.report import Outcome, Problem, Report, Requests, Step
 from worker.acceptance.service import JobEndedError, Service, StoppedError
 from worker.acceptance.trial import NotPossibleError, NotTriedError, Trial, WrongError, WrongRowsError
 from worker.process.plurals import counted
@@ -129,7 +130,7 @@ class Acceptance:
     def go(self, versions: dict[str, str]) -> Report:
         """Through all steps, and the removal. versions: of what runs here."""
         started, report = time.monotonic(), self.report
-        report.versions = versions
+        report.versions, report.not_counted = versions, _not_counted(self.lake)
         try:
             if self._try(ALL, "workers", self._workers) is Outcome.PASSED:
                 self._try(ALL, "catalog, as the service sees it", self._catalog)
@@ -146,7 +147,7 @@ class Acceptance:
             if not self.wanted.keep:
                 self._remove_all()
             report.seconds = round(time.monotonic() - started, 3)
-            report.calls = self.service.calls
+            report.requests = self._requests_since({})
         return report
 
     def _go_through(self, trial: Trial) -> None:
@@ -174,7 +175,7 @@ class Acceptance:
 
     def _try(self, table: str, name: str, act: Callable[[], str]) -> Outcome:
         """One step. act: returns what was seen. Raises StoppedError."""
-        step, started, calls = Step(table, name), time.monotonic(), self.service.calls
+        step, started, before = Step(table, name), time.monotonic(), self._requests()
         self.report.steps.append(step)
         self.step_begins(step)
         self.service.jobs, self._rows_are_wrong = [], False
@@ -194,11 +195,23 @@ class Acceptance:
             self._rows_are_wrong = isinstance(error, WrongRowsError)
         finally:
             step.seconds = round(time.monotonic() - started, 3)
-            step.calls = self.service.calls - calls
+            step.requests = self._requests_since(before)
             step.jobs = self.service.jobs
             self._hide_secrets(step)
             self.step_done(step)
         return step.outcome
+
+    def _requests(self) -> Requests:
+        return {
+            "service": dict(self.service.requests),
+            "catalog": dict(self.lake.requests),
+            "store": dict(self.lake.of_store),
+        }
+
+    def _requests_since(self, before: Requests) -> Requests:
+        now = self._requests()
+        made = {whom: Counter(kinds) - Counter(before.get(whom)) for whom, kinds in now.items()}
+        return {whom: dict(kinds) for whom, kinds in made.items() if kinds}
 
     def _hide_secrets(self, step: Step) -> None:
         text = self._redaction.text
@@ -382,6 +395,23 @@ def remove_leftovers(
         all_gone = False
         say(f"Namespace {'.'.join(namespace)} could not be removed: {error}")
     return all_gone
+
+
+def _not_counted(lake: Lake) -> list[str]:
+    """Whose requests the report has no number of, a sentence each."""
+    said = [
+        "What the workers and the service ask of the catalog and the store. Of each job, the report has the"
+        " bytes and the stages.",
+        "What Iceberg's Java reads and writes in the store for this command: metadata, manifests, the rows of"
+        " its reader. Nor what PyIceberg reads.",
+        "How many requests an operation on a file takes: a file that is opened may be read by parts.",
+    ]
+    if lake.type != "rest":
+        said.append(
+            f"Requests to the catalog, which Iceberg's client for {lake.type} makes by itself. What is told"
+            " is how often it was called; commits of tables are not among that."
+        )
+    return said
 
 
 def versions_here(jvm: JVMView, spark: str) -> dict[str, str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import threading
+from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -10,12 +12,15 @@ from typing import Any
 from urllib.parse import quote
 from uuid import uuid4
 
+import httpx
+
 from icestream.connection import Connection, Json, json_of
 from icestream.jobs import ENDS, wait_until_ended
 from worker.acceptance.report import JobFigures, Problem
 
 JOB_SECONDS = 600.0
 """In which a job must have ended: it may have to wait for a worker, and for another attempt."""
+_ID = re.compile(r"(?<=/catalogs)/[^/]+|/[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _LONGEST_PAUSE_SECONDS = 1.0
 """Also before a stop is noticed."""
 
@@ -33,7 +38,8 @@ class JobEndedError(Exception):
 
 
 class Service:
-    """jobs: those that ended since somebody last emptied the list, for the report."""
+    """jobs: those that ended since somebody last emptied the list, for the report. requests: by their methods
+    and paths, with {id} for what differs in these."""
 
     def __init__(
         self, connection: Connection, stopping: threading.Event, watch: Callable[[str], None] = lambda _: None
@@ -41,11 +47,12 @@ class Service:
         """stopping: ends what waits. watch: is told how far a job has come."""
         self._connection, self.stopping, self._watch = connection, stopping, watch
         self.jobs: list[JobFigures] = []
-        self.calls = 0
+        self.requests: Counter[str] = Counter()
         connection.http.event_hooks["request"].append(self._count)
 
-    def _count(self, _: object) -> None:
-        self.calls += 1
+    def _count(self, request: httpx.Request) -> None:
+        path = _ID.sub("/{id}", request.url.path.removeprefix("/api/v1"))
+        self.requests[f"{request.method} {path}"] += 1
 
     @property
     def url(self) -> str:

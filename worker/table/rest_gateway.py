@@ -9,14 +9,16 @@ session of PyIceberg, at addresses that are allowed, following no redirect. Of t
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import cache, lru_cache, partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import unquote_plus
+from urllib.parse import unquote_plus, urlsplit
 from weakref import WeakValueDictionary
 
 from pydantic import ValidationError
@@ -59,6 +61,25 @@ _HOP = frozenset(
 _AUTHORIZING = ("authorization", "original-authorization", "x-amz-security-token")
 _RENEWAL = "renewed/"
 """Before the path of a table, of whose answer only the credentials are wanted."""
+_NAMESPACE = "/namespaces/[^/]+"
+_TABLE = f"{_NAMESPACE}/tables/[^/]+"
+_OPERATIONS = (
+    ("GET", "/v1/config", "getConfig"),
+    ("POST", "/oauth/tokens", "getToken"),
+    ("GET", "/namespaces", "listNamespaces"),
+    ("POST", "/namespaces", "createNamespace"),
+    ("GET", _NAMESPACE, "loadNamespaceMetadata"),
+    ("HEAD", _NAMESPACE, "namespaceExists"),
+    ("DELETE", _NAMESPACE, "dropNamespace"),
+    ("GET", f"{_NAMESPACE}/tables", "listTables"),
+    ("POST", f"{_NAMESPACE}/tables", "createTable"),
+    ("GET", _TABLE, "loadTable"),
+    ("HEAD", _TABLE, "tableExists"),
+    ("POST", _TABLE, "updateTable"),
+    ("DELETE", _TABLE, "dropTable"),
+    ("POST", f"{_TABLE}/metrics", "reportMetrics"),
+    ("GET", f"{_TABLE}/credentials", "loadCredentials"),
+)
 _EXPIRED = (HTTPStatus.UNAUTHORIZED, 419)
 _DELEGATION = "header.x-iceberg-access-delegation"
 
@@ -67,7 +88,8 @@ class RestGateway:
     """One catalog.
 
     url: what Java takes for its address; it can't be guessed. refusal: why the last request was not carried
-    out, or its answer not handed on, if that was for its limits.
+    out, or its answer not handed on, if that was for its limits. requests: that the catalog answered, by
+    their operation as Iceberg's protocol calls it, those for its configuration and for tokens too.
     """
 
     def __init__(self, name: str, properties: Mapping[str, str], egress: Egress) -> None:
@@ -77,6 +99,7 @@ class RestGateway:
         with Budget(_ANSWER_SECONDS):
             self._catalog = _GuardedRestCatalog(name, **given)
         self.refusal: Exception | None = None
+        self.requests = self._catalog.requests
         server, gateways = _server()
         token = secrets.token_urlsafe(32)
         gateways[token] = self
@@ -170,6 +193,7 @@ class _GuardedRestCatalog(RestCatalog):
     def __init__(self, name: str, **properties: Any) -> None:
         self.given_uri = str(properties["uri"])  # where it tells its configuration, whatever that says
         self.gateway_url: str | None = None
+        self.requests: Counter[str] = Counter()
         self.answers = RestAnswers(properties, properties[_EGRESS].check)
         super().__init__(name, **properties)
 
@@ -179,7 +203,8 @@ class _GuardedRestCatalog(RestCatalog):
         if not any(key.lower() == _DELEGATION for key in self.properties):
             del session.headers["X-Iceberg-Access-Delegation"]  # it is Java that would use what is vended
         confine(session, self.properties[_EGRESS].addresses_of)
-        session.hooks["response"] += [self._hide_what_was_sent, self._refuse_redirect, self._take_apart]
+        each = [self._count, self._hide_what_was_sent, self._refuse_redirect, self._take_apart]
+        session.hooks["response"] += each
         connect, read = (
             int(self.properties.get(key, default)) / 1000
             for key, default in zip(_TIMEOUTS, (_CONNECT_MS, _READ_MS), strict=True)
@@ -189,6 +214,10 @@ class _GuardedRestCatalog(RestCatalog):
     def _init_sigv4(self, session: Session) -> None:
         sign_requests(session, [self.given_uri, self.uri], self.properties)
         confine(session, self.properties[_EGRESS].addresses_of)  # the adapter is another one
+
+    def _count(self, response: Response, *_: Any, **__: Any) -> None:
+        sent = response.request
+        self.requests[_operation(str(sent.method), urlsplit(str(sent.url)).path)] += 1
 
     def _take_apart(self, response: Response, *_: Any, **__: Any) -> None:
         """Before anybody reads it."""
@@ -232,6 +261,14 @@ class _GuardedRestCatalog(RestCatalog):
             secret = secret.partition("&")[0]
             sent |= {secret, unquote_plus(secret)}
         return Redaction(sent)
+
+
+def _operation(method: str, path: str) -> str:
+    """Of a request, as Iceberg's protocol calls it; its method and path for one that it does not know."""
+    for of_method, ending, operation in _OPERATIONS:
+        if of_method == method and re.search(f"{ending}$", path):
+            return operation
+    return f"{method} {path}"
 
 
 _Answer = tuple[int, Mapping[str, str], bytes]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,6 +47,8 @@ class FakeLake:
     name: str = "lake"
     type: str = "sql"
     secrets: frozenset[str] = frozenset()
+    requests: Counter[str] = field(default_factory=Counter)
+    of_store: Counter[str] = field(default_factory=Counter)
 
     def has_namespace(self, namespace: Sequence[str]) -> bool:
         return ".".join(namespace) in self.namespaces
@@ -126,7 +129,7 @@ class FakeService:
     stopping: threading.Event = field(default_factory=threading.Event)
     jobs: list[Any] = field(default_factory=list)
     url: str = "http://here"
-    calls: int = 0
+    requests: Counter[str] = field(default_factory=Counter)
 
     def items(self, _: str, **__: Any) -> list[dict[str, Any]]:
         return self.enrolled

@@ -65,7 +65,8 @@ def test_both_forms_tell_what_failed_why_and_what_to_do(tmp_path: Path) -> None:
     told.versions = {"iceberg": "1.12.0"}
     told.steps[0].jobs = [JOB]
     told.steps[1].problem = Problem("store_denied", "The store | denies", "DELETE\nis refused.", "Allow it.")
-    told.steps[1].calls = 7
+    told.steps[1].requests = {"service": {"GET /me": 1, "GET /jobs/{id}": 6}, "store": {"list files": 2}}
+    told.requests, told.not_counted = told.steps[1].requests, ["What workers ask."]
     told.steps[2].said = "There is no lookup server."
     for name in ("report.md", "report.json"):
         write(told, tmp_path / name)
@@ -73,10 +74,13 @@ def test_both_forms_tell_what_failed_why_and_what_to_do(tmp_path: Path) -> None:
     page = (tmp_path / "report.md").read_text()
     assert "1 passed, 1 failed, 1 not tried" in page.splitlines()[0]
     assert "**The store | denies** (`store_denied`): DELETE is refused. Allow it." in page
-    assert "| v2 | step 1 | failed | 0.0 | 7 |  | The store \\| denies: DELETE is refused. |" in page
+    row = "| v2 | step 1 | failed | 0.0 | service 7, store 2 |  | The store \\| denies: DELETE is refused. |"
+    assert row in page
     assert "convert: 0.5 s, 1.2 s, 2, 4,096" in page
     assert "- v2, step 2: There is no lookup server." in page
     assert "| iceberg | 1.12.0 |" in page
+    assert "| service | GET /jobs/{id} | 6 |\n| service | GET /me | 1 |\n| store | list files | 2 |" in page
+    assert page.endswith("Not counted:\n\n- What workers ask.\n")
     whole = json.loads((tmp_path / "report.json").read_text())
     assert (whole["accepted"], whole["steps"][1]["problem"]["code"]) == (False, "store_denied")
     assert whole["steps"][0]["jobs"][0]["ran_seconds"] == 1.25

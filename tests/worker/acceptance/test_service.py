@@ -9,7 +9,9 @@ from unittest.mock import MagicMock
 
 import pytest
 
+from icestream.connection import Connection
 from icestream.errors import UnreachableError
+from tests.http_server import Answer, Answers, answering
 from worker.acceptance.service import JobEndedError, Service, StoppedError
 
 AWAY = UnreachableError("It is away.", "Wait.")
@@ -60,3 +62,19 @@ def test_a_job_that_goes_on_is_told_with_why_and_one_that_has_ended_is_not_stopp
     with pytest.raises(StoppedError):
         going.await_status("j1")
     assert ended.await_status("j1")["status"] == "failed"
+
+
+def test_requests_are_counted_by_kind_and_not_by_id() -> None:
+    table = "3f1f9d5e-6f0c-4bb1-9d55-6e2b9a8a1111"
+    answers: Answers = {
+        "/api/v1/me": Answer({}),
+        "/api/v1/catalogs/lake": Answer({}),
+        f"/api/v1/tables/{table}/jobs": Answer({"id": "j1"}, 201),
+    }
+    with answering(answers) as server, Connection(server.url, "key") as connection:
+        of = Service(connection, threading.Event())
+        of.get("/me")
+        of.catalog("lake")
+        for _ in range(2):
+            of.request(table, "convert")
+    assert of.requests == {"GET /me": 1, "GET /catalogs/{id}": 1, "POST /tables/{id}/jobs": 2}
