@@ -168,7 +168,8 @@ def weighing(state: TableState, policy: EffectivePolicy) -> Weighing | None:
 
 def decide(state: TableState, policy: EffectivePolicy, now: datetime) -> list[Decision]:
     """One decision for each kind that may start by itself."""
-    return [decide_kind(kind, state, policy, now) for kind in state.kinds]
+    weighed = weighing(state, policy)
+    return [decide_kind(kind, state, policy, now, weighed) for kind in state.kinds]
 
 
 def cron_of(policy: EffectivePolicy) -> dict[JobKind, str]:
@@ -192,11 +193,24 @@ def windows_of(policy: EffectivePolicy, kind: JobKind) -> list[Window]:
     return own or policy.schedule.windows
 
 
-def decide_kind(kind: JobKind, state: TableState, policy: EffectivePolicy, now: datetime) -> Decision:
-    decision = _DECIDE[kind](state, policy, now)
-    is_weighed = kind in (JobKind.CONVERT, JobKind.REWRITE_DATA_FILES)
-    if is_weighed and (weighed := weighing(state, policy)) is not None:
-        decision = replace(decision, sentence=f"{decision.sentence} {weighed.words(now)}")
+def decide_kind(
+    kind: JobKind,
+    state: TableState,
+    policy: EffectivePolicy,
+    now: datetime,
+    weighed: Weighing | None = None,
+    *,
+    tells_cost: bool = True,
+) -> Decision:
+    """weighed: what `weighing` has found, if it is known already. tells_cost: whether the sentence does."""
+    decide_weighed = _DECIDE_WEIGHED.get(kind)
+    if decide_weighed is None:
+        decision = _DECIDE[kind](state, policy, now)
+    else:
+        weighed = weighed or weighing(state, policy)
+        decision = decide_weighed(state, policy, now, weighed)
+        if weighed is not None and tells_cost:
+            decision = replace(decision, sentence=f"{decision.sentence} {weighed.words(now)}")
     return _in_window(_within_budget(decision, state, now), policy, now)
 
 
@@ -333,7 +347,9 @@ def _decide_index(state: TableState, policy: EffectivePolicy, now: datetime) -> 
     return _below(kind, (*volume, age))
 
 
-def _decide_convert(state: TableState, policy: EffectivePolicy, now: datetime) -> Decision:
+def _decide_convert(
+    state: TableState, policy: EffectivePolicy, now: datetime, weighed: Weighing | None
+) -> Decision:
     kind, pending, policy_of_kind = JobKind.CONVERT, state.convertible, policy.convert
     refusal = _refusal(kind, state, now, enabled=policy_of_kind.enabled)
     if refusal is not None:
@@ -360,14 +376,15 @@ def _decide_convert(state: TableState, policy: EffectivePolicy, now: datetime) -
     )
     due = _fired(policy_of_kind.cron, state, policy, kind, now)
     words = counted(pending.files, "equality delete file")
-    if (weighed := weighing(state, policy)) is None:
+    if weighed is None:
         return _reached_or_due(kind, triggers, words, due)
     found = _reached_or_due(kind, triggers[-1:], words, due)
     if found.action is Action.TRIGGER:
         return found
     rewriting = JobKind.REWRITE_DATA_FILES
     is_rewriting = rewriting in state.active - state.later
-    if is_rewriting or decide_kind(rewriting, state, policy, now).action is Action.TRIGGER:
+    starts = decide_kind(rewriting, state, policy, now, weighed, tells_cost=False)
+    if is_rewriting or starts.action is Action.TRIGGER:
         told = "Data files are rewritten, which converts what is pending first."
         return Decision(kind, Action.WAIT, "rewriting", told)
     if weighed.are_deletes_too_dear:
@@ -433,7 +450,9 @@ def _decide_expire_snapshots(state: TableState, policy: EffectivePolicy, now: da
     return _not_too_soon(found, state, policy_of_kind.min_interval_seconds, now)
 
 
-def _decide_rewrite_data_files(state: TableState, policy: EffectivePolicy, now: datetime) -> Decision:
+def _decide_rewrite_data_files(
+    state: TableState, policy: EffectivePolicy, now: datetime, weighed: Weighing | None
+) -> Decision:
     limits, small, deleted = policy.rewrite_data_files, state.small_data_files, state.deleted_data_files
     triggers = (
         _of_count("small-data-files", small, limits.small_data_files, "small data file"),
@@ -447,7 +466,6 @@ def _decide_rewrite_data_files(state: TableState, policy: EffectivePolicy, now: 
     )
     told = "The last job saw no data files that are small and many enough, or have many deleted rows."
     nothing = None if small or deleted else told
-    weighed = weighing(state, policy)
     return _decide_rewriting(JobKind.REWRITE_DATA_FILES, state, policy, now, triggers, nothing, weighed)
 
 
@@ -571,11 +589,14 @@ def _decide_verify(state: TableState, policy: EffectivePolicy, now: datetime) ->
     return _first_reached(kind, triggers) or _below(kind, triggers)
 
 
+_DECIDE_WEIGHED = {
+    JobKind.CONVERT: _decide_convert,
+    JobKind.REWRITE_DATA_FILES: _decide_rewrite_data_files,
+}
+"""By what readers pay, if the policy goes by that."""
 _DECIDE = {
     JobKind.INDEX: _decide_index,
-    JobKind.CONVERT: _decide_convert,
     JobKind.PUBLISH: _decide_publish,
-    JobKind.REWRITE_DATA_FILES: _decide_rewrite_data_files,
     JobKind.REWRITE_POSITION_DELETE_FILES: _decide_rewrite_position_delete_files,
     JobKind.REWRITE_MANIFESTS: _decide_rewrite_manifests,
     JobKind.EXPIRE_SNAPSHOTS: _decide_expire_snapshots,

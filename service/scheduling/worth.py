@@ -78,12 +78,12 @@ class Weighing:
         """Of those that the policy names and the model knows, the one that pays most; else Spark."""
         named = {name.partition("-")[0] for name in self.policy.convert.readers}
         known = [reader for reader in Reader if reader.value in named] or [HEADLINE[0]]
-        return max(known, key=lambda one: self._saved(self.readers.fresh, one))
+        return max(known, key=lambda one: self._saved(self.readers.fresh, one)) if known[1:] else known[0]
 
     def _saved(self, after: Shape, reader: Reader) -> float:
         """What one full read pays now beyond what it would pay of another shape, in seconds."""
-        seconds = (model().seconds(shape, reader, Read.FULL) for shape in (self.readers.shape, after))
-        return next(seconds) - next(seconds)
+        before, left = (model().seconds(shape, reader, Read.FULL) for shape in (self.readers.shape, after))
+        return before - left
 
     @cached_property
     def seconds(self) -> float:
@@ -103,7 +103,7 @@ class Weighing:
     def overhead(self) -> float:
         return self.seconds - self.fresh_seconds
 
-    @property
+    @cached_property
     def saved_by_rewriting(self) -> float:
         """Of each read, beyond what a conversion would save."""
         return self._saved(self.readers.rewritten, self.reader) - max(self.saved_by_conversion, 0.0)

@@ -10,9 +10,18 @@ from service.policies.models import EffectivePolicy
 from service.policies.schedules import Window
 from service.reader_cost import HEADLINE, CostModel, Shape, model
 from service.records.jobs import JobKind
-from service.scheduling import worth
-from service.scheduling.decisions import Action, LastJob, TableState, deadlines, decide_kind, weighing
+from service.scheduling import decisions, worth
+from service.scheduling.decisions import (
+    Action,
+    LastJob,
+    TableState,
+    deadlines,
+    decide,
+    decide_kind,
+    weighing,
+)
 from service.scheduling.preview import _repeats
+from service.scheduling.worth import Weighing
 from tests.service.test_scheduler import IDLE, NOW, POLICY, decision
 
 # Of a fit like any other: what is decided here is not to change with the next one.
@@ -130,6 +139,21 @@ def test_small_files_are_rewritten_with_what_is_pending_instead_of_their_vectors
     )
     last = {JobKind.CONVERT: LastJob(NOW - timedelta(hours=2), seconds=4.0)}
     assert decision(replace(running, last=last), JobKind.CONVERT, hourly).code == "cron"
+
+
+@pytest.mark.usefixtures("fixed_model")
+def test_what_readers_pay_is_weighed_once_for_all_decisions(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def counted(state: TableState, policy: EffectivePolicy) -> Weighing | None:
+        seen.append(state)
+        return weighing(state, policy)
+
+    monkeypatch.setattr(decisions, "weighing", counted)
+    alone = [decide_kind(kind, pending(SMALL), worthwhile(), NOW) for kind in (JobKind.CONVERT, REWRITE)]
+    seen.clear()
+    assert set(alone) <= set(decide(pending(SMALL), worthwhile(), NOW))
+    assert len(seen) == 1
 
 
 @pytest.mark.usefixtures("fixed_model")
