@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import date
 from enum import StrEnum
 from functools import lru_cache
@@ -60,7 +60,7 @@ class Shape:
         return self.equality_delete_files + self.vectors
 
     def as_json(self) -> dict[str, int]:
-        return asdict(self)
+        return dict(vars(self))
 
     def fresh(self, partitions: int | None, target_file_bytes: int) -> Shape:
         """The table as if it had just been rewritten: no deletes, and as many files as its bytes ask for.

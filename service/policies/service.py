@@ -474,6 +474,11 @@ def _effective(settings: tuple[str, ...]) -> EffectivePolicy:
     return _nested(ChainMap(*found, BUILT_IN[STANDARD][1].values()))
 
 
+def merged(*settings: Mapping[str, Any]) -> EffectivePolicy:
+    """What valid settings come to that have every value together, nearest first."""
+    return _nested(ChainMap(*(PolicySettings.model_validate(each).values() for each in settings)))
+
+
 def _with_own(policy: EffectivePolicy, table: EnrolledTable) -> EffectivePolicy:
     """The same with what the enrolment of a table says itself: its staging branch."""
     if table.publish_from is None:

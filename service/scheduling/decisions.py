@@ -656,8 +656,10 @@ def _pause_ends(last: LastJob, policy: EffectivePolicy) -> datetime | None:
     return None
 
 
-def deadlines(state: TableState, policy: EffectivePolicy) -> Iterator[datetime]:
-    """When time alone makes another decision."""
+def deadlines(
+    state: TableState, policy: EffectivePolicy, weighed: Weighing | None = None
+) -> Iterator[datetime]:
+    """When time alone makes another decision. weighed: as for `decide_kind`."""
     if state.spent is not None:
         yield state.spent.until
     if state.oldest_convertible_at is not None:
@@ -667,7 +669,7 @@ def deadlines(state: TableState, policy: EffectivePolicy) -> Iterator[datetime]:
     if state.past.oldest_at is not None:
         yield state.past.oldest_at + timedelta(seconds=policy.expire_snapshots.older_than_seconds)
         yield state.past.oldest_at + timedelta(seconds=policy.expire_snapshots.age_seconds)
-    if (weighed := weighing(state, policy)) is not None:
+    if (weighed := weighed or weighing(state, policy)) is not None:
         yield from weighed.moments()
     ages = {
         JobKind.INDEX: policy.index.age_seconds,

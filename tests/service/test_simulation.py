@@ -1,0 +1,134 @@
+"""What a policy makes of commits over days: the scheduler's own decisions, on a model of a table."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import timedelta
+from itertools import pairwise
+
+import pytest
+
+from service.policies.models import EffectivePolicy
+from service.policies.schedules import Window
+from service.policies.service import BUILT_IN, MANUAL, STANDARD, merged
+from service.reader_cost import Shape
+from service.records.jobs import JobKind
+from service.scheduling.decisions import LastJob
+from service.scheduling.simulation import Arrival, Beginning, Outcome, simulate
+from tests.service.test_scheduler import NOW
+
+REWRITE = JobKind.REWRITE_DATA_FILES
+MEGABYTES = 1_000_000
+TABLE = Beginning(
+    NOW,
+    Shape(4, 1_000_000, data_bytes=100 * MEGABYTES),
+    NOW - timedelta(days=9),
+    partitions=4,
+    entries=1_000_000,
+    sorted_runs=1,
+)
+UPSERT = Shape(4, 400, 4, 400, data_bytes=40_000, delete_bytes=4_000)
+
+
+def settings(built_in: str) -> dict[str, dict[str, object]]:
+    return BUILT_IN[built_in][1].model_dump(exclude_none=True)
+
+
+def policy(**sections: Mapping[str, object]) -> EffectivePolicy:
+    """`standard` with other values."""
+    return merged(sections, settings(STANDARD))
+
+
+def stream(
+    hold: EffectivePolicy, *, hours: float = 24, every: float = 600, beginning: Beginning = TABLE
+) -> Outcome:
+    """An upsert now and then, from the beginning on."""
+    number = int(hours * 3600 / every)
+    arrivals = [Arrival(NOW + timedelta(seconds=every * each), UPSERT) for each in range(number)]
+    return simulate(beginning, arrivals, hold, NOW + timedelta(hours=hours), most_steps=10**6)
+
+
+def test_each_commit_is_indexed_at_once_and_converted_when_it_is_as_old_as_the_policy_lets_it_be() -> None:
+    found = stream(policy(compact={"enabled": False}))
+    assert {kind: totals.jobs for kind, totals in found.jobs.items()} == {
+        JobKind.INDEX: 144,
+        JobKind.CONVERT: 144,
+    }
+    longest = max(each.ended_at - each.began_at for each in found.ran if each.kind is JobKind.CONVERT)
+    assert found.lag_seconds_max == pytest.approx(301 + longest.total_seconds(), abs=0.1)
+    assert 0 < found.lag_seconds_median < 300
+    assert found.until == NOW + timedelta(hours=24)
+    assert found.bytes_arrived == 144 * 44_000
+
+
+def test_a_policy_that_starts_nothing_lets_deletes_grow_old_and_reads_dear() -> None:
+    found = stream(merged(settings(MANUAL), settings(STANDARD)))
+    assert found.jobs == {}
+    assert found.write_amplification == 1
+    assert found.lag_seconds_max == 86_400
+    assert found.lag_seconds_median == pytest.approx(43_200, rel=0.02)
+    assert [one.seconds for one in found.reads] == sorted(one.seconds for one in found.reads)
+    assert found.reads[-1].seconds > 2 * found.reads[-1].fresh_seconds
+
+
+def test_jobs_begin_within_windows_alone() -> None:
+    windows = [Window(start="02:00", end="03:00")]
+    found = stream(policy(schedule={"windows": windows}), hours=48)
+    assert {each.began_at.hour for each in found.ran} == {2}
+    assert found.lag_seconds_max > 23 * 3600
+
+
+def test_a_cron_expression_starts_what_has_something_to_do() -> None:
+    nightly = {"enabled": True, "cron": "0 3 * * *", "small_data_files": 10**6, "deleted_data_files": 10**6}
+    before = replace(TABLE, last={REWRITE: LastJob(NOW)})
+    found = stream(policy(rewrite_data_files=nightly), hours=72, beginning=before)
+    minutes = [(each.began_at - NOW) // timedelta(minutes=1) for each in found.ran if each.kind is REWRITE]
+    assert minutes == [(24 * day + 3) * 60 for day in range(3)]
+    assert found.jobs[REWRITE].bytes_written == pytest.approx(300 * MEGABYTES, rel=0.05)
+
+
+def test_a_stream_that_is_rewritten_as_is_worthwhile_stays_cheap_to_read() -> None:
+    worthwhile = policy(
+        convert={"when": "worthwhile"},
+        rewrite_data_files={"enabled": True, "min_interval_seconds": 60, "min_input_files": 2},
+    )
+    by_cost, by_number = stream(worthwhile, every=60), stream(policy(), every=60)
+    assert by_cost.read_ratio is not None
+    assert by_number.read_ratio is not None
+    assert by_cost.read_ratio < 1.5 < 10 < by_number.read_ratio
+    assert by_cost.delete_files_written * 10 < by_number.delete_files_written
+    assert by_number.delete_files_rewritten / by_number.delete_files_written > 0.9
+    assert not [each for each in by_cost.ran if each.is_idle]
+
+
+def test_snapshots_expire_that_are_old_enough() -> None:
+    kept = {"enabled": True, "older_than_seconds": 3600, "age_seconds": 7200, "snapshots": 10**6}
+    found = stream(policy(expire_snapshots=kept))
+    at = [each.began_at for each in found.ran if each.kind is JobKind.EXPIRE_SNAPSHOTS]
+    assert at[0] - NOW < timedelta(hours=2, minutes=1)
+    # All older than an hour go, so the oldest one is as old again after another hour or a commit more.
+    assert all(timedelta(hours=1) <= later - one < timedelta(minutes=72) for one, later in pairwise(at))
+
+
+def test_what_somebody_else_takes_away_needs_no_job() -> None:
+    arrivals = [
+        Arrival(NOW + timedelta(minutes=1), UPSERT),
+        Arrival(NOW + timedelta(minutes=2), Shape(0, 0, -4, -400, data_bytes=0, delete_bytes=-4_000)),
+    ]
+    found = simulate(TABLE, arrivals, policy(), NOW + timedelta(hours=1))
+    assert JobKind.CONVERT not in found.jobs
+    assert found.lag_seconds_max == 60
+
+
+def test_what_was_pending_at_the_beginning_is_as_old_as_it_was() -> None:
+    since = NOW - timedelta(seconds=200)
+    begun = replace(TABLE, shape=replace(TABLE.shape, equality_delete_files=1, equality_deletes=9))
+    found = simulate(replace(begun, pending_since=since), [], policy(), NOW + timedelta(hours=1))
+    (conversion,) = [each for each in found.ran if each.kind is JobKind.CONVERT]
+    assert conversion.began_at == NOW + timedelta(seconds=101)
+
+
+def test_a_simulation_ends_after_so_many_steps_and_says_when() -> None:
+    arrivals = [Arrival(NOW + timedelta(minutes=each), UPSERT) for each in range(600)]
+    found = simulate(TABLE, arrivals, policy(), NOW + timedelta(hours=10), most_steps=100)
+    assert NOW < found.until < NOW + timedelta(hours=2)
+    assert all(each.at < found.until for each in found.reads)
