@@ -197,8 +197,8 @@ PROBLEMS: dict[str, ProblemType] = {
     "event-not-understood": ProblemType(
         (422,),
         "The event is not understood",
-        "The body is no event of an object store that is known, or lacks the file that it tells of.",
-        "Send the event as the store or what passes it on makes it, or name tables or files instead.",
+        "The body is no event of an object store or catalog that is known, or lacks what it tells of.",
+        "Send the event as the store or the catalog makes it, or name tables or files instead.",
     ),
     "erasure-not-found": ProblemType(
         (404,), "No such erasure", "No erasure has this id.", "List them: GET /api/v1/erasures."

@@ -78,7 +78,7 @@ DECISIONS: dict[str, set[str]] = {
         "POST /api/v1/catalogs/{catalog_id}/resume",
         "POST /api/v1/erasures",
         "POST /api/v1/catalogs/{catalog_id}/notifications",
-        "POST /api/v1/catalogs/{catalog_id}/store-events",
+        "POST /api/v1/catalogs/{catalog_id}/commit-events",
         "POST /api/v1/jobs/bulk",
         "POST /api/v1/jobs/{job_id}/cancel",
         "POST /api/v1/jobs/{job_id}/retry",

@@ -26,7 +26,7 @@ _OF_PROGRAMS = {
     *("register_worker", "claim_job", "report_heartbeat", "reserve_addresses", "finish_attempt"),
     "notify_by_event",
 }
-"""Calls that only programs make: workers, and object stores."""
+"""Calls that only programs make: workers, and what passes on events of object stores and catalogs."""
 NAMED = {
     "table_id": ("/tables", "name"),
     "key_id": ("/api-keys", "name"),

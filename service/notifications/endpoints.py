@@ -1,8 +1,8 @@
 """HTTP calls of those who hear of commits first: engines, catalogs and object stores."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, Request
 
 from service.auth.access import Access
 from service.auth.models import Principal
@@ -12,8 +12,8 @@ from service.http.messages import CatalogId, TableId
 from service.http.routing import ApiRoute
 from service.http.waking import WAKES
 from service.notifications import service
-from service.notifications.events import places_of
-from service.notifications.models import CatalogNotification, Notified, StoreEvent
+from service.notifications.events import event_in, told_by
+from service.notifications.models import CatalogNotification, CommitEvents, Notified
 from service.records.keys import Role
 from service.records.tables import get_table
 
@@ -35,14 +35,22 @@ def notify_of_tables(
     return service.notify_of_tables(session, get_catalog(session, catalog_id), body)
 
 
-@router.post("/catalogs/{catalog_id}/store-events", status_code=202, dependencies=WAKES)
+@router.post("/catalogs/{catalog_id}/commit-events", status_code=202, dependencies=WAKES)
 def notify_by_event(
-    session: WriteSession, _caller: Notifier, catalog_id: CatalogId, body: StoreEvent
+    session: WriteSession, _caller: Notifier, catalog_id: CatalogId, request: Request, body: CommitEvents
 ) -> Notified:
-    """Tell by an event of an object store that a metadata file was written, which means a new commit.
+    """Tell by an event of an object store or of a catalog that there is a new commit.
 
-    It may be one of S3 (its own notifications, or by EventBridge), of Cloud Storage (pushed by Pub/Sub) or of
-    Azure's Event Grid.
+    A metadata file was written to S3 (its own notifications, or by EventBridge), Cloud Storage (pushed by
+    Pub/Sub) or Azure's Blob Storage (Event Grid); or a table was changed in Polaris or Lakekeeper. Several
+    come as a list. A CloudEvent comes in structured, batched or binary mode. Events of other kinds that these
+    catalogs make mean no table.
     """
-    told = CatalogNotification.model_construct(tables=[], locations=places_of(body.model_extra or {}))
+    told = told_by(_events(request, body))
     return service.notify_of_tables(session, get_catalog(session, catalog_id), told)
+
+
+def _events(request: Request, body: CommitEvents) -> list[dict[str, Any]]:
+    several = body if isinstance(body, list) else [body]
+    events = [event.model_extra or {} for event in several]
+    return events if isinstance(body, list) else [event_in(request.headers, events[0])]

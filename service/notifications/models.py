@@ -2,11 +2,13 @@
 
 from typing import Annotated, Self
 
+from fastapi import Body
 from pydantic import ConfigDict, StringConstraints, model_validator
 from pydantic import Field as ModelField
 
 from service.http.messages import Message, example
 
+TABLES_AT_MOST = 1_000
 FILES_AT_MOST = 100
 """Each is looked for under several names."""
 _Text = Annotated[str, StringConstraints(min_length=1, max_length=4_000)]
@@ -17,7 +19,7 @@ class CatalogNotification(Message):
 
     model_config = ConfigDict(json_schema_extra=example({"tables": ["db.t"]}))
 
-    tables: list[_Text] = ModelField(default_factory=list, max_length=1_000)
+    tables: list[_Text] = ModelField(default_factory=list, max_length=TABLES_AT_MOST)
     """Dotted names, without the catalog's."""
     locations: list[_Text] = ModelField(default_factory=list, max_length=FILES_AT_MOST)
     """Files were written at these places, such as `s3://lake/db/t/metadata/00012-….metadata.json`: each means
@@ -30,19 +32,18 @@ class CatalogNotification(Message):
         return self
 
 
-class StoreEvent(Message):
-    """The event comes as the store sends it."""
+class CommitEvent(Message):
+    """The event comes as the object store or the catalog makes it."""
 
-    model_config = ConfigDict(
-        extra="allow",
-        json_schema_extra=example(
-            {
-                "source": "aws.s3",
-                "detail-type": "Object Created",
-                "detail": {"bucket": {"name": "lake"}, "object": {"key": "db/t/metadata/1.metadata.json"}},
-            }
-        ),
-    )
+    model_config = ConfigDict(extra="allow")
+
+
+_EVENT = {
+    "source": "aws.s3",
+    "detail-type": "Object Created",
+    "detail": {"bucket": {"name": "lake"}, "object": {"key": "db/t/metadata/1.metadata.json"}},
+}
+CommitEvents = Annotated[CommitEvent | list[CommitEvent], Body(examples=[_EVENT])]
 
 
 class Notified(Message):

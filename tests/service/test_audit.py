@@ -125,7 +125,7 @@ def test_each_write_leaves_one_entry(
     # These read, and have entries all the same: tests/service/lookups/test_access.py.
     lookups = {"POST /tables/{table_id}/lookups", "POST /tables/{table_id}/lookups/history"}
     # And these only make the service look sooner.
-    notifications = {route for route in WRITES if route.endswith(("/notifications", "/store-events"))}
+    notifications = {route for route in WRITES if route.endswith(("/notifications", "/commit-events"))}
     assert write.routes == WRITES - lookups - notifications
 
 

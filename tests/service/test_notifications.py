@@ -254,15 +254,83 @@ def test_events_of_object_stores_mean_the_table_whose_metadata_was_written(
     table = enrolled(service, iceberg)
     with service.database.write() as session:
         session.get_one(EnrolledTable, table["id"]).location = PLACES[kind]
-    path = "/catalogs/local/store-events"
+    path = "/catalogs/local/commit-events"
     assert notify(service, path, EVENTS[kind]) == {"notified": 1, "unknown": 0}
     other = json.loads(json.dumps(EVENTS[kind]).replace("lake", "pond"))
     assert notify(service, path, other) == {"notified": 0, "unknown": 1}
 
 
-@pytest.mark.parametrize(
-    "event",
-    [
+LAKEKEEPER = {
+    "specversion": "1.0",
+    "id": "0198d0f2-7c1e-7a30-b5c4-3f1f0a5f2e11",
+    "type": "updateTable",
+    "source": "uri:iceberg-catalog-service:lakekeeper-0",
+    "datacontenttype": "application/json",
+    "data": {"requirements": [], "updates": []},
+    "tabular-type": "table",
+    "tabular-id": "0198d0f2-7c1e-7a30-b5c4-3f1f0a5f2e12",
+    "warehouse-id": "0198d0f2-7c1e-7a30-b5c4-3f1f0a5f2e13",
+    "name": "t",
+    "namespace": "db",
+    "prefix": "",
+    "num-events": 1,
+    "sequence-number": 0,
+}
+"""As its publisher makes it."""
+POLARIS = {
+    "event_type": "AFTER_UPDATE_TABLE",
+    "event_id": "0198d0f2-7c1e-7a30-b5c4-3f1f0a5f2e14",
+    "timestamp": "2030-01-01T00:00:00Z",
+    "table_name": "t",
+    "namespace": ["db"],
+    "catalog_name": "lake",
+    "realm_id": "POLARIS",
+    "principal": "flink",
+    "activated_roles": ["writers"],
+}
+"""As its Kafka listener makes it; the one for CloudWatch tells less."""
+OF_LOGS = {"event_type": "AFTER_UPDATE_TABLE", "table_identifier": "db.t", "realm_id": "POLARIS"}
+
+
+def test_events_of_catalogs_mean_the_table_that_was_changed(
+    service: Running, iceberg: IcebergCatalog
+) -> None:
+    enrolled(service, iceberg)
+    cases: list[tuple[Any, tuple[int, int]]] = [
+        (LAKEKEEPER, (1, 0)),
+        (LAKEKEEPER | {"namespace": "eu\x1fdb"}, (0, 1)),
+        (LAKEKEEPER | {"type": "updateView", "tabular-type": "view"}, (0, 0)),
+        (LAKEKEEPER | {"type": "dropTable", "data": None}, (0, 0)),
+        ([LAKEKEEPER, LAKEKEEPER, LAKEKEEPER | {"name": "other"}], (1, 1)),
+        (POLARIS, (1, 0)),
+        (POLARIS | {"table_identifier": ["db", "t"]}, (1, 0)),
+        # The service's own looks have such an event.
+        (POLARIS | {"event_type": "AFTER_LOAD_TABLE"}, (0, 0)),
+        (OF_LOGS, (1, 0)),
+        ([], (0, 0)),
+        ([{"tables": ["db.t"]}, POLARIS], (1, 0)),
+    ]
+    for events, counts in cases:
+        found = notify(service, "/catalogs/local/commit-events", events)
+        assert (found["notified"], found["unknown"]) == counts, events
+
+
+def test_a_cloud_event_may_have_its_attributes_in_headers(service: Running, iceberg: IcebergCatalog) -> None:
+    enrolled(service, iceberg)
+    attributes = LAKEKEEPER | {"name": "%74"}
+    data = attributes.pop("data")
+    headers = {f"ce-{name}": str(value) for name, value in attributes.items()}
+    answer = service.admin.post("/catalogs/local/commit-events", json=data, headers=headers)
+    assert (answer.status_code, answer.json()) == (202, {"notified": 1, "unknown": 0})
+    cloud = {"content-type": "application/cloudevents-batch+json"}
+    batch = json.dumps([LAKEKEEPER]).encode()
+    answer = service.admin.post("/catalogs/local/commit-events", content=batch, headers=cloud)
+    assert (answer.status_code, answer.json()) == (202, {"notified": 1, "unknown": 0})
+
+
+def test_what_is_no_event_of_a_commit_is_refused(service: Running, iceberg: IcebergCatalog) -> None:
+    service.register(iceberg)
+    events: list[Any] = [
         {},
         {"Records": [{}]},
         {"Records": ["s3"]},
@@ -271,14 +339,17 @@ def test_events_of_object_stores_mean_the_table_whose_metadata_was_written(
         {"source": "aws.s3", "detail": {"bucket": {"name": "lake"}}},
         {"message": {"attributes": {"bucketId": "lake"}}},
         {"type": "Microsoft.Storage.BlobCreated", "data": {"url": "https://[x"}},
-    ],
-)
-def test_what_is_no_event_of_a_store_is_refused(
-    service: Running, iceberg: IcebergCatalog, event: dict[str, Any]
-) -> None:
-    service.register(iceberg)
-    answer = service.admin.post("/catalogs/local/store-events", json=event)
-    assert (answer.status_code, answer.json()["type"].rpartition("/")[2]) == (422, "event-not-understood")
+        {"event_type": "AFTER_UPDATE_TABLE", "realm_id": "r"},
+        {"event_type": "AFTER_UPDATE_TABLE", "realm_id": "r", "table_identifier": [1]},
+        {"type": "updateTable", "tabular-type": "table", "namespace": 1, "name": "t"},
+        [{"tables": ["db.t"]}] * 1_001,
+        {"tables": [1]},
+        {"locations": []},
+    ]
+    for event in events:
+        answer = service.admin.post("/catalogs/local/commit-events", json=event)
+        told = (answer.status_code, answer.json()["type"].rpartition("/")[2])
+        assert told == (422, "event-not-understood"), event
 
 
 def test_a_key_may_be_for_notifications_alone(service: Running, iceberg: IcebergCatalog) -> None:
