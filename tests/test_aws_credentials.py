@@ -19,8 +19,10 @@ from service.catalogs.clients import open_catalog
 from service.records.catalogs import CatalogType
 from service.settings import Settings
 from stores.aws import CredentialsError, Identity, Keys
+from stores.file_io import LocationFileIO
 from tests.aws import KINDS, ROLE, SHOWN, Aws, aws, environment, vended
-from worker.io.storage import Storage
+from trust.locations import LocationNotAllowedError
+from worker.io.storage import ALLOWED_LOCATIONS, DryStorage, Storage
 from worker.jobs.foreign_errors import meaning_of
 from worker.process.errors import StorageError
 
@@ -226,16 +228,21 @@ def test_what_a_catalog_vends_is_had_anew_in_time(
         raise StorageError("away")
 
     monkeypatch.setattr("worker.io.storage.time", SimpleNamespace(time=lambda: clock))
-    storage = Storage(record(server) | vended(server), renew=lambda: vended(server))
+
+    def renewed() -> dict[str, str]:
+        return record(server) | vended(server)
+
+    storage = Storage(renewed(), renew=renewed)
     before = hash(storage)
     assert storage.read("s3://lake/a") == storage.read("s3://lake/a")
     assert server.given == ["vended-1"]
     clock += 1801
     # A task that begins now has what is good for longer, as has all that is opened from now on.
     task: Storage = pickle.loads(pickle.dumps(storage))
+    dry = DryStorage(storage)
     assert server.given == ["vended-1", "vended-2"]
     server.ends["vended-1"] -= timedelta(hours=2)
-    for one in (task, storage):
+    for one in (task, dry, storage):
         assert one.read("s3://lake/a") == b"content"
         assert one.create(f"s3://lake/{id(one)}", b"new")
     assert (server.used[-1], server.refused, hash(storage)) == ("vended-2", [], before)
@@ -250,5 +257,62 @@ def test_what_a_catalog_vends_is_had_anew_in_time(
         away.read("s3://lake/a")
     # Without its end, nobody knows when.
     endless = {name: value for name, value in vended(server).items() if "expires" not in name}
-    Storage(record(server) | endless, renew=lambda: vended(server)).read("s3://lake/a")
+    Storage(record(server) | endless, renew=renewed).read("s3://lake/a")
     assert server.given == [f"vended-{number}" for number in range(1, 5)]
+
+
+def test_a_session_whose_end_is_past_is_asked_for_from_time_to_time(
+    server: Aws, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A catalog that tells what is not so, or a worker whose clock is ahead."""
+    clock = time.time()
+    asked: list[float] = []
+
+    def renewed() -> dict[str, str]:
+        asked.append(clock)
+        return record(server) | vended(server, told=timedelta(hours=-1))
+
+    monkeypatch.setattr("worker.io.storage.time", SimpleNamespace(time=lambda: clock))
+    storage = Storage(record(server) | vended(server, told=timedelta(hours=-1)), renew=renewed)
+    for _ in range(3):
+        for _ in range(5):
+            assert storage.read("s3://lake/a") == b"content"
+        clock += 11
+    assert len(asked) == 3
+
+
+def test_no_keys_of_the_machine_go_where_a_catalog_led_with_its_own(
+    server: Aws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An endpoint comes with keys, and then there are neither."""
+    become("environment", server=server, directory=tmp_path, monkeypatch=monkeypatch)
+    limits = {ALLOWED_LOCATIONS: "s3://lake"}
+    with aws() as elsewhere:
+        led = record(elsewhere) | vended(elsewhere, told=timedelta(seconds=-1)) | limits
+        without = {"s3.region": "eu-central-1"}
+        assert Storage(led, renew=lambda: without).io.current() == without | limits
+        storage = Storage(led, renew=lambda: record(server))
+        assert storage.create("s3://lake/b", b"new")
+        assert (elsewhere.used, elsewhere.refused) == ([], [])
+    assert set(server.used) == {"environment"}
+    with pytest.raises(LocationNotAllowedError):
+        storage.read("s3://pond/a")
+
+
+def test_keys_go_with_the_endpoint_that_they_came_with(
+    server: Aws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when a catalog names one between the moment that they are looked for and that they are used."""
+    become("environment", server=server, directory=tmp_path, monkeypatch=monkeypatch)
+    with aws() as elsewhere:
+        io = LocationFileIO(record(server))
+        found = Identity.keys
+
+        def keys(identity: Identity) -> Keys:
+            io.properties = record(elsewhere) | vended(elsewhere)
+            return found(identity)
+
+        monkeypatch.setattr(Identity, "keys", keys)
+        with io.new_input("s3://lake/a").open() as file:
+            assert file.read() == b"content"
+        assert (elsewhere.used, elsewhere.refused) == ([], [])

@@ -298,7 +298,7 @@ class DeletesTask:
                     del positions[file]
         unreadable = [one.data_file for one in blocked]
         plan = plan_deletes(positions, known, self.format_version, self.granularity, moves=self.moves)
-        storage = DryStorage(self.storage.properties) if self.dry_run else self.storage
+        storage = DryStorage(self.storage) if self.dry_run else self.storage
         written = write_planned(storage, plan, self.locations, list(self.positions), unreadable)
         return replace(written, blocked=(*blocked, *written.blocked), missing=missing)
 

@@ -26,10 +26,11 @@ from pyarrow import fs as pafs
 from pyiceberg.io import InputFile, OutputFile
 from pyiceberg.io.pyarrow import PyArrowFile
 
-from stores.aws import S3_SCHEMES, Keys
+from stores.aws import S3_SCHEMES
 from stores.azure import AZURE_SCHEMES, AzureAccount, azure_container, without_signature
-from stores.file_io import GOOGLE_SCHEMES, S3_KEYS, LocationFileIO, is_google_public
+from stores.file_io import GOOGLE_SCHEMES, LocationFileIO, is_google_public
 from trust.locations import Places
+from trust.properties import without_code
 from trust.rest_answers import SESSION_END
 from worker.process.deadline import check_time
 from worker.process.errors import JobError
@@ -44,8 +45,7 @@ OWN_FILES = "icestream.own-files"
 """The property that names files and folders of the service itself, a line each, which are never opened."""
 
 _RENEW_SECONDS = 10.0
-"""After which a catalog that did not answer is asked again for a session, as long as the last one is good."""
-_OF_SESSION = frozenset((*S3_KEYS, SESSION_END))
+"""After which a catalog is asked for a session again at the earliest, whatever end it tells."""
 _CREATE_RETRIES: RetryConfig = {"max_retries": 3, "retry_timeout": timedelta(seconds=30)}
 _CREATE_CLIENT: ClientConfig = {"timeout": timedelta(seconds=20)}
 _CREATE_SECONDS = 60.0
@@ -65,36 +65,37 @@ class StoredFile:
 class LimitedFileIO(LocationFileIO):
     """PyIceberg's FileIO, which opens only what is allowed.
 
-    renew: gives the properties anew, with keys of S3 that are good for longer.
+    renew: gives the properties anew, with keys of S3 that are good for longer. Of the former ones, only what
+    limits them stays: an endpoint, say, is for nobody's keys but those that came with it.
     """
 
     def __init__(
         self, properties: Mapping[str, str], renew: Callable[[], Mapping[str, str]] | None = None
     ) -> None:
         super().__init__(properties)
+        self._limits = {key: properties[key] for key in (ALLOWED_LOCATIONS, OWN_FILES) if key in properties}
         self._renew, self._renewing = renew, threading.Lock()
         self._renew_at = self._half_time()
 
-    def s3_keys(self) -> Keys | None:
-        """Those of a session when at least half of its time is left, if it can be renewed."""
+    def current(self) -> Mapping[str, str]:
+        """With a session of which at least half is left, if it can be renewed."""
         if self._renew is not None and time.time() >= self._renew_at:
             with self._renewing:
                 if time.time() >= self._renew_at:
                     self._have_anew(self._renew)
-        return super().s3_keys()
+        return self.properties
 
     def _have_anew(self, renew: Callable[[], Mapping[str, str]]) -> None:
         try:
-            renewed = dict(renew())
+            renewed = renew()
         except JobError as error:
             is_over = time.time() >= int(self.properties[SESSION_END]) / 1000
             if is_over or not error.retryable:
                 raise
             self._renew_at = time.time() + _RENEW_SECONDS
             return
-        others = {key: value for key, value in self.properties.items() if key not in _OF_SESSION}
-        self.properties = others | renewed
-        self._renew_at = self._half_time()
+        self.properties = without_code(renewed) | self._limits
+        self._renew_at = max(self._half_time(), time.time() + _RENEW_SECONDS)
 
     def _half_time(self) -> float:
         """By when half of a session's time is over; never for keys that have no end."""
@@ -138,9 +139,7 @@ class Storage:
         self.io = LimitedFileIO(self.properties, renew)
 
     def __reduce__(self) -> tuple[type[Storage], tuple[dict[str, str]]]:
-        if SESSION_END in self.properties:
-            self.io.s3_keys()
-        return Storage, (dict(self.io.properties),)
+        return Storage, (dict(self.io.current()),)
 
     def __eq__(self, other: object) -> bool:
         """By properties: what one job has read of an immutable file, the next one need not read again."""
@@ -259,12 +258,13 @@ class Storage:
         if scheme == "file":
             return LocalStore(), re.sub("/+", "/", key)
         if scheme in S3_SCHEMES:
-            given = self._given(
+            properties, keys = self.io.s3_access()
+            given = _given(
+                properties,
                 endpoint=("s3.endpoint",),
                 region=("s3.region", "client.region"),
                 virtual_hosted_style_request=("s3.force-virtual-addressing",),
             )
-            keys = self.io.s3_keys()
             if keys is None:
                 given["skip_signature"] = True
             else:
@@ -273,7 +273,9 @@ class Storage:
             client = _CREATE_CLIENT | {"allow_http": str(given.get("endpoint")).startswith("http:")}
             return S3Store(netloc, client_options=client, retry_config=_CREATE_RETRIES, **given), key
         if scheme in GOOGLE_SCHEMES:
-            given = self._given(base_url=("gcs.service.host",), bearer_token=("gcs.oauth2.token",))
+            given = _given(
+                self.properties, base_url=("gcs.service.host",), bearer_token=("gcs.oauth2.token",)
+            )
             client = _CREATE_CLIENT | {"allow_http": str(given.get("base_url")).startswith("http:")}
             if "bearer_token" not in given and is_google_public(self.properties):
                 given["skip_signature"] = True
@@ -283,14 +285,6 @@ class Storage:
             account = AzureAccount.of(netloc, self.properties)
             return account.container(container), path.removeprefix(container).lstrip("/")
         raise OSError(f"an index can't lie at a {scheme} location, only on file, s3, gs and abfs")
-
-    def _given(self, **names: tuple[str, ...]) -> dict[str, Any]:
-        """The properties that are set, under other names: the first of each."""
-        found = {
-            name: next((self.properties[k] for k in keys if k in self.properties), None)
-            for name, keys in names.items()
-        }
-        return {name: value for name, value in found.items() if value is not None}
 
     def list(self, location: str) -> list[StoredFile]:
         """The files directly in a directory, in any order; none when there is no such directory."""
@@ -344,8 +338,19 @@ class Storage:
 class DryStorage(Storage):
     """Reads the same files and writes into nothing, to learn how much would be written."""
 
+    def __init__(self, storage: Storage) -> None:
+        self.properties, self.io = storage.properties, storage.io
+
     def write(self, location: str, _: pa.Buffer) -> None:
         self.resolve(location)
+
+
+def _given(properties: Mapping[str, Any], **names: tuple[str, ...]) -> dict[str, Any]:
+    """The properties that are set, under other names: the first of each."""
+    found = {
+        name: next((properties[k] for k in keys if k in properties), None) for name, keys in names.items()
+    }
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _within(seconds: float, call: Callable[[], object]) -> None:
