@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -119,21 +120,34 @@ class Identity:
         return session
 
 
-_kept: dict[tuple[Identity, tuple[tuple[str, str], ...]], tuple[float, Credentials | None]] = {}
+_Asker = tuple[Identity, tuple[tuple[str, str], ...]]
+"""With the environment in which it asks."""
+_kept: dict[_Asker, tuple[float, Credentials | None]] = {}
+_looking: dict[_Asker, threading.Lock] = {}
 
 
 def _found(identity: Identity) -> Credentials | None:
     """Whoever asks as the same shares what is renewed."""
+    environment = tuple(sorted((k, v) for k, v in os.environ.items() if k.startswith("AWS_") or k == "HOME"))
+    asker = identity, environment
+    if (kept := _still_kept(asker)) is None:
+        with _looking.setdefault(asker, threading.Lock()):  # threads that begin together look once
+            kept = _still_kept(asker) or _keep(asker, _look_for(identity))
+    return kept[1]
+
+
+def _still_kept(asker: _Asker) -> tuple[float, Credentials | None] | None:
+    kept = _kept.get(asker)
+    return kept if kept is not None and time.monotonic() < kept[0] else None
+
+
+def _keep(asker: _Asker, found: Credentials | None) -> tuple[float, Credentials | None]:
     from botocore.credentials import RefreshableCredentials
 
-    environment = tuple(sorted((k, v) for k, v in os.environ.items() if k.startswith("AWS_") or k == "HOME"))
-    until, found = _kept.get((identity, environment), (0.0, None))
-    if time.monotonic() >= until:
-        found = _look_for(identity)
-        kept_seconds = _KEPT_SECONDS if found else _MISSED_SECONDS
-        is_renewed = isinstance(found, RefreshableCredentials)
-        _kept[identity, environment] = (math.inf if is_renewed else time.monotonic() + kept_seconds, found)
-    return found
+    kept_seconds = _KEPT_SECONDS if found else _MISSED_SECONDS
+    is_renewed = isinstance(found, RefreshableCredentials)
+    _kept[asker] = kept = math.inf if is_renewed else time.monotonic() + kept_seconds, found
+    return kept
 
 
 def _forget(identity: Identity) -> None:

@@ -4,8 +4,10 @@ import os
 import pickle
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +23,7 @@ from service.settings import Settings
 from stores.aws import CredentialsError, Identity, Keys
 from stores.file_io import LocationFileIO
 from tests.aws import KINDS, ROLE, SHOWN, Aws, aws, environment, vended
+from tests.patience import PATIENCE_SECONDS
 from trust.locations import LocationNotAllowedError
 from worker.io.storage import ALLOWED_LOCATIONS, DryStorage, Storage
 from worker.jobs.foreign_errors import meaning_of
@@ -316,3 +319,24 @@ def test_keys_go_with_the_endpoint_that_they_came_with(
         with io.new_input("s3://lake/a").open() as file:
             assert file.read() == b"content"
         assert (elsewhere.used, elsewhere.refused) == ([], [])
+
+
+def test_threads_that_begin_together_look_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[Identity] = []
+    together = threading.Barrier(8)
+
+    def look(identity: Identity) -> Credentials:
+        looked.append(identity)
+        time.sleep(0.05)
+        return Credentials("key", "secret")
+
+    def ask() -> None:
+        together.wait(PATIENCE_SECONDS)
+        assert identity.keys() == Keys("key", "secret")
+
+    monkeypatch.setattr("stores.aws._look_for", look)
+    identity = Identity(role=f"{ROLE}/looked-for")
+    with ThreadPoolExecutor(8) as threads:
+        for asked in [threads.submit(ask) for _ in range(8)]:
+            asked.result()
+    assert looked == [identity]
