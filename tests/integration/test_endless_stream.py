@@ -15,8 +15,9 @@ from service.scheduling.worth import LEAST_SECONDS
 from tests.factories import Catalog
 from tests.integration.icestream import Icestream, Json
 from tests.patience import wait_until
+from tests.upkeep import keep_up
 from worker.demo.story import Reader
-from worker.demo.table import Orders, OrdersWriter, keep_up, to_arrow
+from worker.demo.table import Orders, OrdersWriter, to_arrow
 
 pytestmark = [pytest.mark.integration, pytest.mark.thorough]
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from tests.factories import live_delete_files, sqlite_catalog, visible_rows
-from worker.demo.table import Checkpoint, Orders, OrdersWriter, Rows, keep_up, to_arrow
+from tests.upkeep import keep_up
+from worker.demo.table import Checkpoint, Orders, OrdersWriter, Rows, to_arrow
 
 
 def as_tuples(rows: Rows) -> list[tuple[Any, ...]]:
