@@ -243,8 +243,9 @@ PROBLEMS: dict[str, ProblemType] = {
     "index-place-not-supported": ProblemType(
         (422,),
         "An index can't lie there",
-        "The index needs a store on which one of two commits at the same time fails.",
-        "Give a place on a file system, S3 (with conditional writes), Google Cloud Storage or Azure (abfss).",
+        "The index needs a store on which one of two commits at the same time fails, and deletions work.",
+        "Give a place on a file system, S3 (with conditional writes, in no bucket of S3 Tables), Google Cloud"
+        " Storage or Azure (abfss).",
     ),
     "internal-error": ProblemType(
         (500,),

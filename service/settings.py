@@ -195,7 +195,8 @@ class Settings(BaseSettings):
             _check_place(value)
         if value and not can_hold_index(value):
             raise ValueError(
-                "an index can lie on a file system, S3, Google Cloud Storage or Azure (abfss) only"
+                "an index can lie on a file system, S3, Google Cloud Storage or Azure (abfss) only, and in no"
+                " bucket of S3 Tables"
             )
         return value
 

@@ -137,9 +137,19 @@ def can_hold_index(location: str) -> bool:
     """Whether the store can write a file only if it is absent, which commits to an index rest on.
 
     Of an object store that speaks S3, the scheme alone does not tell. obstore, which writes it, encodes a
-    backslash.
+    backslash. A bucket of S3 Tables lets nobody list and delete, which compactions of an index do.
     """
-    return parse_location(location).store in _INDEX_SCHEMES and "\\" not in location
+    is_known = parse_location(location).store in _INDEX_SCHEMES and "\\" not in location
+    return is_known and not is_table_bucket(location)
+
+
+def is_table_bucket(location: str) -> bool:
+    """Whether it lies in a bucket that S3 Tables has made for a table; no other bucket has such a name.
+
+    Files are written and read there, and nobody may list or delete any. Raises AmbiguousLocationError.
+    """
+    place = parse_location(location)
+    return place.store == "s3" and place.authority.endswith("--table-s3")
 
 
 def is_any_azure_account(location: str) -> bool:

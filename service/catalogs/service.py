@@ -26,7 +26,7 @@ from service.records.keys import Role
 from service.records.patterns import EnrollmentPattern
 from service.records.tables import EnrolledTable
 from service.settings import Settings
-from trust.locations import can_hold_index, is_under
+from trust.locations import can_hold_index, is_table_bucket, is_under
 
 _REQUIRED: dict[CatalogType, tuple[str, ...]] = {
     CatalogType.SQL: ("uri", "warehouse"),
@@ -222,10 +222,12 @@ def check_catalog(
     if index_warehouse is not None:
         check_location(settings, index_warehouse)
         if not can_hold_index(index_warehouse):
-            raise InvalidError(
-                "index-place-not-supported",
-                f"{index_warehouse!r} is on a store whose commits are not known to be exclusive.",
+            why = (
+                "lies in a bucket of S3 Tables, where files of an index can be neither listed nor deleted"
+                if is_table_bucket(index_warehouse)
+                else "is on a store whose commits are not known to be exclusive"
             )
+            raise InvalidError("index-place-not-supported", f"{index_warehouse!r} {why}.")
 
 
 def index_warehouse(settings: Settings, catalog: Catalog) -> str:

@@ -265,6 +265,11 @@ def test_an_index_warehouse_on_a_store_without_exclusive_writes_is_refused(
     assert (answer.status_code, answer.json()["type"]) == (422, "/problems/index-place-not-supported")
     with pytest.raises(ValueError, match="an index can lie on a file system, S3"):
         Settings(index_warehouse="hdfs://namenode/index")
+    service.settings.allowed_locations = ("s3://",)
+    in_table_bucket = {"index_warehouse": "s3://63a8e430-6e0b-46f5-k833--table-s3/index"}
+    answer = service.admin.patch("/catalogs/local", json=in_table_bucket, headers={"If-Match": "*"})
+    assert (answer.status_code, answer.json()["type"]) == (422, "/problems/index-place-not-supported")
+    assert "bucket of S3 Tables" in answer.json()["detail"]
     for place in ("gs://lake/index", "abfss://lake@account.dfs.core.windows.net/index"):
         assert Settings(index_warehouse=place).index_warehouse == place
 
