@@ -20,12 +20,13 @@ from py4j.java_gateway import JavaObject
 from icestream.connection import Json
 from icestream.errors import ProblemError
 from icestream.writes import json_rows
-from trust.locations import is_under
-from worker.acceptance.lake import MARK, LakeError, NotOursError, location_of, told
+from trust.locations import is_table_bucket, is_under
+from worker.acceptance.lake import MARK, PLACES_ARE_GIVEN, LakeError, NotOursError, location_of, told
 from worker.acceptance.orders import Row, to_arrow
 from worker.acceptance.report import Problem
 from worker.acceptance.service import JobEndedError, problem_of
 from worker.acceptance.trial import NotPossibleError, NotTriedError, Trial, WrongError
+from worker.io.storage import Storage
 from worker.process.plurals import counted
 
 _STAGING = "icestream_acceptance_staged"
@@ -108,10 +109,11 @@ def _look_at_place(trial: Trial, table: JavaObject) -> None:
     """That its files lie where they are wanted, and alone."""
     trial.kept_storage, location = trial.lake.storage_of(table), location_of(table)
     if trial.wanted_location is not None and not _is_same_place(location, trial.wanted_location):
-        raise NotOursError(
-            f"The catalog has put the table at {location} and not at {trial.wanted_location}. What else lies"
-            " there stays."
-        )
+        said = f"It has put the table at {location} and not at {trial.wanted_location}."
+        raise LakeError(f"{said} What else lies there stays.", PLACES_ARE_GIVEN)
+    if is_table_bucket(location):  # which came with the table, and goes with it
+        trial.location = location
+        return
     metadata_file = str(table.operations().current().metadataFileLocation()).rpartition("/")[2]
     found = trial.lake.files(trial.kept_storage, location)
     if others := sorted(found - _files_of_new_table(location, metadata_file)):
@@ -138,16 +140,35 @@ def use_store(trial: Trial) -> str:
         storage.write(place, to_arrow([]).schema.serialize())
     with told("read a file"):
         storage.read(place)
-    with told("list files"):
-        listed = place in {one.location for one in storage.walk(f"{trial.location}/data")}
-    with told("delete a file"):
-        storage.delete(place)
-        left = storage.exists(place)
-    if left:
+    is_listed = _unless_refused(
+        trial, "list files", lambda: place in {one.location for one in storage.walk(f"{trial.location}/data")}
+    )
+    is_left = _unless_refused(trial, "delete files", lambda: _is_left(storage, place))
+    if is_left:
         raise WrongError(f"{place} is still there after its deletion.")
-    if not listed:
+    if is_listed is False:
         raise WrongError(f"{place} was written, and is not listed.")
-    return "A file was written, read, listed and deleted."
+    refused = "".join(f" S3 Tables lets nobody {task}." for task in trial.refused)
+    done = [word for word, seen in (("listed", is_listed), ("deleted", is_left)) if seen is not None]
+    return f"A file was {', '.join(['written', 'read', *done])}.{refused}"
+
+
+def _is_left(storage: Storage, place: str) -> bool:
+    """After its deletion."""
+    storage.delete(place)
+    return storage.exists(place)
+
+
+def _unless_refused(trial: Trial, task: str, act: Callable[[], bool]) -> bool | None:
+    """None for what S3 Tables refuses to everybody. Of another store, a refusal is of this identity."""
+    try:
+        with told(task):
+            return act()
+    except LakeError as error:
+        if not is_table_bucket(trial.location or ""):
+            raise
+        trial.refused[task] = str(error)
+        return None
 
 
 def fill(trial: Trial) -> str:
@@ -457,6 +478,7 @@ def expire_snapshots(trial: Trial) -> str:
 
 def keep_young_orphans(trial: Trial) -> str:
     """A file that somebody may be about to commit stays, and so does all that the table needs."""
+    trial.needs("list files")
     with told("write a file"):
         trial.writer().leave_file()
     before = _files(trial)
@@ -467,6 +489,7 @@ def keep_young_orphans(trial: Trial) -> str:
 
 
 def remove_old_orphans(trial: Trial) -> str:
+    trial.needs("list files")
     if not trial.storage().is_local(trial.location or ""):
         raise NotPossibleError(
             "A file goes only once it is a day old, and this store itself says how old it is. Run with"
@@ -500,6 +523,7 @@ def _remove_orphans(trial: Trial) -> int:
 
 def erase(trial: Trial) -> str:
     """Rows of some keys leave all files, and a receipt says so."""
+    trial.needs("delete files")
     gone = list(trial.some(4, skip=12))
     keys = [_key(trial, trial.orders.rows[one]) for one in gone]
     body = {
@@ -527,6 +551,7 @@ def erase(trial: Trial) -> str:
 
 def miss_a_data_file(trial: Trial) -> str:
     """What can't be converted stays, and is reported with its reason."""
+    trial.needs("delete files")
     writer, new = trial.writer(), list(trial.new(20))
     lost = writer.load(new, files=1)[0]["file-path"]
     deleted = new[::2]

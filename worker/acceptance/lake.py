@@ -57,6 +57,12 @@ _UNSUPPORTED = Problem(
     "",
     "Jobs that need it can't work there, whatever rights they have.",
 )
+PLACES_ARE_GIVEN = Problem(
+    "location_not_taken",
+    "The catalog chooses the places of tables itself",
+    "",
+    "Leave --location out: the tables lie where the catalog puts them, and it is tried all the same.",
+)
 _NO_NAMESPACE = "org.apache.iceberg.exceptions.NoSuchNamespaceException"
 
 
@@ -304,6 +310,12 @@ class Lake:
         with told(f"list {warehouse}"):
             of_index = index_storage_of(self.properties, warehouse, Limits(), storage)
             return databases_of(IndexWarehouse(warehouse, of_index), table_uuid)
+
+    @property
+    def is_s3_tables(self) -> bool:
+        """By its record: their own endpoint, or Glue's for such a bucket."""
+        named = (self.properties.get(name, "") for name in ("rest.signing-name", "warehouse"))
+        return self.type == "rest" and any("s3tables" in one for one in named)
 
     @property
     def requests(self) -> Mapping[str, int]:

@@ -19,9 +19,10 @@ from uuid import uuid4
 from py4j.java_gateway import JVMView
 
 from icestream.errors import IcestreamError, NotFoundError, ProblemError
+from trust.locations import is_table_bucket
 from worker.acceptance import checks
 from worker.acceptance.checks import Check
-from worker.acceptance.lake import Lake, LakeError, NotOursError, lake_error_of
+from worker.acceptance.lake import PLACES_ARE_GIVEN, Lake, LakeError, NotOursError, lake_error_of
 from worker.acceptance.leftovers import Leftover, find, is_of_run, remove, remove_namespace
 from worker.acceptance.report import Outcome, Problem, Report, Requests, Step
 from worker.acceptance.service import JobEndedError, Service, StoppedError
@@ -69,6 +70,8 @@ class Acceptance:
     def __post_init__(self) -> None:
         """Looks at what is there. Raises LakeError and IcestreamError."""
         lake, wanted = self.lake, self.wanted
+        if lake.is_s3_tables and wanted.location is not None:
+            raise LakeError("S3 Tables puts each table into a bucket of its own.", PLACES_ARE_GIVEN)
         self._namespace_was_there = lake.has_namespace(wanted.namespace)
         self._tables_before = {one for one in lake.table_names(wanted.namespace) if not is_of_run(one)}
         compared = sorted(self._tables_before)[:_COMPARED]
@@ -158,8 +161,8 @@ class Acceptance:
             except StoppedError:
                 self._leave(trial, wanted[at + 1 :], "The run was stopped.")
                 raise
-            if trial.location and not self.report.store:
-                self.report.store = trial.location.rpartition("/")[0]
+            if (place := trial.location) and not self.report.store:
+                self.report.store = place if is_table_bucket(place) else place.rpartition("/")[0]
             why, left = f"It rests on `{check.name}`, which", wanted[at + 1 :]
             if check.essential and outcome is Outcome.NOT_POSSIBLE:
                 self._leave(trial, left, f"{why} is not possible here.", outcome)
@@ -291,7 +294,7 @@ class Acceptance:
     def _clear(self, trial: Trial) -> None:
         """Files in its place that are left once the table is gone: there were none before the table."""
         storage, place = trial.kept_storage, trial.location
-        if storage is None or place is None or not trial.is_dropped:
+        if storage is None or place is None or not trial.is_dropped or is_table_bucket(place):
             return
         self.lake.clear(storage, place)
 

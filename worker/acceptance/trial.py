@@ -45,7 +45,8 @@ class Trial:
     mark: by which the catalog tells whose it is; None once that has proven not to keep it. name: in the
     report. identifier: with its namespace. key: columns by which rows are deleted. location: where the
     catalog has put it; None as long as it is not known to be the table's alone. kept_storage: by which
-    files are removed once the table is gone. is_dropped: the run has seen that it has dropped it.
+    files are removed once the table is gone. is_dropped: the run has seen that it has dropped it. refused:
+    what the store does for nobody, with its words.
     """
 
     lake: Lake
@@ -64,12 +65,21 @@ class Trial:
     index_warehouse: str | None = None
     kept_storage: Storage | None = None
     is_dropped: bool = False
+    refused: dict[str, str] = field(default_factory=dict)
 
     def load(self) -> JavaObject:
         return self.lake.load(self.identifier)
 
     def storage(self) -> Storage:
         return self.lake.storage_of(self.load())
+
+    def needs(self, task: str) -> None:
+        """Raises NotPossibleError for what the store does for nobody."""
+        if (said := self.refused.get(task)) is not None:
+            raise NotPossibleError(
+                f"S3 Tables lets nobody {task}, and removes files itself, by its own settings."
+                f" It said: {said}."
+            )
 
     def writer(self) -> Writer:
         """That goes on from the model, with what the catalog vends by now."""

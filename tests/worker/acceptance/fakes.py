@@ -36,17 +36,19 @@ class FakeStorage:
 @dataclass
 class FakeLake:
     """refuses: is called before a table is dropped, and may raise. makes: is asked for a table of a format
-    version, and gives the one that it has; it may raise."""
+    version, and gives the one that it has; it may raise. location_of: of a new table, by its name."""
 
     tables: dict[str, FakeTable] = field(default_factory=dict)
     stored: set[str] = field(default_factory=set)
     namespaces: set[str] = field(default_factory=lambda: {"accepting"})
     refuses: Callable[[str], None] = lambda _: None
     makes: Callable[[int], int] = lambda version: version
+    location_of: Callable[[str], str] = lambda name: f"s3://lake/{name}"
     namespace_mark: str | None = None
     name: str = "lake"
     type: str = "sql"
     secrets: frozenset[str] = frozenset()
+    is_s3_tables: bool = False
     requests: Counter[str] = field(default_factory=Counter)
     of_store: Counter[str] = field(default_factory=Counter)
 
@@ -71,7 +73,7 @@ class FakeLake:
         """As Iceberg's Java tells it."""
         made, table = self.makes(format_version), MagicMock()
         self.tables[identifier[-1]] = kept = FakeTable(f"u{len(self.tables)}", run)
-        kept.location = f"s3://lake/{identifier[-1]}"
+        kept.location = self.location_of(identifier[-1])
         metadata_file = f"{kept.location}/metadata/{kept.metadata}"
         self.stored.add(metadata_file)
         table.uuid.return_value.toString.return_value = kept.uuid
