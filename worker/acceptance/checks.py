@@ -64,6 +64,8 @@ def create(trial: Trial) -> str:
     except LakeError as error:
         instead = _instead(trial) if wanted >= 3 else None
         if instead is None:
+            if trial.wanted_location is not None:
+                error.advise("If the catalog chooses the places of tables itself, leave --location out.")
             raise
         table, said = instead, f": {error}"
     trial.table_uuid = str(table.uuid().toString())

@@ -77,6 +77,10 @@ class LakeError(Exception):
         self.problem = replace(_UNSUPPORTED if is_unsupported else problem, detail=detail)
         self.is_unsupported = is_unsupported
 
+    def advise(self, what_to_do: str) -> None:
+        """Beside what is advised already."""
+        self.problem = replace(self.problem, remedy=f"{self.problem.remedy} {what_to_do}")
+
 
 class NotOursError(Exception):
     """A table or a place is not what this run has made, and stays as it is."""

@@ -363,7 +363,12 @@ def _error_of(part: Callable[[Trial], None], trial: Trial) -> Exception | None:
 
 def _looked_at(check: Check, trial: Trial) -> str:
     """What a check has seen, and all rows after it."""
-    said = check.run(trial)
+    try:
+        said = check.run(trial)
+    except LakeError as error:
+        if error.is_unsupported and not check.essential:
+            raise NotPossibleError(str(error)) from error
+        raise
     if not check.compares:
         return said
     try:

@@ -81,6 +81,37 @@ def test_a_catalog_that_fails_once_or_for_any_version_does_not_refuse_one(
     assert acceptance.report.exit_code == 1
 
 
+@pytest.mark.parametrize("is_essential", [False, True])
+def test_what_a_catalog_says_that_it_never_does_is_not_possible_unless_all_else_rests_on_it(
+    monkeypatch: pytest.MonkeyPatch, is_essential: bool
+) -> None:
+    def refuse(_: object) -> str:
+        raise LakeError("roll the table back: It is not supported.", is_unsupported=True)
+
+    check = checks.Check("roll it back", refuse, essential=is_essential, compares=False)
+    monkeypatch.setattr(checks, "checks_of", lambda _: (check,))
+    acceptance = acceptance_of(FakeLake())
+    acceptance._go_through(acceptance.trials[0])
+    (step,) = acceptance.report.steps
+    if is_essential:
+        assert step.problem is not None
+        assert (step.outcome, step.problem.code) == (Outcome.FAILED, "not_supported")
+    else:
+        assert (step.outcome, step.said) == (
+            Outcome.NOT_POSSIBLE,
+            "roll the table back: It is not supported.",
+        )
+
+
+def test_a_place_that_may_be_why_a_table_was_refused_is_told() -> None:
+    acceptance = acceptance_of(FakeLake(makes=lambda _: refuse_version_3(3)))
+    (trial,) = acceptance.trials
+    trial.wanted_location = "s3://mine/t"
+    with pytest.raises(LakeError) as error:
+        checks.create(trial)
+    assert error.value.problem.remedy.endswith("leave --location out.")
+
+
 TABLE_BUCKET = "s3://63a8e430-6e0b-46f5-k833abtwr6s8tmtsycedn8s4yc3xhuse1b--table-s3"
 
 
