@@ -11,11 +11,13 @@ from datetime import datetime
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from sqlmodel import Session
 
+from service.catalogs.service import cost_of_catalogs, count_catalogs
 from service.db.database import utc_now
 from service.index_health.service import summarize
 from service.jobs.claims import count_workers_needed
 from service.jobs.service import count_jobs, count_queued, last_failure_at
 from service.lookups.metrics import LookupMetrics
+from service.records.catalogs import CatalogStatus
 from service.records.health import HealthStatus
 from service.records.jobs import JobKind, JobStatus
 from service.settings import Settings
@@ -49,6 +51,15 @@ def render_metrics(session: Session, settings: Settings, lookups: LookupMetrics)
     tables = gauge("tables", "Enrolled tables by health, as of the last poll.", "status")
     for health in HealthStatus:
         tables.labels(health.value).set(summary.tables[health])
+    answering = count_catalogs(session)
+    catalogs = gauge("catalogs", "Catalogs by whether they answer.", "status")
+    for state in CatalogStatus:
+        catalogs.labels(state.value).set(answering[state])
+    cost = cost_of_catalogs(session)
+    gauge("catalog_requests", "Requests that were sent to catalogs; it only grows.").set(cost.requests)
+    gauge(
+        "catalog_latency_seconds", "What a request took lately at the slowest catalog that answers; or 0."
+    ).set(cost.latency_seconds)
     gauge("pending_equality_delete_files", "Live equality delete files of all tables.").set(
         summary.pending_equality_delete_files
     )
@@ -80,8 +91,8 @@ def render_metrics(session: Session, settings: Settings, lookups: LookupMetrics)
         "Age of the oldest snapshot of these in tables that publish by themselves and are not paused; or 0.",
     ).set(summary.oldest_staged_seconds)
     deliveries = gauge("webhook_deliveries", "Deliveries to webhooks that wait or were given up.", "status")
-    for state, count in webhooks.count_open(session).items():
-        deliveries.labels(state.value).set(count)
+    for delivery, count in webhooks.count_open(session).items():
+        deliveries.labels(delivery.value).set(count)
     gauge(
         "webhook_delivery_last_failure_timestamp_seconds",
         "When a delivery to a webhook was given up last; or 0.",

@@ -104,6 +104,10 @@ class Budget:
             held.close()
 
     @property
+    def is_ended(self) -> bool:
+        return self._is_ended
+
+    @property
     def remaining_seconds(self) -> float:
         return 0.0 if self._is_ended else max(self._deadline - time.monotonic(), 0.0)
 
@@ -162,6 +166,11 @@ def check_time() -> None:
     """Raise OutOfTimeError if the time of the work that is done here is over."""
     if (budget := _current.get()) is not None:
         budget.check()
+
+
+def is_ended() -> bool:
+    """Whether nobody waits any more for the work that is done here."""
+    return (budget := _current.get()) is not None and budget.is_ended
 
 
 @contextmanager

@@ -6,6 +6,7 @@ anywhere. None of that gets through: `trust.rest_answers` says what does.
 And it waits for ever: a server that accepts connections and never answers would keep a thread for good.
 """
 
+import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
@@ -34,7 +35,7 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.typedef import EMPTY_DICT, Properties
 from pyiceberg.utils.properties import property_as_int
 from requests import HTTPError, PreparedRequest, Response, Session
-from sqlalchemy import Engine, NullPool, create_engine
+from sqlalchemy import Engine, NullPool, create_engine, event
 from sqlalchemy.engine import make_url
 from tenacity import retry
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
@@ -42,6 +43,7 @@ from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from service.catalogs import sqlite
 from service.catalogs.egress import addresses_of
 from service.catalogs.file_io import SETTINGS, GuardedFileIO
+from service.catalogs.observations import count_request
 from service.db.database import bound_waiting
 from service.errors import UnreachableError
 from service.records.catalogs import CatalogType
@@ -126,9 +128,13 @@ class GuardedRestCatalog(_Guarded, RestCatalog):
         settings: Settings = self.properties[SETTINGS]
         confine(session, partial(addresses_of, settings))
         session.hooks["response"] += [_refuse_redirect, self._take_apart]
-        session.request = partial(  # type: ignore[method-assign]
-            session.request, timeout=(_CONNECT_SECONDS, settings.catalog_timeout_seconds)
-        )
+        send = session.request
+
+        def request(*args: Any, **options: Any) -> Response:
+            count_request()
+            return send(*args, **{"timeout": (_CONNECT_SECONDS, settings.catalog_timeout_seconds)} | options)
+
+        session.request = request  # type: ignore[method-assign]
 
     def _init_sigv4(self, session: Session) -> None:
         sign_requests(session, [self.uri], self.properties)
@@ -233,10 +239,17 @@ def open_catalog(
 
 def open_engine(settings: Settings, uri: str) -> Engine:
     """For the database of a sql catalog; keeps no connection open."""
+    # A connection for each query: none stays open.
     if (path := sqlite_path(uri)) is not None:
         seconds = float(str(make_url(uri).query.get("timeout", _LOCK_SECONDS)))
-        return create_engine("sqlite://", creator=partial(sqlite.connect, path, seconds), poolclass=NullPool)
+
+        def connect() -> sqlite3.Connection:
+            count_request()
+            return sqlite.connect(path, seconds)
+
+        return create_engine("sqlite://", creator=connect, poolclass=NullPool)
     engine = create_engine(_database_url(settings, uri), poolclass=NullPool)
+    event.listen(engine, "do_connect", lambda *_: count_request())
     bound_waiting(engine, settings.catalog_timeout_seconds, is_bounded=True)
     return engine
 
@@ -278,6 +291,10 @@ def _open_hive(settings: Settings, name: str, given: dict[str, Any]) -> PyIceber
 
     class BoundedProtocol(TBinaryProtocol.TBinaryProtocol):  # type: ignore[misc]
         """Counts what lists and maps hold: objects of one byte each would take hundreds in memory."""
+
+        def writeMessageBegin(self, *message: Any) -> None:  # noqa: N802
+            count_request()
+            super().writeMessageBegin(*message)
 
         def readMessageBegin(self) -> Any:  # noqa: N802
             self._elements = 0
@@ -378,6 +395,7 @@ def _open_glue(settings: Settings, name: str, given: dict[str, Any]) -> PyIceber
     # A record has text, of which botocore makes no number.
     retries = int(given.get(GLUE_MAX_RETRIES, _GLUE_RETRIES))
     opened = GuardedGlueCatalog(name, **given | {GLUE_MAX_RETRIES: retries, "botocore_session": session})
+    opened.glue.meta.events.register("before-send.glue", lambda **_: count_request())
     opened.glue._endpoint.http_session._manager.pool_classes_by_scheme = _bounded_aws_pools()
     return opened
 

@@ -14,7 +14,7 @@ from service.http.etags import IfMatch, OptionalIfMatch, set_etag
 from service.http.messages import CatalogId
 from service.http.paging import Page, PageRequest, Search
 from service.http.routing import ApiRoute
-from service.records.catalogs import CatalogType
+from service.records.catalogs import CatalogStatus, CatalogType
 from service.settings import CurrentSettings
 
 router = APIRouter(prefix="/catalogs", tags=["catalogs"], route_class=ApiRoute)
@@ -50,9 +50,12 @@ def list_catalogs(
     paused: Annotated[
         bool | None, Query(description="Only those that are paused are listed, or only others.")
     ] = None,
+    status: Annotated[
+        CatalogStatus | None, Query(description="Only catalogs with this status are listed.")
+    ] = None,
 ) -> Page[CatalogView]:
     """List the registered catalogs."""
-    return service.list_catalogs(session, page, search=search, kind=kind, paused=paused)
+    return service.list_catalogs(session, page, search=search, kind=kind, paused=paused, status=status)
 
 
 @router.get("/{catalog_id}")
@@ -60,7 +63,7 @@ def get_catalog(
     session: ReadSession, _caller: Viewer, catalog_id: CatalogId, response: Response
 ) -> CatalogView:
     """Show one catalog, by id or name."""
-    found = service.view(service.get_catalog(session, catalog_id))
+    found = service.view(session, service.get_catalog(session, catalog_id))
     set_etag(response, found.version)
     return found
 

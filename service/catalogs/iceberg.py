@@ -28,6 +28,7 @@ from service.catalogs.clients import open_catalog, open_engine
 from service.catalogs.egress import check_reachable, check_record
 from service.catalogs.file_io import SETTINGS, EncryptedFileError, GuardedFileIO
 from service.catalogs.metadata_locations import Identifier, MetadataLocations, metadata_locations_reader
+from service.catalogs.observations import Observations, count_request
 from service.catalogs.secrets import resolve
 from service.errors import IcestreamError, InvalidError, UnreachableError
 from service.quantities import counted
@@ -167,6 +168,7 @@ class HadoopSource:
         scheme, netloc, path = self.io.parse_location(location, self.io.properties)
         filesystem = self.io.fs_by_scheme(scheme, netloc)
         check_time()
+        count_request()
         entries = filesystem.get_file_info(FileSelector(path, allow_not_found=True))
         return sorted((entry.base_name, entry.type == FileType.Directory) for entry in entries)
 
@@ -219,6 +221,7 @@ class IcebergCatalogs:
         self._settings = settings
         self._opened: dict[str, _Opened] = {}
         self._lock = threading.Lock()
+        self.observations = Observations()
 
     @contextmanager
     def open(self, catalog: Catalog) -> Iterator[TableSource]:
@@ -226,9 +229,11 @@ class IcebergCatalogs:
 
         What is done meanwhile has a budget: the caller's, or one of its own.
         """
-        with working(budget_seconds(self._settings)):
+        with working(budget_seconds(self._settings)), self.observations.of(catalog.id) as asking:
             try:
-                yield self._source(catalog)
+                source = self._source(catalog)
+                asking.opened()
+                yield source
             except (NoSuchTableError, NoSuchNamespaceError, IcestreamError):
                 raise
             except Exception as error:

@@ -7,7 +7,8 @@ from pydantic import ConfigDict
 from pydantic import Field as ModelField
 
 from service.http.messages import Message, Name, example
-from service.records.catalogs import CatalogType
+from service.records.catalogs import CatalogStatus, CatalogType
+from service.records.health import HealthStatus
 
 Limit = Annotated[
     int | None, ModelField(ge=1, description="This many jobs of its tables run at a time; null for no limit.")
@@ -67,6 +68,40 @@ class CatalogPatch(Message):
     max_running_jobs: Limit = None
 
 
+class CatalogError(Message):
+    """This is why a catalog could not be asked."""
+
+    code: str
+    """The code names the kind of problem."""
+    title: str
+    """The title says in short what is the matter."""
+    detail: str
+    """This is what happened, in words."""
+    remedy: str
+    """This is what to do about it."""
+
+
+class CatalogHealthView(Message):
+    """This is how a catalog does, as was seen whenever it was asked for something: by polls, patterns,
+    requests and checks."""
+
+    status: CatalogStatus
+    """This is the status of the catalog."""
+    since: datetime | None
+    """It has had this status since then: since its first answer, or since what failed first; null while the
+    status is unknown."""
+    answered_at: datetime | None
+    """It answered last at this time; null if it never did."""
+    latency_seconds: float | None
+    """A request took this long lately, on average, with what was read after it; null before an answer."""
+    error: CatalogError | None
+    """This is what failed since it answered last; null if nothing did."""
+    requests: int
+    """The catalog was sent this many requests so far."""
+    tables: dict[HealthStatus, int]
+    """This counts its enrolled tables with each health."""
+
+
 class CatalogView(Message):
     """This is a catalog as it is registered."""
 
@@ -90,6 +125,8 @@ class CatalogView(Message):
     """It was registered at this time."""
     updated_at: datetime
     """It was changed last at this time."""
+    health: CatalogHealthView
+    """This is how it does."""
 
 
 StepName = Literal[

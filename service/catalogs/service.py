@@ -1,6 +1,9 @@
 """Register, change, check and remove catalogs."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
 
 from sqlalchemy import delete, func
 from sqlmodel import Session, and_, col, or_, select
@@ -16,11 +19,11 @@ from service.catalogs.models import CatalogCheck, CatalogPatch, CatalogRequest, 
 from service.catalogs.secrets import check_properties, mask_secrets
 from service.db import private_files
 from service.db.database import FOR_UPDATE, utc_now
-from service.errors import ConflictError, InvalidError, NotFoundError
+from service.errors import ConflictError, InvalidError, NotFoundError, UnreachableError
 from service.http.etags import check_version
 from service.http.paging import Page, PageRequest, Sorting, read_page
-from service.records.catalogs import Catalog, CatalogType
-from service.records.health import TableHealth
+from service.records.catalogs import Catalog, CatalogHealth, CatalogStatus, CatalogType
+from service.records.health import HealthStatus, TableHealth
 from service.records.jobs import Job, JobKind, JobStatus
 from service.records.keys import Role
 from service.records.patterns import EnrollmentPattern
@@ -63,7 +66,7 @@ def create_catalog(
     )
     session.add(row)
     session.flush()
-    return view(row)
+    return view(session, row)
 
 
 def list_catalogs(
@@ -73,6 +76,7 @@ def list_catalogs(
     search: str | None = None,
     kind: CatalogType | None = None,
     paused: bool | None = None,
+    status: CatalogStatus | None = None,
 ) -> Page[CatalogView]:
     """Registered catalogs; `search` is a part of the name."""
     query = select(Catalog).where(col(Catalog.deleted_at).is_(None))
@@ -82,7 +86,63 @@ def list_catalogs(
         query = query.where(Catalog.type == kind.value)
     if paused is not None:
         query = query.where(Catalog.paused == paused)
-    return read_page(session, query, page, SORTING, lambda rows: [view(row) for row in rows])
+    if status is not None:
+        others = [one.value for one in CatalogStatus if one is not status]
+        stored = select(CatalogHealth.catalog_id)
+        # One that was never asked has no row.
+        is_unknown = col(Catalog.id).not_in(stored.where(col(CatalogHealth.status).in_(others)))
+        is_status = col(Catalog.id).in_(stored.where(CatalogHealth.status == status.value))
+        query = query.where(is_unknown if status is CatalogStatus.UNKNOWN else is_status)
+    return read_page(session, query, page, SORTING, partial(_views, session))
+
+
+def list_names(session: Session) -> list[str]:
+    """Of all registered catalogs, in order: what a form offers."""
+    registered = select(Catalog.name).where(col(Catalog.deleted_at).is_(None))
+    return list(session.exec(registered.order_by(col(Catalog.name))))
+
+
+def count_catalogs(session: Session) -> Counter[CatalogStatus]:
+    """Registered catalogs by whether they answer."""
+    status = func.coalesce(CatalogHealth.status, CatalogStatus.UNKNOWN.value)
+    counted = session.exec(
+        select(status, func.count())
+        .select_from(Catalog)
+        .join(CatalogHealth, col(CatalogHealth.catalog_id) == col(Catalog.id), isouter=True)
+        .where(col(Catalog.deleted_at).is_(None))
+        .group_by(status)
+    )
+    return Counter({CatalogStatus(word): number for word, number in counted})
+
+
+class Cost(NamedTuple):
+    """What asking all catalogs costs."""
+
+    requests: int
+    """So far, of those that are registered no more too."""
+    latency_seconds: float
+    """Lately, of the slowest one that answers; or 0."""
+
+
+def cost_of_catalogs(session: Session) -> Cost:
+    requests = session.exec(select(func.sum(CatalogHealth.requests))).one()
+    slowest = session.exec(
+        select(func.max(CatalogHealth.latency_seconds))
+        .join(Catalog, col(Catalog.id) == col(CatalogHealth.catalog_id))
+        .where(col(Catalog.deleted_at).is_(None), CatalogHealth.status == CatalogStatus.REACHABLE.value)
+    ).one()
+    return Cost(int(requests or 0), slowest or 0.0)
+
+
+def list_unreachable(session: Session) -> list[tuple[Catalog, CatalogHealth]]:
+    """Registered catalogs that do not answer, by name."""
+    query = (
+        select(Catalog, CatalogHealth)
+        .join(CatalogHealth, col(CatalogHealth.catalog_id) == col(Catalog.id))
+        .where(col(Catalog.deleted_at).is_(None), CatalogHealth.status == CatalogStatus.UNREACHABLE.value)
+        .order_by(col(Catalog.name))
+    )
+    return list(session.exec(query))
 
 
 def get_catalog(session: Session, catalog_id: str, *, for_update: bool = False) -> Catalog:
@@ -150,7 +210,7 @@ def pause_catalog(session: Session, principal: Principal, catalog_id: str, *, pa
     row = get_catalog(session, catalog_id, for_update=True)
     authorize(session, principal, Role.OPERATOR, "catalog.pause" if paused else "catalog.resume", row.name)
     if row.paused == paused:
-        return view(row)
+        return view(session, row)
     row.paused = paused
     return _changed(session, row)
 
@@ -184,7 +244,12 @@ def check_connection(settings: Settings, catalogs: IcebergCatalogs, catalog: Cat
     """Try a catalog and say in words what was seen. Slow: call it outside any transaction."""
     # What was open before may hold old secrets.
     catalogs.forget(catalog.id)
-    return CatalogProbe(settings, catalog, index_warehouse(settings, catalog)).run()
+    with catalogs.observations.of(catalog.id) as asking:
+        check = CatalogProbe(settings, catalog, index_warehouse(settings, catalog)).run()
+        asking.opened()
+        if check.status == "unreachable":
+            asking.error = UnreachableError("catalog-unreachable", check.explanation, check.remedy)
+    return check
 
 
 def register_embedded_catalog(session: Session, settings: Settings, principal: Principal) -> CatalogView:
@@ -194,7 +259,7 @@ def register_embedded_catalog(session: Session, settings: Settings, principal: P
     """
     existing = find_catalog(session, "embedded")
     if existing is not None:
-        return view(existing)
+        return view(session, existing)
     uri = f"sqlite:///{settings.data_dir / 'catalog.db'}"
     warehouse = f"file://{settings.data_dir / 'warehouse'}"
     settings.data_dir.mkdir(parents=True, mode=0o700, exist_ok=True)
@@ -303,9 +368,38 @@ def _changed(session: Session, row: Catalog) -> CatalogView:
     row.updated_at = utc_now()
     session.add(row)
     session.flush()
-    return view(row)
+    return view(session, row)
 
 
-def view(row: Catalog) -> CatalogView:
-    shown = row.model_dump() | {"properties": mask_secrets(row.properties)}
-    return CatalogView.model_validate(shown)
+def view(session: Session, row: Catalog) -> CatalogView:
+    return _views(session, [row])[0]
+
+
+def _views(session: Session, rows: Sequence[Catalog]) -> list[CatalogView]:
+    ids = [row.id for row in rows]
+    seen = session.exec(select(CatalogHealth).where(col(CatalogHealth.catalog_id).in_(ids))).all()
+    healths = {health.catalog_id: health for health in seen}
+    counts = _count_tables(session, ids)
+    return [
+        CatalogView.model_validate(
+            row.model_dump()
+            | {
+                "properties": mask_secrets(row.properties),
+                "health": healths.get(row.id, CatalogHealth(catalog_id=row.id)).model_dump()
+                | {"tables": {status: counts[row.id, status] for status in HealthStatus}},
+            }
+        )
+        for row in rows
+    ]
+
+
+def _count_tables(session: Session, catalog_ids: Sequence[str]) -> Counter[tuple[str, HealthStatus]]:
+    """Enrolled tables by catalog and health; one that was never polled has no row of it."""
+    status = func.coalesce(TableHealth.status, HealthStatus.UNKNOWN.value)
+    counted = session.exec(
+        select(EnrolledTable.catalog_id, status, func.count())
+        .join(TableHealth, col(TableHealth.table_id) == col(EnrolledTable.id), isouter=True)
+        .where(col(EnrolledTable.catalog_id).in_(catalog_ids), col(EnrolledTable.deleted_at).is_(None))
+        .group_by(col(EnrolledTable.catalog_id), status)
+    )
+    return Counter({(catalog_id, HealthStatus(word)): number for catalog_id, word, number in counted})

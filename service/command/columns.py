@@ -17,7 +17,8 @@ _LISTS = {
     "list_api_keys": "name role state used age | expires_at created_by prefix scopes id",
     "list_attachments": "policy level table catalog namespace | updated_at",
     "list_audit_entries": "at principal action target outcome | role request_id id",
-    "list_catalogs": "name type paused age | max_running_jobs index_warehouse id",
+    "list_catalogs": "name type status since tables latency paused age"
+    " | answered requests max_running_jobs index_warehouse id",
     "list_deliveries": "id kind status age attempts | status_code next_attempt_at message_id",
     "list_history": "at status pending lag coverage | files entries sorted_runs dead_ratio unconvertible",
     "list_job_events": "at level kind | attempt job_id",
@@ -65,7 +66,7 @@ def columns(operation_id: str, rows: Sequence[Json], *, wide: bool) -> list[Colu
 def reason_of(row: Json) -> str | None:
     """Why something is as it is and what to do, or else its own words, as far as an item of a list tells."""
     for name in _REASONS + _WORDS:
-        told = row.get(name)
+        told = row.get(name) or (name == "error" and _of_health(name)(row))
         if isinstance(told, Mapping):
             title = f"{told['title']}: " if told.get("title") else ""
             told = title + " ".join(str(told[part]) for part in ("detail", "remedy") if told.get(part))
@@ -115,11 +116,12 @@ def _column(name: str) -> Column:
 
 
 def _since(name: str) -> Callable[[Json], str | None]:
-    def show(row: Json) -> str | None:
-        at = _moment(row.get(name))
-        return None if at is None else brief(max((datetime.now(UTC) - at).total_seconds(), 0))
+    return lambda row: _ago(row.get(name))
 
-    return show
+
+def _ago(moment: Any) -> str | None:
+    at = _moment(moment)
+    return None if at is None else brief(max((datetime.now(UTC) - at).total_seconds(), 0))
 
 
 def _took(row: Json) -> str | None:
@@ -129,6 +131,21 @@ def _took(row: Json) -> str | None:
 
 def _lag(row: Json) -> str | None:
     return brief(row["lag_seconds"]) if row.get("lag_seconds") else None
+
+
+def _of_health(name: str) -> Callable[[Json], Any]:
+    """A field of a catalog's health."""
+    return lambda row: (row.get("health") or {}).get(name)
+
+
+def _status(row: Json) -> str | None:
+    return shown("status", row.get("status") or _of_health("status")(row))
+
+
+def _tables(row: Json) -> str | None:
+    """Those of a catalog, by their health."""
+    by_status = {name: number for name, number in (_of_health("tables")(row) or {}).items() if number}
+    return ", ".join(f"{number:,} {name}" for name, number in by_status.items()) or None
 
 
 def _read_cost(row: Json) -> str | None:
@@ -152,6 +169,7 @@ def _count(*names: str) -> Callable[[Json], str | None]:
 
 
 _OWN: dict[str, tuple[str, Callable[[Json], str | None], bool]] = {
+    "answered": ("answered", lambda row: _ago(_of_health("answered_at")(row)), True),
     "age": ("age", lambda row: _since("created_at")(row) or _since("registered_at")(row), True),
     "bytes": ("bytes", lambda row: shown("bytes", row.get("equality_delete_bytes")), True),
     "delivered": ("delivered", _since("last_delivered_at"), True),
@@ -159,9 +177,14 @@ _OWN: dict[str, tuple[str, Callable[[Json], str | None], bool]] = {
     "equality_deletes": ("deletes", _count("equality_deletes"), True),
     "files": ("files", _count("pending_equality_delete_files"), True),
     "lag": ("lag", _lag, True),
+    "latency": ("latency", lambda row: shown("seconds", _of_health("latency_seconds")(row)), True),
     "oldest": ("oldest", _since("oldest_at"), True),
     "pending": ("pending", _count("pending_equality_deletes", "pending"), True),
     "progress": ("progress", progress, False),
+    "requests": ("requests", lambda row: shown("", _of_health("requests")(row)), True),
+    "since": ("since", lambda row: _ago(_of_health("since")(row)), True),
+    "status": ("status", _status, False),
+    "tables": ("tables", _tables, False),
     "reads": ("reads", _read_cost, True),
     "seen": ("seen", _since("last_seen_at"), True),
     "table": ("table", table_name, False),

@@ -31,9 +31,9 @@ _LINE_CELLS = 60
 """Of a list of words, what is longer has a line for each."""
 _WIDEST = 100_000
 _STYLES = {
-    **dict.fromkeys(("healthy", "succeeded", "delivered", "active"), "green"),
+    **dict.fromkeys(("healthy", "succeeded", "delivered", "active", "reachable"), "green"),
     **dict.fromkeys(("lagging", "degraded", "pending", "warning"), "yellow"),
-    **dict.fromkeys(("blocked", "unknown", "failed", "dead", "denied", "error"), "red"),
+    **dict.fromkeys(("blocked", "unknown", "unreachable", "failed", "dead", "denied", "error"), "red"),
     "running": "cyan",
 }
 _COLOURED = ("status", "state", "outcome", "level")

@@ -108,6 +108,7 @@ def _figures(overview: Json) -> list[Text]:
     )
     lines = {
         "tables": told or "none is enrolled: `icestream tables enroll`",
+        "catalogs": _catalogs(overview["catalogs"]),
         "pending": pending if overview["pending_equality_delete_files"] else "nothing",
         **({"reads": _reads(overview)} if overview["read_seconds"] else {}),
         **({"staged": counted(overview["staged_rows"], "row")} if overview["staged_rows"] else {}),
@@ -115,6 +116,13 @@ def _figures(overview: Json) -> list[Text]:
         "workers": f"{overview['alive_workers']:,} alive",
     }
     return [Text.assemble((f"{name:<9}", "dim"), harmless(words)) for name, words in lines.items()]
+
+
+def _catalogs(by_status: Json) -> str:
+    """By whether they answer."""
+    words = {"reachable": "reachable", "unreachable": "unreachable", "unknown": "not asked yet"}
+    told = [f"{by_status[name]:,} {said}" for name, said in words.items() if by_status[name]]
+    return ", ".join(told) or "none is registered: `icestream catalogs create`"
 
 
 def _reads(overview: Json) -> str:

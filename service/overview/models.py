@@ -4,6 +4,7 @@ from datetime import datetime
 from typing import Literal
 
 from service.http.messages import Message
+from service.records.catalogs import CatalogStatus
 from service.records.health import HealthStatus
 from service.records.jobs import AttemptStatus, JobKind
 
@@ -32,6 +33,8 @@ class Overview(Message):
     """While true, no job of any table starts."""
     tables: dict[HealthStatus, int]
     """This counts the enrolled tables with each health."""
+    catalogs: dict[CatalogStatus, int]
+    """This counts the registered catalogs with each status."""
     pending_equality_deletes: int
     """The live equality delete files of all tables have this many rows."""
     pending_equality_delete_files: int

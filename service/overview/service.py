@@ -1,20 +1,23 @@
 """The whole installation at once: is all well, and what needs a person?"""
 
-from collections.abc import Iterator
-from datetime import timedelta
-from itertools import groupby
+from collections.abc import Iterator, Mapping
+from datetime import datetime, timedelta
+from typing import Any
 from urllib.parse import urlencode
 
 from sqlmodel import Session
 
 from service.auth.models import Principal
+from service.catalogs import service as catalogs
 from service.db.database import utc_now
 from service.discovery import patterns
 from service.http.paging import EVERYTHING, PageRequest
 from service.index_health import service as index_health
+from service.index_health.service import FailedPoll
 from service.jobs import service as jobs
 from service.overview.models import Concern, Overview
-from service.quantities import counted
+from service.quantities import aged, counted
+from service.records.catalogs import CatalogStatus
 from service.records.health import HealthStatus
 from service.records.jobs import JobStatus
 from service.records.keys import Role
@@ -52,6 +55,7 @@ def get_overview(
                 severity="error" if active[JobStatus.QUEUED] else "warning",
             ),
         )
+    answering = catalogs.count_catalogs(session)
     system = jobs.system_view(session)
     if system.paused:
         found.insert(
@@ -67,6 +71,7 @@ def get_overview(
         version=system.version,
         paused=system.paused,
         tables={status: summary.tables[status] for status in HealthStatus},
+        catalogs={status: answering[status] for status in CatalogStatus},
         pending_equality_deletes=summary.pending_equality_deletes,
         pending_equality_delete_files=summary.pending_equality_delete_files,
         lag_seconds=summary.oldest_age_seconds,
@@ -103,7 +108,7 @@ def _concerns(
             "ICESTREAM_LOOKUP_TOKEN.",
             path="/",
         )
-    yield from _failed_polls(session)
+    yield from _failures_of_catalogs(session)
     for status in _TROUBLED:
         found = tables.list_tables(session, settings, PageRequest(limit=_SHOWN), status=status)
         for table in found.items:
@@ -160,20 +165,19 @@ def _unfit_workers(session: Session, settings: Settings) -> Iterator[Concern]:
             )
 
 
-def _failed_polls(session: Session) -> Iterator[Concern]:
-    """A catalog that fails is one concern, however many tables it has."""
+def _failures_of_catalogs(session: Session) -> Iterator[Concern]:
+    """A catalog that fails is one concern, however many tables it has; others are of tables by themselves."""
     failed = index_health.failed_polls(session)
     own = [poll for poll in failed if not poll.is_of_catalog]
-    of_catalogs = (poll for poll in failed if poll.is_of_catalog)
-    for catalog_id, polls in groupby(of_catalogs, lambda poll: poll.catalog_id):
-        first, *others = polls
-        yield Concern(
-            title=f"Catalog {first.catalog} fails, and {counted(1 + len(others), 'table')} with it",
-            detail=first.error["detail"],
-            remedy=first.error["remedy"],
-            path=f"/catalogs/{catalog_id}",
-            severity="error",
-        )
+    of_catalogs: dict[str, list[FailedPoll]] = {}
+    for poll in failed:
+        if poll.is_of_catalog:
+            of_catalogs.setdefault(poll.catalog_id, []).append(poll)
+    for catalog, health in catalogs.list_unreachable(session):
+        failing = of_catalogs.pop(catalog.id, [])
+        yield _failing(catalog.id, catalog.name, health.error or {}, len(failing), health.since)
+    for catalog_id, polls in of_catalogs.items():
+        yield _failing(catalog_id, polls[0].catalog, polls[0].error, len(polls))
     for poll in own[:_SHOWN]:
         yield Concern(
             title=f"{poll.table} is {HealthStatus.UNKNOWN.value}",
@@ -184,6 +188,20 @@ def _failed_polls(session: Session) -> Iterator[Concern]:
         )
     if len(own) > _SHOWN:
         yield _more(HealthStatus.UNKNOWN)
+
+
+def _failing(
+    catalog_id: str, name: str, error: Mapping[str, Any], tables: int, since: datetime | None = None
+) -> Concern:
+    with_it = f", and {counted(tables, 'table')} with it" if tables else ""
+    for_how_long = f" For {aged((utc_now() - since).total_seconds())} now." if since is not None else ""
+    return Concern(
+        title=f"Catalog {name} fails{with_it}",
+        detail=f"{error.get('detail', '')}{for_how_long}",
+        remedy=error.get("remedy"),
+        path=f"/catalogs/{catalog_id}",
+        severity="error",
+    )
 
 
 def _more(status: HealthStatus) -> Concern:

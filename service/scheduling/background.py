@@ -1,5 +1,5 @@
-"""What runs beside the requests: give up on lost attempts, follow the clock, poll catalogs, send webhooks,
-forget what is old.
+"""What runs beside the requests: give up on lost attempts, follow the clock, poll catalogs, note how they do,
+send webhooks, forget what is old.
 
 Every replica observes the leases; the one that holds the scheduling lease acts. That lease only saves work:
 two replicas that both believe to hold it would still add no job twice and end no attempt that goes on.
@@ -23,6 +23,7 @@ from service.errors import is_database_trouble
 from service.jobs import attempts
 from service.jobs.leases import LeaseObserver
 from service.records.system import Lease
+from service.scheduling.catalog_health import store_observations
 from service.scheduling.clock import CLOCK_TOLERANCE, follow_clock
 from service.scheduling.poller import Poller
 from service.scheduling.retention import forget
@@ -58,6 +59,7 @@ class Background:
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._database, self._settings, self._clock = database, settings, clock
+        self._observations = catalogs.observations
         self.poller = Poller(database, settings, catalogs)
         self.patterns = PatternRunner(database, settings, catalogs)
         self.webhooks = WebhookSender(database, settings, clock.wall)
@@ -109,6 +111,7 @@ class Background:
         with self._database.read() as session:
             expired = self._attempts.look(attempts.leases(session))
             timeouts = attempts.timeouts(session)
+        store_observations(self._database, self._observations, self._clock.wall())
         # A worker ends its attempt by itself, and has a lease's time to tell.
         patience = {attempt: limit + self._settings.lease_seconds for attempt, limit in timeouts.items()}
         overdue = self._timeouts.look(dict.fromkeys(timeouts), patience)

@@ -16,7 +16,7 @@ from service.discovery import patterns
 from service.errors import IcestreamError, InvalidError, NotFoundError
 from service.http.paging import EVERYTHING, PageRequest, Search
 from service.policies import service as policies
-from service.records.catalogs import CatalogType
+from service.records.catalogs import CatalogStatus, CatalogType
 from service.settings import CurrentSettings
 from service.tables import service as tables
 from service.ui.forms import Form, Typed, see
@@ -48,8 +48,9 @@ def show_catalogs(
     search: Search = None,
     kind: Annotated[CatalogType | None, Query(alias="type")] = None,
     paused: bool | None = None,
+    status: CatalogStatus | None = None,
 ) -> Response:
-    found = catalogs.list_catalogs(session, page, search=search, kind=kind, paused=paused)
+    found = catalogs.list_catalogs(session, page, search=search, kind=kind, paused=paused, status=status)
     return render(
         request,
         "catalogs/list.html",
@@ -61,6 +62,8 @@ def show_catalogs(
         type=kind,
         types=list(CatalogType),
         paused=paused,
+        status=status,
+        statuses=list(CatalogStatus),
     )
 
 
@@ -109,7 +112,7 @@ def check_catalog(
 
 @router.get("/{catalog_id}/edit")
 def show_catalog_form(request: Request, session: ReadSession, sender: Admin, catalog_id: str) -> Response:
-    catalog = catalogs.view(catalogs.get_catalog(session, catalog_id))
+    catalog = catalogs.view(session, catalogs.get_catalog(session, catalog_id))
     return _catalog_form(request, sender, _filled(catalog), catalog)
 
 
@@ -123,7 +126,7 @@ def update_catalog(
     typed: Typed,
 ) -> Response:
     with database.read() as session:
-        catalog = catalogs.view(catalogs.get_catalog(session, catalog_id))
+        catalog = catalogs.view(session, catalogs.get_catalog(session, catalog_id))
     try:
         said = _said(typed)
         removed = dict.fromkeys(catalog.properties.keys() - said["properties"].keys())
@@ -134,7 +137,7 @@ def update_catalog(
         raise
     except IcestreamError as error:
         with database.read() as session:
-            catalog = catalogs.view(catalogs.get_catalog(session, catalog_id))
+            catalog = catalogs.view(session, catalogs.get_catalog(session, catalog_id))
         form = typed.refused(error, **_OF_PROPERTIES).beside(_filled(catalog))
         return _catalog_form(request, sender, form, catalog)
     return see(f"/catalogs/{catalog_id}")
@@ -187,7 +190,7 @@ def _catalog_page(
         reader,
         status_code=form.status_code,
         form=form,
-        catalog=catalogs.view(row),
+        catalog=catalogs.view(session, row),
         index_warehouse=catalogs.index_warehouse(settings, row),
         check=check,
         tables=tables.list_tables(session, settings, PageRequest(limit=10), catalog=row.id),

@@ -17,7 +17,7 @@ from service.db.database import CurrentDatabase, ReadSession
 from service.discovery import candidates, patterns
 from service.discovery.models import StandingPatternPatch, StandingPatternRequest
 from service.errors import ForbiddenError, IcestreamError, InvalidError, NotFoundError, PreconditionError
-from service.http.paging import EVERYTHING, PageRequest
+from service.http.paging import PageRequest
 from service.policies.models import NO_BRANCH
 from service.settings import CurrentSettings
 from service.tables import service as tables
@@ -103,7 +103,7 @@ def show_candidates(
             request,
             "catalogs/candidates.html",
             sender,
-            catalog=catalogs.view(catalogs.get_catalog(session, catalog_id)),
+            catalog=catalogs.view(session, catalogs.get_catalog(session, catalog_id)),
             found=found,
             next_cursor=found.next_cursor,
             sort=page.sort,
@@ -128,7 +128,7 @@ def enrol_candidates(
 ) -> Response:
     """Enrol each table that was chosen; what became of each, if there is more to say than its page does."""
     with database.read() as session:
-        catalog = catalogs.view(catalogs.get_catalog(session, catalog_id))
+        catalog = catalogs.view(session, catalogs.get_catalog(session, catalog_id))
     enrolled, failed = [], []
     chosen = [_chosen_table(text) for text in typed.all("identifier")]
     for identifier in chosen:
@@ -171,7 +171,7 @@ def show_patterns(
         next_cursor=found.next_cursor,
         sort=page.sort,
         catalog=catalog,
-        catalogs=catalogs.list_catalogs(session, PageRequest(limit=EVERYTHING)).items,
+        catalogs=catalogs.list_names(session),
     )
 
 
@@ -343,9 +343,8 @@ def _pattern_page(
 
 
 def _choices(session: Session) -> Mapping[str, Any]:
-    everything = PageRequest(limit=EVERYTHING)
     return {
-        "catalogs": catalogs.list_catalogs(session, everything).items,
+        "catalogs": catalogs.list_names(session),
         "policies": policy_names(session),
     }
 

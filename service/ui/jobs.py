@@ -9,7 +9,7 @@ from sqlmodel import Session
 from service.auth.access import Operator, Viewer
 from service.catalogs import service as catalogs
 from service.db.database import CurrentDatabase, ReadSession, utc_now
-from service.http.paging import EVERYTHING, Page, PageRequest, Search
+from service.http.paging import Page, PageRequest, Search
 from service.jobs import events, orphan_removals
 from service.jobs import service as jobs
 from service.jobs.models import BulkRequest, EventView
@@ -70,7 +70,7 @@ def show_jobs(
         kinds=list(JobKind),
         chosen_statuses=status or [],
         chosen_kinds=kind or [],
-        catalogs=[one.name for one in catalogs.list_catalogs(session, PageRequest(limit=EVERYTHING)).items],
+        catalogs=catalogs.list_names(session),
         catalog=catalog,
         trigger=trigger,
         since=since,

@@ -183,7 +183,7 @@ def _policy_page(
         policy=policy,
         sections=_in_words(policy),
         attached=[(place, _words(session, place)) for place in attached],
-        catalogs=catalogs.list_catalogs(session, PageRequest(limit=EVERYTHING)).items,
+        catalogs=catalogs.list_names(session),
         form=form,
         there=there,
     )

@@ -96,7 +96,7 @@ def show_tables(
         sort=page.sort,
         search=search,
         catalog=catalog,
-        catalogs=catalogs.list_catalogs(session, PageRequest(limit=EVERYTHING)).items,
+        catalogs=catalogs.list_names(session),
         namespace=namespace,
         status=status,
         statuses=list(HealthStatus),

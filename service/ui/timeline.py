@@ -11,7 +11,7 @@ from fastapi import APIRouter, Depends, Request, Response
 from service.auth.access import Viewer
 from service.catalogs import service as catalogs
 from service.db.database import ReadSession, utc_now
-from service.http.paging import EVERYTHING, PageRequest, Search
+from service.http.paging import PageRequest, Search
 from service.jobs.runs import latest_jobs_of_each
 from service.overview.models import TableTimeline, Timeline
 from service.overview.timeline import LONGEST, get_timeline, tables_request
@@ -77,7 +77,7 @@ def show_timeline(
         status=status,
         statuses=list(HealthStatus),
         catalog=catalog,
-        catalogs=catalogs.list_catalogs(session, PageRequest(limit=EVERYTHING)).items,
+        catalogs=catalogs.list_names(session),
         namespace=namespace,
     )
 

@@ -28,9 +28,12 @@ WebhookKind = Literal[
     "table.replaced",
     "table.resumed",
     "decision",
+    "catalog",
+    "catalog.recovered",
+    "catalog.unreachable",
 ]
 """Of events that are told, or a group of them; progress and log lines are not told."""
-Kinds = Annotated[list[WebhookKind], ModelField(min_length=1, max_length=20)]
+Kinds = Annotated[list[WebhookKind], ModelField(min_length=1, max_length=30)]
 Url = Annotated[str, ModelField(min_length=1, max_length=2000)]
 Secret = Annotated[str, ModelField(min_length=1, max_length=500)]
 

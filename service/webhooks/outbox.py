@@ -85,11 +85,14 @@ def _write_deliveries(
         .where(col(EnrolledTable.id) == table_id)
     ).first()
     identifier, branch, catalog = about or (None, None, None)
+    subject = f"tables/{table_id}" if table_id else None
+    if kind.startswith("catalog."):
+        catalog, subject = fields["catalog"], f"catalogs/{fields['catalog_id']}"
     body = cloud_event(
         str(event_id),
         kind,
         at.isoformat(),
-        f"tables/{table_id}" if table_id else None,
+        subject,
         {
             "event_id": event_id,
             "kind": kind,

@@ -64,7 +64,7 @@ def check(expression: str, told: dict[str, list[dict[str, str]]]) -> None:
 def test_alerts_ask_for_what_is_told(told: dict[str, list[dict[str, str]]]) -> None:
     (rule,) = of_kind(render("production"), "PrometheusRule")
     alerts = [alert for group in rule["spec"]["groups"] for alert in group["rules"]]
-    assert len(alerts) == 9
+    assert len(alerts) == 10
     for alert in alerts:
         check(alert["expr"], told)
         assert 'namespace="data", service="r-icestream"' in alert["expr"]

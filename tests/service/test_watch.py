@@ -15,6 +15,8 @@ from typer.testing import CliRunner, Result
 from icestream.errors import UnreachableError
 from service.command.main import app
 from service.command.watch import follow
+from service.db.database import utc_now
+from service.scheduling.catalog_health import store_observations
 from tests.service.conftest import ADMIN_KEY, Running, alike_on_both
 from tests.service.iceberg_tables import IcebergCatalog
 
@@ -33,6 +35,7 @@ def call(service: Running, iceberg: IcebergCatalog, monkeypatch: pytest.MonkeyPa
     iceberg.delete_keys("db.a", [1, 2])
     for name in ("db.t", "db.a"):
         service.poll(service.enroll(name)["id"])
+    store_observations(service.database, service.background._observations, utc_now())
 
     def run(*arguments: str) -> Result:
         return CliRunner().invoke(app, arguments)
@@ -46,13 +49,18 @@ def test_status_ends_well_where_all_is_well(call: Call, service: Running) -> Non
     assert told.exit_code == 0, told.output
     head, blank, *figures = told.stdout.splitlines()
     assert re.fullmatch(rf"Icestream \S+ at {service.url}: all is well\.", head)
-    assert [blank, figures[0], figures[4]] == ["", "tables   2 healthy", "workers  1 alive"]
-    assert re.fullmatch(r"pending  2 equality deletes in 1 file, the oldest \S+ old", figures[1])
+    assert [blank, figures[0], figures[1], figures[5]] == [
+        "",
+        "tables   2 healthy",
+        "catalogs 1 reachable",
+        "workers  1 alive",
+    ]
+    assert re.fullmatch(r"pending  2 equality deletes in 1 file, the oldest \S+ old", figures[2])
     cost = (
         r"a full read of all takes \S+, \S+ of it for deletes and small files; \S+ less than when they were"
     )
-    assert re.fullmatch(rf"reads    {cost} enrolled", figures[2])
-    assert len(figures) == 5
+    assert re.fullmatch(rf"reads    {cost} enrolled", figures[3])
+    assert len(figures) == 6
 
 
 def test_status_tells_what_is_wrong_and_what_to_do_and_ends_with_1(

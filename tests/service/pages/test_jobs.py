@@ -19,6 +19,7 @@ from service.records.jobs import Job, JobStatus
 from service.records.keys import Role
 from service.records.tables import EnrolledTable
 from service.records.webhooks import Webhook
+from service.scheduling.catalog_health import store_observations
 from service.ui.job_story import stages_of, work_of
 from service.ui.jobs import EVENTS_SHOWN
 from tests.browser.running_service import convert_result, index_report, index_result
@@ -707,6 +708,7 @@ def test_the_overview_names_catalogs_workers_and_webhooks_that_fail(service: Run
     (directory / "cat.db").unlink()
     for table in tables:
         service.poll(table["id"])
+    store_observations(service.database, service.background._observations, utc_now())
     unfit = {"name": "crippled", "hostname": "host", "pid": 1, "version": "1", "problem": "Java is missing."}
     service.admin.post("/workers", json=unfit).raise_for_status()
     with service.database.write() as session:
@@ -724,7 +726,16 @@ def test_the_overview_names_catalogs_workers_and_webhooks_that_fail(service: Run
     assert shown.links["Catalog away fails, and 2 tables with it"].endswith(f"/catalogs/{made['id']}")
     assert f"the catalog's database {directory}/cat.db is not there" in shown.text
     assert "far.one is unknown" not in shown.text
+    listed = admin.open("/catalogs?status=unreachable")
+    assert "away sql unreachable Catalog 'away' (sql): the catalog's database" in listed.text
+    assert listed.links["2 unknown"].endswith("/tables?catalog=away&status=unknown")
+    assert "local" not in listed.links
+    of_one = admin.follow("away").text
+    assert "Health The catalog could not be read Catalog 'away' (sql): the catalog's database" in of_one
+    assert "None is made in its place." in of_one
+    assert "Status unreachable since" in of_one
     assert "Java is missing." in shown.text
+    admin.open("/")
     assert "crippled" in admin.follow("Worker crippled cannot run jobs").text
     assert (
         "410 Gone" in admin.open(shown.links["Webhook gone was switched off"].removeprefix(service.url)).text
@@ -735,6 +746,7 @@ def test_the_overview_names_catalogs_workers_and_webhooks_that_fail(service: Run
     service.admin.post("/workers", json=unfit | {"problem": None}).raise_for_status()
     for table in tables:
         service.admin.delete(f"/tables/{table['id']}").raise_for_status()
+    service.admin.delete(f"/catalogs/{made['id']}").raise_for_status()
     service.admin.delete(f"/webhooks/{webhook.id}").raise_for_status()
     shown = admin.open("/")
     for name in ("Catalog away", "Worker crippled", "Webhook gone"):

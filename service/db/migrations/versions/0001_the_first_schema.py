@@ -12,6 +12,7 @@ TABLES = (
     "api_keys",
     "audit_entries",
     "catalogs",
+    "catalog_health",
     "idempotent_answers",
     "leases",
     "login_tokens",
@@ -139,6 +140,20 @@ def _create_tables() -> None:
         unique=True,
         sqlite_where=sa.text("deleted_at IS NULL"),
         postgresql_where=sa.text("deleted_at IS NULL"),
+    )
+    op.create_table(
+        "catalog_health",
+        sa.Column("catalog_id", sa.String(), nullable=False),
+        sa.Column("status", sa.String(), nullable=False),
+        sa.Column("since", AT, nullable=True),
+        sa.Column("failures", sa.Integer(), nullable=False),
+        sa.Column("failed_at", AT, nullable=True),
+        sa.Column("error", JSON, nullable=True),
+        sa.Column("answered_at", AT, nullable=True),
+        sa.Column("latency_seconds", sa.Float(), nullable=True),
+        sa.Column("requests", sa.BigInteger(), nullable=False),
+        sa.ForeignKeyConstraint(["catalog_id"], ["catalogs.id"]),
+        sa.PrimaryKeyConstraint("catalog_id"),
     )
     op.create_table(
         "idempotent_answers",
