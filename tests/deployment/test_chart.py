@@ -16,6 +16,7 @@ from tests.deployment.chart import (
     EXAMPLES,
     NEWEST_KUBERNETES,
     OLDEST_KUBERNETES,
+    ROOT,
     HelmError,
     Manifest,
     component,
@@ -222,6 +223,18 @@ def test_whoever_reads_the_lake_has_an_identity_of_the_cloud_and_may_ask_for_its
             for port in rule["ports"]
         }
         assert {("169.254.169.254/32", 80), ("169.254.169.252/32", 988)} <= reached
+
+
+def test_whoever_reads_the_lake_has_an_identity_in_the_recipe_for_eks() -> None:
+    page = (ROOT / "docs" / "spark-clusters.md").read_text()
+    (recipe,) = re.findall(r"^    service:\n(?:    .*\n)+", page, re.MULTILINE)
+    manifests = render(None, **KEYS | yaml.safe_load(recipe))
+    conf = named(manifests, "ConfigMap", "spark")["data"]["spark-defaults.conf"]
+    (of_executors,) = re.findall(r"executor\.serviceAccountName (.*)", conf)
+    assert of_executors == named(manifests, "ServiceAccount", "executor")["metadata"]["name"]
+    for name in ("service", "worker", "executor"):
+        account = named(manifests, "ServiceAccount", name)
+        assert "eks.amazonaws.com/role-arn" in account["metadata"]["annotations"], name
 
 
 def test_secrets_are_only_referred_to() -> None:
