@@ -89,7 +89,8 @@ class Identity:
             if self.role is not None:
                 raise CredentialsError(
                     "The record has keys and a role.",
-                    "Take one of them out: a role is assumed by the identity of this machine.",
+                    "Take one of them out: a role is assumed by the identity of this machine. One for S3 "
+                    "beside keys for the catalog alone is `s3.role-arn`.",
                 )
             return self.own_keys
         from botocore.exceptions import BotoCoreError, ClientError

@@ -182,6 +182,20 @@ def test_the_identity_of_the_machine_assumes_the_role_of_a_record(
     assert server.used[-1].startswith("role-")
 
 
+def test_keys_for_a_catalog_alone_go_beside_a_role_for_s3_alone(
+    server: Aws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    become("environment", server=server, directory=tmp_path, monkeypatch=monkeypatch)
+    keys = {"rest.access-key-id": "of-catalog", "rest.secret-access-key": "secret"}
+    with pytest.raises(CredentialsError, match=r"keys and a role\.") as caught:
+        Identity.of(keys | {"client.role-arn": f"{ROLE}/of-store"}, "rest").keys()
+    assert "is `s3.role-arn`" in caught.value.remedy
+    given = keys | {"s3.role-arn": f"{ROLE}/of-store"}
+    assert Identity.of(given, "rest").keys() == Keys("of-catalog", "secret")
+    by_arrow(server, given)
+    assert server.used[-1].startswith("role-of-store-")
+
+
 def test_nothing_is_asked_for_without_an_identity_unless_a_record_says_so(
     server: Aws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

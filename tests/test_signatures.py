@@ -15,6 +15,7 @@ from service.catalogs.iceberg import IcebergCatalogs
 from service.errors import UnreachableError
 from service.records.catalogs import Catalog, CatalogType
 from service.settings import Settings
+from tests.aws import KINDS, SHOWN, aws, environment
 from tests.http_server import Answer, Answers, HttpServer, Request, answering, rest_catalog
 from tests.sigv4 import RefusedError, Signatures, signed_only
 from trust.egress import Egress
@@ -148,7 +149,7 @@ def test_what_is_not_signed_right_is_refused_with_words_that_help(
     assert len(signatures.refused) == (0 if what in ("no region", "no keys") else 1)
 
 
-def signed_request() -> tuple[str, str, dict[str, str], bytes]:
+def signed_request(record: dict[str, str] = RECORD) -> tuple[str, str, dict[str, str], bytes]:
     """Method, target, headers in lower case and body of a commit that the gateway sent."""
     sent: list[Request] = []
 
@@ -158,7 +159,7 @@ def signed_request() -> tuple[str, str, dict[str, str], bytes]:
 
     path = f"{PREFIX}/namespaces/a%1Fb/tables/t"
     with answering(rest_catalog() | {path: remember}) as server:
-        gateway = RestGateway("c", RECORD | {"uri": server.url, "header.X-Team": "lake"}, Egress(LOOPBACK))
+        gateway = RestGateway("c", record | {"uri": server.url, "header.X-Team": "lake"}, Egress(LOOPBACK))
         gateway.ask("POST", f"{path[1:]}?a=1&b=2", {"Content-Type": "application/json"}, b'{"updates": []}')
     return "POST", f"{path}?a=1&b=2", dict(sent[0].headers), sent[0].body.encode()
 
@@ -282,6 +283,42 @@ def test_a_token_beside_a_signature_is_told_in_no_refusal_either() -> None:
         with pytest.raises(CatalogUnreachableError) as caught:
             load_table(None, "rest", "c", record, ("db", "t"), egress=Egress(LOOPBACK))
     assert "not ***" in caught.value.detail
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_each_identity_of_a_machine_signs_is_let_through(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Most have a session, whose token has to be signed too."""
+    with aws() as server:
+        for name, value in (
+            environment("none", server, tmp_path) | environment(kind, server, tmp_path)
+        ).items():
+            monkeypatch.setenv(name, value)
+
+        class Known(Signatures):
+            def check(self, *request: Any) -> str:
+                self.secrets = dict.fromkeys(("environment", "profile", *server.given), "secret")
+                self.tokens = {key: f"token-of-{key}" for key in server.given}
+                return super().check(*request)
+
+        signatures = Known()
+        with catalog(signatures) as (url, _):
+            for ask in (by_service, by_worker):
+                ask(SIGNED | {"uri": url})
+    assert signatures.refused == []
+    assert {key.startswith(SHOWN[kind]) for _, _, key in signatures.seen} == {True}
+
+
+def test_the_token_of_a_session_is_part_of_what_is_signed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (OWN | {"AWS_SESSION_TOKEN": "token"}).items():
+        monkeypatch.setenv(name, value)
+    method, target, headers, body = signed_request(SIGNED)
+    server = Signatures(secrets={"AKIDMACHINE": "of the machine"}, tokens={"AKIDMACHINE": "token"})
+    assert server.check(method, target, headers, body) == "AKIDMACHINE"
+    server.tokens["AKIDMACHINE"] = "another"
+    with pytest.raises(RefusedError, match="does not match"):
+        server.check(method, target, headers | {"x-amz-security-token": "another"}, body)
 
 
 @pytest.mark.parametrize("told", [told_by_service, told_by_worker])

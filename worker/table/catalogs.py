@@ -310,13 +310,13 @@ def _assumed_role(catalog_type: str, properties: Mapping[str, str]) -> dict[str,
     if catalog_type == "rest" and "vended-credentials" in properties.get(_DELEGATION, ""):
         return {}
     identity = Identity.of(properties, "s3")
-    if identity.role is None:
-        return {}
     if catalog_type == "glue" and identity.role != Identity.of(properties, "glue").role:
         raise CatalogUnreachableError(
-            "The record has a role for S3 alone, which Java would take for Glue too.",
+            "The record has a role for S3 or Glue alone, and Java asks both in the same one.",
             "Give the role as client.role-arn, for both.",
         )
+    if identity.role is None:
+        return {}
     if not (region := identity.region_of_machine()):
         raise CatalogUnreachableError(
             "Nothing says in which region of AWS the record's role is to be assumed.",

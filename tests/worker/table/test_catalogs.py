@@ -174,6 +174,13 @@ class TestJavaProperties:
         expected = java | {"catalog-impl": "org.apache.iceberg.rest.RESTCatalog"}
         assert java_properties("rest", python) == expected
 
+    @pytest.mark.parametrize("alone", ["s3.role-arn", "glue.role-arn"])
+    def test_a_role_for_s3_or_glue_alone_is_refused(self, alone: str) -> None:
+        """The service asks each in its own."""
+        with pytest.raises(CatalogUnreachableError) as caught:
+            java_properties("glue", {alone: "arn:aws:iam::123456789012:role/r", "client.region": "eu"})
+        assert "client.role-arn, for both" in caught.value.remedy
+
     def test_what_is_no_endpoint_on_azure_is_refused_without_being_quoted(self) -> None:
         value = "DefaultEndpointsProtocol=https;AccountName=acc;AccountKey=MARK"
         for key in ("adls.connection-string", "adls.connection-string.acc.dfs.core.windows.net"):
