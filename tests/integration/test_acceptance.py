@@ -1,5 +1,6 @@
 """`icestream accept` as a person runs it, against `icestream up`."""
 
+import json
 import signal
 from pathlib import Path
 
@@ -16,10 +17,33 @@ def files(icestream: Icestream) -> set[Path]:
     return {path for path in (icestream.data_dir / "warehouse").rglob("*") if path.is_file()}
 
 
-def test_nothing_is_made_unless_somebody_says_yes(icestream: Icestream) -> None:
-    with icestream.command(*ACCEPT) as command:
+def accept(icestream: Icestream, *options: str) -> tuple[int, str]:
+    """Its exit code, and what it told."""
+    with icestream.command(*ACCEPT, *options) as command:
         _, said = command.communicate()
-    assert command.returncode == 2, said
+    return command.returncode, said
+
+
+def test_what_up_starts_is_accepted_as_a_whole(icestream: Icestream, tmp_path: Path) -> None:
+    before = files(icestream)
+    reports = [tmp_path / "report.json", tmp_path / "report.md"]
+    place = (icestream.data_dir / "warehouse" / "under_a_prefix").as_uri()
+    options = ["--yes", "--location", place, *(f"--report={path}" for path in reports)]
+    code, said = accept(icestream, *options)
+    assert code == 0, said
+    whole = json.loads(reports[0].read_text())
+    assert whole["accepted"]
+    assert whole["store"] == place
+    assert {step["outcome"] for step in whole["steps"]} == {"passed"}
+    assert whole["versions"].keys() >= {"service", "workers", "iceberg", "spark", "java", "pyiceberg"}
+    assert whole["requests"]["service"]["POST /tables/{id}/jobs"] > 20
+    assert reports[1].read_text().startswith("# Icestream acceptance: ")
+    assert files(icestream) == before
+
+
+def test_nothing_is_made_unless_somebody_says_yes(icestream: Icestream) -> None:
+    code, said = accept(icestream)
+    assert code == 2, said
     assert "icestream_acceptance, which will be made" in said
     assert said.rstrip().endswith("say so with --yes. Nothing was made.")
 

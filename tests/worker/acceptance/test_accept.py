@@ -77,8 +77,7 @@ def test_all_kinds_of_jobs_pass_and_all_is_as_before(working: Working, tmp_path:
         acceptance.trials = acceptance.trials[1:]  # each version is tried below
         report = acceptance.go(working.versions())
     assert named(report, Outcome.FAILED) == [], report.to_markdown()
-    assert named(report, Outcome.NOT_TRIED) == ["v3: look keys up"]
-    assert report.exit_code == 3
+    assert report.exit_code == 0, report.to_markdown()
     kinds = {job.kind for step in report.steps for job in step.jobs}
     assert kinds == {*JobKind} - {JobKind.REWRITE_POSITION_DELETE_FILES}  # which are of version 2
     assert files(tmp_path) == before
@@ -97,9 +96,7 @@ def test_every_kind_of_catalog_and_store_is_accepted(
             acceptance.trials = acceptance.trials[1:]
         report = acceptance.go(working.versions())
     assert named(report, Outcome.FAILED) == [], report.to_markdown()
-    assert named(report, Outcome.NOT_TRIED) == [
-        f"{trial.name}: look keys up" for trial in acceptance.trials if trial.name != "faults"
-    ]  # no lookup server is there
+    assert report.exit_code == 0
     is_local = report.store.startswith("file:")
     by_store = [] if is_local else ["v3: remove_orphan_files: old ones go"]
     assert named(report, Outcome.NOT_POSSIBLE) == by_store

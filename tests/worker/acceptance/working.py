@@ -1,4 +1,4 @@
-"""A service behind HTTP with a worker of it in this process, and acceptances of that."""
+"""A service behind HTTP with a worker and a lookup server in this process, and acceptances of that."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ from pyspark.sql import SparkSession
 from icestream.connection import Connection
 from service.settings import Settings
 from tests.patience import PATIENCE_SECONDS
-from tests.service.conftest import ADMIN_KEY, Running, running
+from tests.service.conftest import ADMIN_KEY, Running, listening, running, with_lookup_server
 from worker.acceptance.lake import Lake
 from worker.acceptance.run import Acceptance, Wanted, versions_here
 from worker.acceptance.service import Service
 from worker.agent.worker import Worker
 from worker.contract.control_plane import ControlPlane
+from worker.lookup_server.app import create_app as create_lookup_server
 from worker.spark.tasks import TaskRunner
 
 CATALOG = "lake"
 NAMESPACE = "accepting"
+_TOKEN = "t" * 32
 _RECEIPT_SECRET = "whsec_" + "c2VjcmV0" * 6
 
 
@@ -57,7 +59,10 @@ class Working:
             erasure_secret=SecretStr("what hashes the keys of these tests"),
             receipt_secret=SecretStr(_RECEIPT_SECRET),
         )
-        with running(settings) as service:
+        with (
+            listening(create_lookup_server(_TOKEN)) as url,
+            running(with_lookup_server(settings, url, _TOKEN)) as service,
+        ):
             body = {"name": CATALOG, "type": kind, "properties": dict(properties)}
             answer = service.admin.post("/catalogs", json=body)
             assert answer.status_code == 201, answer.text
