@@ -15,6 +15,7 @@ _JOB = "6c8a2a0e-6f0e-4a7e-9a43-0d7d5a1e1c52"
 _WORKER = "9d2c4b7a-1e5f-4a3b-8c6d-7e8f9a0b1c33"
 _POLICY = "b7e3d1c4-5a2f-4e6d-9b8c-1a2b3c4d5e44"
 _WEBHOOK = "2f1e0d9c-8b7a-4c6d-9e5f-4a3b2c1d0e55"
+_SENDER = "8d7c6b5a-4f3e-4d2c-9b1a-0f9e8d7c6b66"
 _ERASURE = "5e4d3c2b-1a0f-4e9d-8c7b-6a5f4e3d2c99"
 _UUID = "7a6b5c4d-3e2f-4a1b-9c8d-0e1f2a3b4cbb"
 _LOCATION = "s3://lake/warehouse/sales/orders"
@@ -322,6 +323,9 @@ FIELDS: dict[str, Any] = {
     "TableView.id": _TABLE,
     "TableView.key_sets": [["id"]],
     "TableView.name": "sales.orders",
+    "SenderView.id": _SENDER,
+    "SenderView.name": "flink",
+    "SenderView.secret": "env:WEBHOOK_FLINK",
     "WebhookView.dead": 0,
     "WebhookView.disabled_because": None,
     "WebhookView.enabled": True,

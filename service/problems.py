@@ -453,6 +453,18 @@ PROBLEMS: dict[str, ProblemType] = {
         "The database cannot be used, or is not migrated.",
         "See the service's log; it tries again on its own.",
     ),
+    "notification-sender-exists": ProblemType(
+        (409,),
+        "A sender of that name already exists",
+        "Names of senders of notifications are unique.",
+        "Choose another name, or delete the existing sender.",
+    ),
+    "notification-sender-not-found": ProblemType(
+        (404,),
+        "No such sender",
+        "No sender of notifications has the id in the path.",
+        "List them: GET /api/v1/notification-senders.",
+    ),
     "orphans-not-listed": ProblemType(
         (422,),
         "A removal of orphan files goes by a dry run",
@@ -564,6 +576,12 @@ PROBLEMS: dict[str, ProblemType] = {
         "A secret cannot be resolved",
         "The environment variable or file that a property refers to does not exist.",
         "Set it for the service, one of a catalog also for its workers, then start them again.",
+    ),
+    "signature-invalid": ProblemType(
+        (401,),
+        "The signature is not valid",
+        "No sender of this id has signed the request, or not within the last five minutes.",
+        "Compare the sender's id, its secret and the clocks of both machines.",
     ),
     "stale-attempt": ProblemType(
         (409,),

@@ -17,6 +17,9 @@ DECISIONS: dict[str, set[str]] = {
         "GET /login",
         "POST /login",
     },
+    "senders": {
+        "POST /api/v1/notification-senders/{sender_id}/commit-events",
+    },
     "signed in": {
         "GET /api/v1/me",
         "POST /logout",
@@ -135,6 +138,9 @@ DECISIONS: dict[str, set[str]] = {
         "POST /api/v1/api-keys/{key_id}/rotate",
         "DELETE /api/v1/api-keys/{key_id}",
         "GET /api/v1/audit",
+        "GET /api/v1/notification-senders",
+        "POST /api/v1/notification-senders",
+        "DELETE /api/v1/notification-senders/{sender_id}",
         "POST /api/v1/catalogs",
         "PATCH /api/v1/catalogs/{catalog_id}",
         "DELETE /api/v1/catalogs/{catalog_id}",

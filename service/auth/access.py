@@ -71,6 +71,10 @@ class Access(Guard):
     """Whether the call only reads, though its method does not say so: what it asks may be too long for a
     URL, or too private."""
 
+    @property
+    def word(self) -> str:
+        return self.role.value if self.role else "signed in"
+
     async def __call__(
         self,
         request: Request,
@@ -179,16 +183,14 @@ def check_every_route_declares_access(app: FastAPI) -> None:
 
 
 def declared_access(app: FastAPI) -> Iterator[tuple[str, str, list[str]]]:
-    """(method, path, who may call it) of every route: a role, `signed in` or `anyone`."""
+    """(method, path, who may call it) of every route: a role, `signed in`, `senders` or `anyone`."""
     for route in iter_route_contexts(app.routes):
         dependant = getattr(route, "dependant", None)
         calls = calls_of(dependant) if isinstance(dependant, Dependant) else []
-        found = {_word(call) for call in calls if call is anyone or isinstance(call, Access)}
+        found = {
+            call.word if isinstance(call, Guard) else "anyone"
+            for call in calls
+            if call is anyone or isinstance(call, Guard)
+        }
         for method in sorted(route.methods or {"*"}):
             yield method, str(route.path), sorted(found)
-
-
-def _word(call: object) -> str:
-    if not isinstance(call, Access):
-        return "anyone"
-    return call.role.value if call.role else "signed in"

@@ -29,6 +29,7 @@ class Scope(StrEnum):
     JOBS_READ = "jobs:read"
     JOBS_WRITE = "jobs:write"
     LOOKUPS_READ = "lookups:read"
+    NOTIFICATIONS_READ = "notifications:read"
     NOTIFICATIONS_WRITE = "notifications:write"
     POLICIES_READ = "policies:read"
     POLICIES_WRITE = "policies:write"

@@ -26,6 +26,7 @@ from service.records.catalogs import Catalog, CatalogHealth, CatalogStatus, Cata
 from service.records.health import HealthStatus, TableHealth
 from service.records.jobs import Job, JobKind, JobStatus
 from service.records.keys import Role
+from service.records.notifications import NotificationSender
 from service.records.patterns import EnrollmentPattern
 from service.records.tables import EnrolledTable
 from service.settings import Settings
@@ -218,7 +219,7 @@ def pause_catalog(session: Session, principal: Principal, catalog_id: str, *, pa
 def delete_catalog(
     session: Session, principal: Principal, catalog_id: str, *, if_match: str | None = None
 ) -> None:
-    """Forget a catalog and its patterns; refused while tables are enrolled from it."""
+    """Forget a catalog, its patterns and its senders; refused while tables are enrolled from it."""
     row = get_catalog(session, catalog_id, for_update=True)
     authorize(session, principal, Role.ADMIN, "catalog.delete", row.name)
     check_version(if_match, row.version)
@@ -229,6 +230,7 @@ def delete_catalog(
             "catalog-in-use", f"Catalog {row.name!r} is used by {names}.", "Remove those tables first."
         )
     session.exec(delete(EnrollmentPattern).where(col(EnrollmentPattern.catalog_id) == row.id))
+    session.exec(delete(NotificationSender).where(col(NotificationSender.catalog_id) == row.id))
     row.deleted_at = utc_now()
     session.add(row)
 

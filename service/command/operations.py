@@ -24,7 +24,7 @@ _METHODS = ("get", "post", "put", "patch", "delete")
 _LARGE_PAGE = 500
 _OF_PROGRAMS = {
     *("register_worker", "claim_job", "report_heartbeat", "reserve_addresses", "finish_attempt"),
-    "notify_by_event",
+    *("notify_by_event", "notify_signed"),
 }
 """Calls that only programs make: workers, and what passes on events of object stores and catalogs."""
 NAMED = {

@@ -16,7 +16,10 @@ MAX_REPORT_BYTES = 64 * 1024**2
 """Of a worker's report, which may name many files."""
 MAX_LOOKUP_BYTES = 8 * 1024**2
 """Of a question about keys."""
+MAX_SIGNED_BYTES = 256 * 1024
+"""Of a signed notification, which is read before it is known whose it is."""
 _REPORT = re.compile(r"^/api/v1/jobs/[^/]+/attempts/[^/]+/[a-z-]+$")
+_SIGNED = re.compile(r"^/api/v1/notification-senders/[^/]+/commit-events$")
 _LOOKUP = re.compile(r"^/api/v1/tables/[^/]+/lookups$")
 
 
@@ -40,6 +43,8 @@ def check_shape(body: bytes) -> None:
 def _limit_bytes(path: str) -> int:
     if _REPORT.match(path):
         return MAX_REPORT_BYTES
+    if _SIGNED.match(path):
+        return MAX_SIGNED_BYTES
     return MAX_LOOKUP_BYTES if _LOOKUP.match(path) else MAX_BODY_BYTES
 
 

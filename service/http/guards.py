@@ -5,11 +5,12 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from fastapi import Depends, Request
 from fastapi.dependencies.models import Dependant
 
+IDEMPOTENCY_HEADER = "Idempotency-Key"
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
@@ -21,6 +22,16 @@ class Caller(Protocol):
 
 class Guard(ABC):
     """A dependency that lets some callers through."""
+
+    once_header: ClassVar[str] = IDEMPOTENCY_HEADER
+    """What names a POST that may come again, and happens once."""
+    signs_body: ClassVar[bool] = False
+    """Whether who calls is known by a signature of the body, which is read before that is checked."""
+
+    @property
+    @abstractmethod
+    def word(self) -> str:
+        """Whom it lets through."""
 
     @abstractmethod
     def check(self, request: Request) -> Caller:

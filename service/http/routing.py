@@ -26,10 +26,9 @@ from starlette.concurrency import run_in_threadpool
 from service.db.database import Database, Json, UtcDateTime, get_database, utc_now, write_session
 from service.errors import InvalidError
 from service.http.body_limits import check_shape
-from service.http.guards import SAFE_METHODS, guard_of
+from service.http.guards import IDEMPOTENCY_HEADER, SAFE_METHODS, guard_of
 from service.http.json_values import check_body
 
-IDEMPOTENCY_HEADER = "Idempotency-Key"
 _MAX_KEY_CHARACTERS = 255
 _IDEMPOTENCY_PARAMETER = {
     "name": IDEMPOTENCY_HEADER,
@@ -70,7 +69,9 @@ class ApiRoute(APIRoute):
         super().__init__(*args, **options)
         # Without the session of its work, an answer can't be stored: the claim of a job has none.
         writes = any(dependency.call is write_session for dependency in self.dependant.dependencies)
-        if "POST" in (self.methods or ()) and writes:
+        guard = guard_of(self.dependant)
+        by_key = guard is not None and guard.once_header == IDEMPOTENCY_HEADER
+        if "POST" in (self.methods or ()) and writes and by_key:
             self.openapi_extra = {**(self.openapi_extra or {}), "parameters": [_IDEMPOTENCY_PARAMETER]}
 
     def get_route_handler(self) -> Handler:
@@ -81,6 +82,8 @@ class ApiRoute(APIRoute):
         has_body = self.body_field is not None
 
         async def handle(request: Request) -> Response:
+            if guard.signs_body:
+                request.state.signed_body = await request.body()
             await run_in_threadpool(guard.check, request)
             if has_body:
                 await run_in_threadpool(_check_content, await request.body())
@@ -90,9 +93,11 @@ class ApiRoute(APIRoute):
             return handle
 
         async def handle_once(request: Request) -> Response:
-            key = request.headers.get(IDEMPOTENCY_HEADER)
+            key = request.headers.get(guard.once_header)
             if key is None:
                 return await handle(request)
+            if guard.signs_body:
+                request.state.signed_body = await request.body()
             _check_key(key)
             caller = await run_in_threadpool(guard.check, request)
             owner = caller.key

@@ -2,22 +2,33 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends, Path, Request
 
-from service.auth.access import Access
+from service.auth.access import Access, Admin
 from service.auth.models import Principal
 from service.catalogs.service import get_catalog
-from service.db.database import WriteSession
+from service.db.database import ReadSession, WriteSession
 from service.http.messages import CatalogId, TableId
+from service.http.paging import Page, PageRequest
 from service.http.routing import ApiRoute
 from service.http.waking import WAKES
-from service.notifications import service
+from service.notifications import senders, service
 from service.notifications.events import event_in, told_by
-from service.notifications.models import CatalogNotification, CommitEvents, Notified
+from service.notifications.models import (
+    CatalogNotification,
+    CommitEvents,
+    Notified,
+    Received,
+    SenderRequest,
+    SenderView,
+)
+from service.notifications.senders import Sender, Signed
 from service.records.keys import Role
 from service.records.tables import get_table
+from service.settings import CurrentSettings
 
 router = APIRouter(tags=["notifications"], route_class=ApiRoute)
+SenderId = Annotated[str, Path(description="The id names a sender of notifications.")]
 Notifier = Annotated[Principal, Depends(Access(Role.OPERATOR))]
 
 
@@ -48,6 +59,48 @@ def notify_by_event(
     """
     told = told_by(_events(request, body))
     return service.notify_of_tables(session, get_catalog(session, catalog_id), told)
+
+
+@router.post("/notification-senders", status_code=201)
+def create_sender(
+    session: WriteSession, settings: CurrentSettings, caller: Admin, body: SenderRequest
+) -> SenderView:
+    """Make a sender of signed notifications about tables of a catalog."""
+    return senders.create_sender(session, settings, caller, body)
+
+
+@router.get("/notification-senders")
+def list_senders(
+    session: ReadSession,
+    _caller: Admin,
+    page: Annotated[PageRequest, Depends(senders.SORTING.page_request)],
+) -> Page[SenderView]:
+    """List senders of signed notifications."""
+    return senders.list_senders(session, page)
+
+
+@router.delete("/notification-senders/{sender_id}", status_code=204)
+def delete_sender(session: WriteSession, caller: Admin, sender_id: SenderId) -> None:
+    """Forget a sender: what it signs counts no more."""
+    senders.delete_sender(session, caller, sender_id)
+
+
+@router.post("/notification-senders/{sender_id}/commit-events", status_code=202, dependencies=WAKES)
+def notify_signed(
+    session: WriteSession,
+    sender: Annotated[Sender, Depends(Signed())],
+    sender_id: SenderId,  # noqa: ARG001 - the guard looks for it
+    request: Request,
+    body: CommitEvents,
+) -> Received:
+    """Tell by a signed request that tables of the sender's catalog have new commits.
+
+    It is signed after Standard Webhooks. The body is an event of an object store or a catalog, as the call of
+    the catalog takes it, or names `tables` or `locations` itself.
+    """
+    told = told_by(_events(request, body))
+    service.notify_of_tables(session, get_catalog(session, sender.catalog_id), told)
+    return Received(received=len(told.tables) + len(told.locations))
 
 
 def _events(request: Request, body: CommitEvents) -> list[dict[str, Any]]:

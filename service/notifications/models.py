@@ -1,12 +1,13 @@
 """What is told of tables that have changed."""
 
+from datetime import datetime
 from typing import Annotated, Self
 
 from fastapi import Body
 from pydantic import ConfigDict, StringConstraints, model_validator
 from pydantic import Field as ModelField
 
-from service.http.messages import Message, example
+from service.http.messages import Message, Name, example
 
 TABLES_AT_MOST = 1_000
 FILES_AT_MOST = 100
@@ -44,6 +45,48 @@ _EVENT = {
     "detail": {"bucket": {"name": "lake"}, "object": {"key": "db/t/metadata/1.metadata.json"}},
 }
 CommitEvents = Annotated[CommitEvent | list[CommitEvent], Body(examples=[_EVENT])]
+
+
+class Received(Message):
+    """The answer to a signed notification tells nothing of the service's tables."""
+
+    received: int
+    """It named this many tables and files."""
+
+
+class SenderRequest(Message):
+    """A sender may tell of commits by signed notifications, without an API key."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra=example({"name": "flink", "catalog": "lake", "secret": "env:WEBHOOK_FLINK"}),
+    )
+
+    name: Name
+    """The name is unique among senders."""
+    catalog: str = ModelField(min_length=1, max_length=200)
+    """The sender tells of tables of this catalog alone, which is given by id or name."""
+    secret: str = ModelField(min_length=1, max_length=500)
+    """The key that the sender signs with is given by a reference (`env:WEBHOOK_...` or `file:/path`) to
+    `whsec_` and 24 to 64 bytes in base64. Of several, separated by spaces or line breaks, each is good, so
+    that a key can be changed."""
+
+
+class SenderView(Message):
+    """This is a sender as it is kept."""
+
+    id: str
+    """The id names the sender in later calls, and in the address of its notifications."""
+    name: str
+    """The name is unique among senders."""
+    catalog: str
+    """The sender tells of tables of the catalog of this name."""
+    secret: str
+    """The reference names what it signs with."""
+    created_by: str
+    """This person or key made it."""
+    created_at: datetime
+    """It was made at this time."""
 
 
 class Notified(Message):

@@ -19,13 +19,12 @@ from sqlalchemy.orm import aliased
 from sqlmodel import col, or_, select
 
 from service.catalogs.clients import allowed_session
-from service.catalogs.secrets import resolve
 from service.db.database import FOR_UPDATE, Database, utc_now
 from service.errors import IcestreamError, is_database_trouble
 from service.records.webhooks import DeliveryStatus, Webhook, WebhookDelivery
 from service.settings import Settings
 from service.webhooks.outbox import CONTENT_TYPE
-from service.webhooks.signing import signature, signers_of
+from service.webhooks.signing import signature, signers_at
 
 _CONNECT_SECONDS = 5
 _LONGEST_PAUSE = timedelta(hours=6)
@@ -161,14 +160,13 @@ class WebhookSender:
     def _send(self, claim: _Claim, http: Session) -> _Outcome:
         now = self._wall()
         try:
-            settings = self._settings
-            secret = resolve({"secret": claim.secret}, settings.secret_rules, settings.own_files)["secret"]
+            signers = signers_at(self._settings, claim.secret)
             headers = {
                 "Content-Type": CONTENT_TYPE,
                 "User-Agent": "icestream",
                 "webhook-id": claim.message_id,
                 "webhook-timestamp": str(int(now.timestamp())),
-                "webhook-signature": signature(signers_of(secret), claim.message_id, now, claim.event),
+                "webhook-signature": signature(signers, claim.message_id, now, claim.event),
             }
             # Nobody reads what it says: it may be endless.
             with http.post(

@@ -9,8 +9,7 @@ from sqlmodel import Session, col, delete, select
 
 from service.auth.models import Principal
 from service.auth.service import authorize
-from service.catalogs.egress import check_host, check_reference
-from service.catalogs.secrets import resolve
+from service.catalogs.egress import check_host
 from service.db.database import FOR_UPDATE, new_id, utc_now
 from service.errors import ConflictError, InvalidError, NotFoundError
 from service.http.etags import check_version
@@ -20,8 +19,7 @@ from service.records.webhooks import DeliveryStatus, Webhook, WebhookDelivery
 from service.settings import Settings
 from service.webhooks.models import DeliveryView, ResendResult, WebhookPatch, WebhookRequest, WebhookView
 from service.webhooks.outbox import cloud_event
-from service.webhooks.signing import signers_of
-from trust.secrets import is_reference
+from service.webhooks.signing import check_secret
 
 SORTING = Sorting(
     {"name": Webhook.name, "created_at": Webhook.created_at, "updated_at": Webhook.updated_at},
@@ -40,7 +38,7 @@ def create_webhook(
     authorize(session, principal, Role.ADMIN, "webhook.create", request.name)
     _check_name(session, request.name)
     _check_url(settings, request.url)
-    _check_secret(settings, request.secret)
+    check_secret(settings, request.secret)
     row = Webhook(**request.model_dump(), created_by=principal.name)
     session.add(row)
     session.flush()
@@ -91,7 +89,7 @@ def update_webhook(
     if patch.kinds is not None:
         row.kinds = list(patch.kinds)
     if patch.secret is not None:
-        _check_secret(settings, patch.secret)
+        check_secret(settings, patch.secret)
         row.secret = patch.secret
     if patch.enabled is not None:
         row.enabled, row.disabled_because = patch.enabled, None
@@ -288,16 +286,3 @@ def _check_url(settings: Settings, url: str) -> None:
         )
     assert parts.hostname is not None
     check_host(settings, parts.hostname)
-
-
-def _check_secret(settings: Settings, reference: str) -> None:
-    if not is_reference("secret", reference):
-        raise InvalidError(
-            "secret-in-clear",
-            "`secret` is no reference.",
-            "Put it in an environment variable or a file that the service sees, and give `env:NAME` or "
-            "`file:/path`.",
-        )
-    if not reference.startswith("env:WEBHOOK_"):
-        check_reference(settings, "secret", reference)
-    signers_of(resolve({"secret": reference}, settings.secret_rules, settings.own_files)["secret"])

@@ -1,4 +1,4 @@
-"""Signatures after the convention of Standard Webhooks."""
+"""Signatures after the convention of Standard Webhooks, of what is sent and of what is taken."""
 
 import base64
 import binascii
@@ -7,7 +7,11 @@ from datetime import datetime
 
 from standardwebhooks import Webhook as Signer
 
+from service.catalogs.egress import check_reference
+from service.catalogs.secrets import resolve
 from service.errors import InvalidError
+from service.settings import Settings
+from trust.secrets import is_reference
 
 PREFIX = "whsec_"
 _BYTES = range(24, 65)
@@ -24,6 +28,25 @@ def signers_of(secret: str) -> list[Signer]:
             f'print("{PREFIX}" + base64.b64encode(secrets.token_bytes(32)).decode())\'',
         )
     return [Signer(key) for key in keys if key]
+
+
+def check_secret(settings: Settings, reference: str) -> None:
+    """Raise InvalidError for what is no reference, for one that is not allowed, or for an unusable secret."""
+    if not is_reference("secret", reference):
+        raise InvalidError(
+            "secret-in-clear",
+            "`secret` is no reference.",
+            "Put it in an environment variable or a file that the service sees, and give `env:NAME` or "
+            "`file:/path`.",
+        )
+    if not reference.startswith("env:WEBHOOK_"):
+        check_reference(settings, "secret", reference)
+    signers_at(settings, reference)
+
+
+def signers_at(settings: Settings, reference: str) -> list[Signer]:
+    """Of the secret that a reference names now. Raises InvalidError, as `signers_of` does."""
+    return signers_of(resolve({"secret": reference}, settings.secret_rules, settings.own_files)["secret"])
 
 
 def new_secret() -> str:

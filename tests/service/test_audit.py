@@ -113,6 +113,10 @@ def test_each_write_leaves_one_entry(
     write("POST /webhooks/{webhook_id}/deliveries/{delivery_id}/resend", "webhook.resend", **webhook)
     write("DELETE /webhooks/{webhook_id}", "webhook.delete", **webhook)
 
+    sender = {"name": "s", "catalog": "local", "secret": "env:WEBHOOK_TEST"}
+    made = write("POST /notification-senders", "notification_sender.create", body=sender)
+    write("DELETE /notification-senders/{sender_id}", "notification_sender.delete", sender_id=made["id"])
+
     made = {"name": "k", "role": "viewer"}
     key = {"key_id": write("POST /api-keys", "api_key.create", body=made)["id"]}
     write("POST /api-keys/{key_id}/rotate", "api_key.rotate", body={"grace_seconds": 0}, **key)

@@ -72,6 +72,7 @@ def lake(service: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> d
     monkeypatch.setenv("ICESTREAM_URL", service.url)
     monkeypatch.setenv("ICESTREAM_API_KEY", ADMIN_KEY)
     monkeypatch.setenv("WEBHOOK_ON_CALL", "whsec_" + base64.b64encode(bytes(32)).decode())
+    monkeypatch.setenv("WEBHOOK_FLINK", new_secret())
     catalog = IcebergCatalog(tmp_path, "lake")
     (create,) = [one for one in commands() if one.startswith(REGISTERS)]
     values = {"$CATALOG": json.dumps(catalog.properties)}

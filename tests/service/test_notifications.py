@@ -1,20 +1,26 @@
 """Whoever hears of a commit first says so, and the table is looked at then, however seldom it is polled."""
 
 import json
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 from sqlmodel import func, select
+from standardwebhooks import Webhook as Signer
 
 from service.auth.service import find_api_key_principal
+from service.db.database import utc_now
 from service.records.notifications import Notification
 from service.records.tables import EnrolledTable
 from service.settings import Settings
+from service.webhooks.signing import new_secret
 from service.workers.models import ClaimRequest
 from service.workers.service import claim_job
 from tests.patience import PATIENCE_SECONDS
@@ -23,6 +29,8 @@ from tests.service.iceberg_tables import IcebergCatalog
 from tests.service.test_poller import health, polling, tick_until
 
 database_kind = alike_on_both
+SECRET = new_secret()
+PAGE = Path(__file__).parents[2] / "docs" / "notifications.md"
 SELDOM = 3600.0
 """Seconds between polls: whatever is seen before was told."""
 
@@ -183,7 +191,7 @@ def test_tables_are_told_by_names_and_by_metadata_files(
         location = session.get_one(EnrolledTable, table["id"]).location.rstrip("/")
     path = "/catalogs/local/notifications"
 
-    def told() -> list[str]:
+    def taken() -> list[str]:
         with service.database.write() as session:
             found = session.exec(select(Notification)).all()
             for one in found:
@@ -195,16 +203,16 @@ def test_tables_are_told_by_names_and_by_metadata_files(
         "notified": 2,
         "unknown": 2,
     }
-    assert told() == both
+    assert taken() == both
     place = location.removeprefix("file://")
     files = [f"{place}/metadata/1.metadata.json", f"file://{place}/metadata/2.gz.metadata.json"]
     assert notify(service, path, {"locations": files}) == {"notified": 2, "unknown": 0}
-    assert told() == both
+    assert taken() == both
     strange = [f"{place}/data/1.parquet", f"{place}2/metadata/1.metadata.json", "../x.metadata.json", "x"]
     assert notify(service, path, {"locations": strange}) == {"notified": 0, "unknown": 4}
-    assert told() == []
+    assert taken() == []
     assert notify(service, "/catalogs/other/notifications", {"tables": ["db.t"]})["notified"] == 1
-    assert told() == [foreign["id"]]
+    assert taken() == [foreign["id"]]
     refused = service.admin.post(path, json={})
     assert (refused.status_code, "name something" in refused.text) == (422, True)
     assert service.admin.post("/catalogs/none/notifications", json={"tables": ["t"]}).status_code == 404
@@ -362,3 +370,119 @@ def test_a_key_may_be_for_notifications_alone(service: Running, iceberg: Iceberg
     assert service.admin.post(f"{path}/notifications", headers=headers).status_code == 202
     assert service.admin.post(f"{path}/pause", headers=headers).json()["type"].endswith("/out-of-scope")
     assert service.admin.get(path, headers=headers).status_code == 403
+
+
+class Sender:
+    """Who signs notifications, with one key of those that are good."""
+
+    def __init__(self, service: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.url, self.key, secret = service.url, Signer(SECRET), f"{new_secret()} {SECRET}"
+        monkeypatch.setenv("WEBHOOK_FLINK", secret)
+        body = {"name": "flink", "catalog": "local", "secret": "env:WEBHOOK_FLINK"}
+        made = service.admin.post("/notification-senders", json=body)
+        assert made.status_code == 201, made.text
+        self.id = made.json()["id"]
+
+    def send(self, body: bytes, message_id: str = "m", age: int = 0, **changed: str) -> httpx.Response:
+        """changed: headers that are others than those that belong to it."""
+        at = utc_now() - timedelta(seconds=age)
+        headers = {
+            "content-type": "application/json",
+            "webhook-id": message_id,
+            "webhook-timestamp": str(int(at.timestamp())),
+            "webhook-signature": self.key.sign(message_id, at, body.decode(errors="replace")),
+        }
+        headers |= {name.replace("_", "-"): value for name, value in changed.items()}
+        path = f"{self.url}/api/v1/notification-senders/{self.id}/commit-events"
+        return httpx.post(path, content=body, headers=headers, timeout=PATIENCE_SECONDS)
+
+
+@pytest.fixture
+def sender(service: Running, iceberg: IcebergCatalog, monkeypatch: pytest.MonkeyPatch) -> Sender:
+    service.register(iceberg)
+    return Sender(service, monkeypatch)
+
+
+def told(service: Running) -> list[str]:
+    with service.database.read() as session:
+        return [one.table_id for one in session.exec(select(Notification))]
+
+
+@ON_BOTH
+def test_a_signed_notification_needs_no_key_and_is_taken_once(service: Running, sender: Sender) -> None:
+    table = service.enroll(policy="manual")
+    body = b'{"tables": ["db.t", "db.none"]}'
+    for _ in range(3):  # as senders do that got no answer, and whoever overheard it
+        answer = sender.send(body)
+        assert (answer.status_code, answer.json()) == (202, {"received": 2})
+    assert told(service) == [table["id"]]
+    assert sender.send(b'{"tables": ["db.u"]}').json()["type"].endswith("/idempotency-key-reused")
+    # Another of its own, though the same was asked for; a header that nobody signed makes no difference.
+    for name in ("other", "other"):
+        assert sender.send(body, name, idempotency_key=new_secret()).status_code == 202
+    assert told(service) == [table["id"]] * 2
+    assert sender.send(json.dumps(POLARIS).encode(), "third").json() == {"received": 1}
+    (program,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(program, names)
+    names["tell"](service.url, sender.id, SECRET, ["db.t"])
+    assert told(service) == [table["id"]] * 4
+
+
+def test_whoever_did_not_sign_is_refused_and_learns_nothing(
+    service: Running, sender: Sender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service.enroll(policy="manual")
+    body = b'{"tables": ["db.t"]}'
+    real = sender.id
+    refused = [
+        sender.send(body, age=301),
+        sender.send(body, age=-3600),
+        sender.send(body, webhook_id="another"),
+        sender.send(body, webhook_timestamp="nan"),
+        sender.send(body, webhook_timestamp=str(int(time.time()) + 7)),
+        *(sender.send(body, webhook_signature=wrong) for wrong in ("", "v1,x", "v1", "v2,eA==", "v1,eA==")),
+        sender.send(b"\xff" + body),
+        sender.send(b"[" * 100_000, "deep"),
+    ]
+    assert refused.pop().json()["type"].endswith("/body-too-deep")  # which it had signed
+    sender.id = "nobody"
+    refused.append(sender.send(body))
+    sender.id = real
+    monkeypatch.delenv("WEBHOOK_FLINK")
+    refused.append(sender.send(body))
+    assert {answer.status_code for answer in refused} == {401}
+    assert len({answer.json()["detail"] for answer in refused}) == 1
+    assert sender.send(b" " * 300_000).status_code == 413
+    assert told(service) == []
+
+
+def test_who_fails_to_sign_too_often_has_to_wait(settings: Settings, iceberg: IcebergCatalog) -> None:
+    with running(settings.model_copy(update={"failed_logins_per_minute": 3})) as service:
+        path = f"{service.url}/api/v1/notification-senders/nobody/commit-events"
+        statuses = [httpx.post(path, json={}, timeout=PATIENCE_SECONDS).status_code for _ in range(5)]
+    assert statuses == [401, 401, 401, 429, 429]
+
+
+def test_a_sender_tells_of_its_own_catalog_until_it_is_removed(
+    service: Running, sender: Sender, tmp_path: Path
+) -> None:
+    (tmp_path / "other").mkdir()
+    other = IcebergCatalog(tmp_path / "other", "other")
+    other.create("db.foreign")
+    service.register(other)
+    service.enroll("db.foreign", catalog="other", policy="manual")
+    # Nor does the answer say that there is such a table.
+    assert sender.send(b'{"tables": ["db.foreign"]}').json() == {"received": 1}
+    assert told(service) == []
+    (listed,) = service.admin.get("/notification-senders").json()["items"]
+    assert (listed["name"], listed["catalog"], listed["secret"]) == ("flink", "local", "env:WEBHOOK_FLINK")
+    again = {"name": "flink", "catalog": "other", "secret": "env:WEBHOOK_FLINK"}
+    assert service.admin.post("/notification-senders", json=again).status_code == 409
+    for secret in ("env:PATH", SECRET):
+        wrong = again | {"name": "s", "secret": secret}
+        assert service.admin.post("/notification-senders", json=wrong).status_code == 422
+    assert service.admin.delete(f"/notification-senders/{sender.id}").status_code == 204
+    assert service.admin.delete(f"/notification-senders/{sender.id}").status_code == 404
+    assert sender.send(b'{"tables": ["db.t"]}', "later").status_code == 401
+    other.close()

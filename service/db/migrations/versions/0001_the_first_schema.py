@@ -23,6 +23,7 @@ TABLES = (
     "workers",
     "browser_sessions",
     "enrollment_patterns",
+    "notification_senders",
     "tables",
     "webhook_deliveries",
     "health_samples",
@@ -498,6 +499,21 @@ def _create_tables() -> None:
     op.create_index("ix_policy_attachments_catalog_id", "policy_attachments", ["catalog_id"], unique=False)
     op.create_index("ix_policy_attachments_policy_id", "policy_attachments", ["policy_id"], unique=False)
     op.create_index("ix_policy_attachments_table_id", "policy_attachments", ["table_id"], unique=False)
+    op.create_table(
+        "notification_senders",
+        sa.Column("id", sa.String(), nullable=False),
+        sa.Column("name", sa.String(), nullable=False),
+        sa.Column("catalog_id", sa.String(), nullable=False),
+        sa.Column("secret", sa.String(), nullable=False),
+        sa.Column("created_by", sa.String(), nullable=False),
+        sa.Column("created_at", AT, nullable=False),
+        sa.ForeignKeyConstraint(["catalog_id"], ["catalogs.id"]),
+        sa.PrimaryKeyConstraint("id"),
+        sa.UniqueConstraint("name"),
+    )
+    op.create_index(
+        "ix_notification_senders_catalog_id", "notification_senders", ["catalog_id"], unique=False
+    )
     op.create_table(
         "notifications",
         sa.Column("id", BIG_ID, nullable=False),

@@ -1,0 +1,168 @@
+"""Who signs notifications: made, listed and removed; and the check of what one has signed.
+
+A sender needs no API key, and its secret is good for nothing else. Whoever has one can make the service look
+at enrolled tables of one catalog, and learns nothing of them.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from fastapi import Header, Request
+from fastapi.concurrency import run_in_threadpool
+from sqlmodel import Session, col, select
+from standardwebhooks import WebhookVerificationError
+
+from service.auth.models import Principal
+from service.auth.service import authorize
+from service.auth.tries import one_try
+from service.catalogs.service import get_catalog
+from service.db.database import get_database
+from service.errors import ConflictError, InvalidError, NotFoundError, UnauthenticatedError
+from service.http.guards import Guard
+from service.http.paging import Page, PageRequest, Sorting, read_page
+from service.notifications.models import SenderRequest, SenderView
+from service.records.catalogs import Catalog
+from service.records.keys import Role
+from service.records.notifications import NotificationSender
+from service.settings import Settings
+from service.webhooks.signing import check_secret, signers_at
+
+_log = logging.getLogger("icestream.notifications")
+SORTING = Sorting(
+    {"name": NotificationSender.name, "created_at": NotificationSender.created_at},
+    key=NotificationSender.id,
+    default="name",
+)
+
+
+@dataclass(frozen=True)
+class Sender:
+    """Who has signed a notification."""
+
+    id: str
+    catalog_id: str
+
+    @property
+    def key(self) -> str:
+        return f"sender:{self.id}"
+
+
+class Signed(Guard):
+    """A dependency that lets through what a sender has signed within the last five minutes.
+
+    The message's id names it: one that comes again, within the days that answers are kept, is answered as
+    before and does nothing.
+    """
+
+    word = "senders"
+    once_header: ClassVar[str] = "webhook-id"
+    signs_body = True
+
+    async def __call__(
+        self,
+        request: Request,
+        _id: Annotated[
+            str | None,
+            Header(alias="webhook-id", description="The id names the message: it is taken once."),
+        ] = None,
+        _timestamp: Annotated[
+            str | None,
+            Header(alias="webhook-timestamp", description="It was signed at this second since 1970."),
+        ] = None,
+        _signature: Annotated[
+            str | None,
+            Header(alias="webhook-signature", description="Id, time and body are signed: `v1,` and base64."),
+        ] = None,
+    ) -> Sender:
+        return await run_in_threadpool(self.check, request)
+
+    def check(self, request: Request) -> Sender:
+        """Who has signed the request, once for each; raises UnauthenticatedError. Its body was read."""
+        known: Sender | None = getattr(request.state, "sender", None)
+        if known is not None:
+            return known
+        sender_id: str = request.path_params["sender_id"]
+        with one_try(request, f"sender {sender_id}", can_be_guessed=False):
+            found = _find(request, sender_id)
+            if found is None:
+                # The same for whoever is unknown: nobody learns which senders there are.
+                raise UnauthenticatedError(
+                    "signature-invalid",
+                    "The request is not signed by a sender of this id within the last five minutes.",
+                )
+        request.state.sender = found
+        return found
+
+
+def _find(request: Request, sender_id: str) -> Sender | None:
+    settings: Settings = request.app.state.settings
+    with get_database(request).read() as session:
+        row = session.get(NotificationSender, sender_id)
+    if row is None:
+        return None
+    try:
+        signers = signers_at(settings, row.secret)
+    except InvalidError as error:
+        _log.warning("Notifications of %s are refused, since its secret can't be used: %s", row.name, error)
+        return None
+    body: bytes = request.state.signed_body
+    for signer in signers:
+        try:
+            signer.verify(body, dict(request.headers), json_parse=False)
+        except (WebhookVerificationError, ValueError):  # or what is no signature at all
+            continue
+        return Sender(row.id, row.catalog_id)
+    return None
+
+
+def create_sender(
+    session: Session, settings: Settings, principal: Principal, request: SenderRequest
+) -> SenderView:
+    """Make a sender, whose signed notifications count from now on."""
+    authorize(session, principal, Role.ADMIN, "notification_sender.create", request.name)
+    catalog = get_catalog(session, request.catalog)
+    taken = session.exec(select(NotificationSender).where(NotificationSender.name == request.name)).first()
+    if taken is not None:
+        raise ConflictError(
+            "notification-sender-exists", f"There is a sender {request.name!r}.", "Choose another name."
+        )
+    check_secret(settings, request.secret)
+    row = NotificationSender(
+        name=request.name, catalog_id=catalog.id, secret=request.secret, created_by=principal.name
+    )
+    session.add(row)
+    session.flush()
+    return _view(row, catalog.name)
+
+
+def list_senders(session: Session, page: PageRequest) -> Page[SenderView]:
+    query = select(NotificationSender)
+    return read_page(session, query, page, SORTING, lambda rows: _views(session, rows))
+
+
+def delete_sender(session: Session, principal: Principal, sender_id: str) -> None:
+    """Forget a sender: what it signs counts no more."""
+    row = session.get(NotificationSender, sender_id)
+    if row is None:
+        raise NotFoundError("notification-sender-not-found", f"There is no sender {sender_id!r}.")
+    authorize(session, principal, Role.ADMIN, "notification_sender.delete", row.name)
+    session.delete(row)
+
+
+def _views(session: Session, rows: Sequence[NotificationSender]) -> list[SenderView]:
+    ids = {row.catalog_id for row in rows}
+    names = dict(session.exec(select(Catalog.id, Catalog.name).where(col(Catalog.id).in_(ids))).all())
+    return [_view(row, names[row.catalog_id]) for row in rows]
+
+
+def _view(row: NotificationSender, catalog: str) -> SenderView:
+    return SenderView(
+        id=row.id,
+        name=row.name,
+        catalog=catalog,
+        secret=row.secret,
+        created_by=row.created_by,
+        created_at=row.created_at,
+    )
