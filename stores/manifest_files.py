@@ -2,6 +2,10 @@
 
 Iceberg's Java library (1.12) declares a partition value of type fixed as Avro's fixed and writes it as bytes,
 with its length before it; others write what they declare. Who wrote a manifest, its header tells.
+
+Decimals and UUIDs are Avro's fixed, too, whose types have names: of two columns of one type Java describes
+the first and names it for the second, which PyIceberg does not look up. PyIceberg describes both by the same
+name, which Avro takes for a mistake.
 """
 
 from __future__ import annotations
@@ -46,7 +50,7 @@ def readable_manifest(content: bytes) -> bytes:
     except (*_MALFORMED, EOFError, StopIteration):
         return content
     if not any(sizes):
-        return content
+        return _with_schema(content, header, start, declared) if declared != told else content
     ways = [written, declared] if _OF_JAVA in header.meta else [declared, written]
     try:
         blocks = [*_blocks(content, header, start)]
@@ -58,10 +62,12 @@ def readable_manifest(content: bytes) -> bytes:
         raise ValidationError(f"Partition values of type fixed can't be read: {error}") from error
     if fitting is None:
         raise ValidationError("Partition values of type fixed are written in no way that is known")
-    if fitting == told:
-        return content
+    return _with_schema(content, header, start, fitting) if fitting != told else content
+
+
+def _with_schema(content: bytes, header: AvroFileHeader, start: int, schema: Any) -> bytes:
     rewritten = io.BytesIO()
-    again = AvroFileHeader(header.magic, header.meta | {_SCHEMA: json.dumps(fitting)}, header.sync)
+    again = AvroFileHeader(header.magic, header.meta | {_SCHEMA: json.dumps(schema)}, header.sync)
     construct_writer(META_SCHEMA).write(BinaryEncoder(rewritten), again)
     return rewritten.getvalue() + content[start:]
 
@@ -74,21 +80,23 @@ def _header(content: bytes) -> tuple[AvroFileHeader, int]:
 
 
 def _ways(entry: Any) -> tuple[Any, Any, list[int | None]]:
-    """The schema of entries with each fixed value of the partition described by itself, the same with bytes
-    in its place, and how long these are: None for a value of another type."""
+    """The schema of entries with each type of the partition's values described by itself, the same with bytes
+    in place of fixed values, and how long these are: None for a value of another type."""
     ways = copy.deepcopy(entry), copy.deepcopy(entry)
     partitions = [_field(_field(way, _DATA_FILE)["type"], _PARTITION)["type"]["fields"] for way in ways]
-    named: dict[str, dict[str, Any]] = {}  # a type is described once, and PyIceberg does not look it up
+    named: dict[str, dict[str, Any]] = {}
     sizes: list[int | None] = []
     for fields in zip(*partitions, strict=True):
         *null, kind = fields[0]["type"] if isinstance(fields[0]["type"], list) else [fields[0]["type"]]
-        if isinstance(kind, str) and kind in named:
-            kind = named[kind] | {"name": f"{kind}_{len(sizes)}"}
-        is_fixed = isinstance(kind, dict) and kind["type"] == "fixed" and "logicalType" not in kind
+        name = kind if isinstance(kind, str) else kind.get("name", "")
+        if name in named:
+            kind = (named[name] if isinstance(kind, str) else kind) | {"name": f"{name}_{len(sizes)}"}
+        is_named = isinstance(kind, dict) and kind["type"] == "fixed"
+        is_fixed = is_named and "logicalType" not in kind
         sizes.append(kind["size"] if is_fixed else None)
-        if is_fixed:
+        if is_named:
             named[kind["name"]] = kind
-            for field, of_way in zip(fields, (kind, "bytes"), strict=True):
+            for field, of_way in zip(fields, (kind, "bytes" if is_fixed else kind), strict=True):
                 field["type"] = [*null, of_way] if null else of_way
     return *ways, sizes
 

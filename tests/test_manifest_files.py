@@ -1,7 +1,8 @@
-"""Manifests of tables that are partitioned by values of type fixed: Java's, and those of others."""
+"""Manifests of tables that are partitioned by what Avro has as fixed: Java's, and those of others."""
 
 import io
 import json
+from decimal import Decimal
 from typing import Any
 
 import fastavro
@@ -11,6 +12,8 @@ from hypothesis import strategies as st
 from pyiceberg.avro.file import AvroFile
 from pyiceberg.exceptions import ValidationError
 from pyiceberg.manifest import MANIFEST_ENTRY_SCHEMAS
+from pyiceberg.types import StructType
+from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 
 from stores.manifest_files import readable_manifest
 
@@ -144,6 +147,44 @@ def test_fixed_values_of_which_it_is_not_known_how_they_are_written_are_refused(
         told = {"avro.schema": json.dumps(schema(partition_field(FIXED), partition_field(kind, 1)))}
     with pytest.raises(ValidationError, match="of type fixed"):
         readable_manifest(with_header(content, told))
+
+
+DECIMAL = {"type": "fixed", "name": "decimal_9_2", "size": 4, "logicalType": "decimal"}
+DECIMAL |= {"precision": 9, "scale": 2}
+UUIDS = {"type": "fixed", "name": "uuid_fixed", "size": 16, "logicalType": "uuid"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        (DECIMAL, [(Decimal("1.25"), Decimal("-7.00")), (None, Decimal("0.01"))]),
+        (UUIDS, [(bytes(16), b"\xff" * 16), (None, bytes(range(16)))]),
+    ],
+)
+@pytest.mark.parametrize("described_again", [False, True])
+def test_two_columns_may_have_one_named_type(
+    kind: dict[str, Any], values: list[Any], described_again: bool
+) -> None:
+    """Java names the second, PyIceberg describes it again."""
+    entries = [
+        {
+            "status": 1,
+            "data_file": {"content": 2, "file_path": str(at), "file_format": "PARQUET", "record_count": 5}
+            | {"partition": {"p0": one, "p1": other}, "file_size_in_bytes": 6},
+        }
+        for at, (one, other) in enumerate(values)
+    ]
+    file = io.BytesIO()
+    fastavro.writer(file, schema(partition_field(kind), partition_field(kind["name"], 1)), entries)
+    content = file.getvalue()
+    if described_again:
+        again = schema(partition_field(kind), partition_field(kind, 1))
+        content = with_header(content, {"avro.schema": json.dumps(again)})
+    assert read(content) == [(*of_file, 5) for of_file in values]
+    avro = fastavro.block_reader(io.BytesIO(readable_manifest(content))).metadata["avro.schema"]
+    partition = AvroSchemaConversion().avro_to_iceberg(json.loads(avro)).find_type(102)
+    assert isinstance(partition, StructType)
+    assert len({str(field.field_type) for field in partition.fields}) == 1
 
 
 def test_rows_in_avro_with_a_fixed_column_are_no_manifest() -> None:

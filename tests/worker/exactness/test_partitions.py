@@ -362,6 +362,41 @@ def test_partitions_of_years_that_python_lacks(
 
 
 @V2_FIRST
+def test_several_columns_of_a_partition_may_have_one_type(exactly: Exactness, format_version: int) -> None:
+    """In manifests, which Avro writes, these types have names, and are described but once."""
+    table = exactly.table("id bigint", format_version=format_version)
+    types = ["decimal(9,2)", "decimal(9,2)", "decimal(12,4)", "uuid", "uuid", "fixed[3]", "fixed[3]"]
+    names = [f"p{at}" for at in range(len(types))]
+    for name, kind in zip(names, types, strict=True):
+        add_column(table, name, kind)
+    update = table.java.updateSpec()
+    for name in names:
+        update.addField(name)
+    update.commit()
+    ones, zeros = [1] * 5, [0] * 5
+    rows: list[Row] = [
+        {"id": i}
+        | {"p0": Decimal(f"{of_types[0]}.00"), "p1": Decimal(f"{of_types[1]}.00")}
+        | {"p2": Decimal(f"{of_types[2]}.0000")}
+        | {name: UUID(int=at).bytes for name, at in zip(names[3:5], of_types[3:5], strict=True)}
+        | {"p5": b"abc", "p6": bytes([0, 255, of_types[0]])}
+        for of_types in (ones, zeros, [1, 0, 1, 0, 1])
+        for i in range(3)
+    ]
+    table.append(rows)
+    of_uuids = {"p3": UUID(int=0), "p4": UUID(int=0)}
+    table.delete_keys([{"id": 1}], partition_of=rows[3] | of_uuids)
+    table.delete_keys([{"id": 2}], partition_of=rows[6] | of_uuids | {"p4": UUID(int=1)})
+
+    def ids(table: TableBuilder) -> Rows:
+        return java_rows(table, "id", "p0", "p1")
+
+    left = [*rows[:4], *rows[5:8]]
+    expected = Counter((str(row["id"]), *(f"{row[name]:.2f}" for name in ("p0", "p1"))) for row in left)
+    exactly.convert(table, rows=expected, read=ids, duckdb=False)
+
+
+@V2_FIRST
 def test_a_partition_whose_source_column_was_dropped_blocks_nothing_else(
     exactly: Exactness, format_version: int
 ) -> None:
