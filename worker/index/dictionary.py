@@ -1,6 +1,9 @@
 """The dictionary of an index: which data file owns which addresses. A file that it has is covered.
 
 A covered file owns the addresses [base_address, base_address + record_count); address = base + position.
+
+A data file is its path, its partition and its data sequence number: one that was removed and added again
+under the same path is another one, which may hold other rows.
 """
 
 import time
@@ -52,19 +55,19 @@ class IndexedFile:
 class FileDictionary:
     """The covered files, ordered by base address; address -> file by binary search.
 
-    In columns, 44 bytes a file beside its path's text: there may be ten million.
+    In columns, 52 bytes a file beside its path's text: there may be ten million.
     """
 
     def __init__(self, parts: Iterable[pa.Table]) -> None:
         """parts: `DICTIONARY_SCHEMA`, in any order, base addresses unique and ranges disjoint."""
-        numbers = [np.empty((3, 0), np.int64)]
+        names = ("base_address", "record_count", PARTITION_ID, "data_sequence_number")
+        numbers = [np.empty((len(names), 0), np.int64)]
         partition_of = [np.empty(0, np.int32)]
         self._partitions: dict[PartitionKey, int] = {}
 
         def paths() -> Iterator[pa.Array]:
             for part in parts:
-                columns = (part[name].to_numpy() for name in ("base_address", "record_count", PARTITION_ID))
-                numbers.append(np.array(list(columns), np.int64))
+                numbers.append(np.array([part[name].to_numpy() for name in names], np.int64))
                 partition_of.append(self._partitions_in(part))
                 yield from part["path"].chunks
 
@@ -75,7 +78,7 @@ class FileDictionary:
         self.base_addresses: Int64Array
         self.record_counts: Int64Array
         self.partition_ids: Int64Array
-        self.base_addresses, self.record_counts, self.partition_ids = together[:, self._order]
+        self.base_addresses, self.record_counts, self.partition_ids, self._numbers = together[:, self._order]
         self._partition_of = np.concatenate(partition_of)[self._order]
 
     def _partitions_in(self, part: pa.Table) -> npt.NDArray[np.int32]:
@@ -128,21 +131,29 @@ class FileDictionary:
         return live
 
     def pairs(self, files: DataFiles) -> Iterator[tuple[Int64Array, Int64Array]]:
-        """Which of the files, by ordinal, has the path of which row: every pair, some at a time."""
-        rows = np.empty(len(self), np.int64)
-        rows[self._order] = np.arange(len(self))
+        """Which of the files, by ordinal, has the path and the data sequence number of which row: every pair,
+        some at a time."""
+        rows, numbers = self._rows_of_places(), files.data_sequence_numbers
         for ordinals, places in self._paths.pairs(files.path_pieces()):
-            yield ordinals, rows[places]
+            found = rows[places]
+            same = self._numbers[found] == numbers[ordinals]
+            yield ordinals[same], found[same]
 
     def repeated_paths(self) -> list[str]:
-        """Those that more than one row of a partition has, in order."""
-        partition_of = np.empty(len(self), np.int32)
-        partition_of[self._order] = self._partition_of
-        found = set()
+        """Those of data files that more than one row has, in order."""
+        rows, found = self._rows_of_places(), set()
         for ones, others in self._paths.pairs(self._paths.pieces()):
-            twice = (ones < others) & (partition_of[ones] == partition_of[others])
-            found |= {self._paths[int(one)] for one in ones[twice]}
+            one, other = rows[ones], rows[others]
+            twice = (ones < others) & (self._partition_of[one] == self._partition_of[other])
+            twice &= self._numbers[one] == self._numbers[other]
+            found |= {self._paths[int(place)] for place in ones[twice]}
         return sorted(found)
+
+    def _rows_of_places(self) -> Int64Array:
+        """Of each path, in the order in which they came, the row that has it."""
+        rows = np.empty(len(self), np.int64)
+        rows[self._order] = np.arange(len(self))
+        return rows
 
     def partitions(self) -> dict[PartitionKey, tuple[int, ...]]:
         """Partition -> partition_id of every partition that has a covered file.
@@ -185,7 +196,7 @@ def read_parts(storage: Storage, files: Iterable[RunFile], schema: pa.Schema) ->
 
 
 def uncovered_files(data_files: DataFiles, dictionary: FileDictionary) -> DataFiles:
-    """What is left to index: of a path that is live more than once in a partition, one file."""
+    """What is left to index: of a data file that is live more than once, one."""
     return data_files.where(~dictionary.covers(data_files)).without_copies()
 
 

@@ -410,11 +410,7 @@ class RowAddressMatches:
 
 
 class LiveRows:
-    """Turns row addresses into rows of the wanted data files: live, older than their delete.
-
-    A file's data sequence number is that of the pinned snapshot: one that was rolled back and picked again is
-    newer than when it was indexed.
-    """
+    """Turns row addresses into rows of the wanted data files: live, older than their delete."""
 
     def __init__(self, dictionary: FileDictionary, data_files: DataFiles, asked: Int64Array) -> None:
         """asked: the ordinals of the data files that are asked about."""
@@ -422,7 +418,7 @@ class LiveRows:
         rows = dictionary.rows_of(files)
         covered = np.flatnonzero(rows >= 0)
         covered = covered[np.argsort(rows[covered], kind="stable")]
-        # A row of the dictionary is for all files that share path and partition.
+        # A row of the dictionary is for all copies of a data file that a table has more than once.
         rows, self._first, self._copies = np.unique(rows[covered], return_index=True, return_counts=True)
         self._ordinals = asked[covered]
         self._data_sequence_numbers = files.data_sequence_numbers[covered]

@@ -176,6 +176,10 @@ class DataFiles(Sequence[DataFile]):
 
     def without(self, others: DataFiles) -> DataFiles:
         """Those that are none of the others."""
+        return self.where(self.are_new(others))
+
+    def are_new(self, others: DataFiles) -> npt.NDArray[np.bool_]:
+        """Which of them are none of the others."""
         kinds = {kind: number for number, kind in enumerate(others.kinds)}
         kind_of = np.array([kinds.get(kind, -1) for kind in self.kinds], np.int64)[self.kind_of]
         numbers, of_others = self._of_all(self._numbers), others._of_all(others._numbers)
@@ -185,7 +189,7 @@ class DataFiles(Sequence[DataFile]):
             same = kind_of[here] == others.kind_of[there]
             same &= (numbers[:, here] == of_others[:, there]).all(axis=0)
             is_new[here[same]] = False
-        return self.where(is_new)
+        return is_new
 
     def alone(self) -> DataFiles:
         """A selection without the columns of the rest."""
@@ -193,13 +197,14 @@ class DataFiles(Sequence[DataFile]):
         return make(*columns)
 
     def without_copies(self) -> DataFiles:
-        """The first of those that share path and partition."""
+        """The first of those that share path, partition and data sequence number."""
         first = np.ones(len(self), np.bool_)
         seen = set()
         candidates = may_repeat(self.path_pieces())
         for place, file in zip(candidates.tolist(), self.select(candidates), strict=True):
-            first[place] = (file.path, file.partition) not in seen
-            seen.add((file.path, file.partition))
+            one = file.path, file.partition, file.data_sequence_number
+            first[place] = one not in seen
+            seen.add(one)
         return self.where(first)
 
     def path_pieces(self) -> Iterator[pa.Array]:

@@ -6,7 +6,7 @@ is asked at each head.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -106,7 +106,8 @@ class KeysInTable:
         snapshot = TableSnapshot(
             table.storage, table.metadata, table.snapshot, self._cache, is_head=True, files=table.files
         )
-        unseen = None if self._before is None else _unseen(table.files.data_files, self._before.data_files)
+        files, before = table.files.data_files, self._before
+        unseen = None if before is None else np.flatnonzero(files.are_new(before.data_files))
         coverage = Coverage(
             snapshot,
             self._key_set,
@@ -122,8 +123,8 @@ class KeysInTable:
         self.files_scanned += places.data_files_scanned
         self.rows_scanned += places.rows_scanned
         self.files_from_index += coverage.files_from_index
-        if self._before is not None:
-            seen = _moved(self._before, table.files.data_files)
+        if before is not None:
+            seen = _moved(before, files)
             coverage.mark_deleted(self._keys, seen)
             places = _joined(seen, places)
         self._before = places
@@ -178,26 +179,16 @@ class LiveRows:
         }
 
 
-def _unseen(files: DataFiles, seen: DataFiles) -> Int64Array:
-    """The ordinals of the files with paths that are not among those that were seen."""
-    known = pa.chunked_array(list(seen.path_pieces()), pa.large_string()).combine_chunks()
-    parts = [pc.is_in(piece, known).to_numpy(zero_copy_only=False) for piece in files.path_pieces()]
-    return np.flatnonzero(~np.concatenate([np.empty(0, np.bool_), *parts]))
-
-
 def _moved(before: Places, files: DataFiles) -> Places:
     """The same rows as far as their data files are among `files`, by the ordinals of these, none marked."""
     used, of_row = np.unique(before.ordinals, return_inverse=True)
-    numbers: dict[str, int] = {}  # a path may be that of several files
-    path_of_used = [numbers.setdefault(file.path, len(numbers)) for file in before.data_files.select(used)]
-    rows = np.stack([before.keys, np.array(path_of_used, np.int64)[of_row], before.positions])
-    keys, paths, positions = np.unique(rows, axis=1)
-    wanted = pa.array(numbers, pa.large_string())
-    parts = [pc.is_in(piece, wanted).to_numpy(zero_copy_only=False) for piece in files.path_pieces()]
-    ordinals = np.flatnonzero(np.concatenate([np.empty(0, np.bool_), *parts]))
-    path_of = np.array([numbers[file.path] for file in files.select(ordinals)], np.int64)
-    order = np.argsort(path_of, kind="stable")
-    low, high = (np.searchsorted(path_of[order], paths, side=side) for side in ("left", "right"))
+    numbers: dict[DataFile, int] = {}  # one that the table has twice is equal to itself
+    number_of_used = [numbers.setdefault(file, len(numbers)) for file in before.data_files.select(used)]
+    rows = np.stack([before.keys, np.array(number_of_used, np.int64)[of_row], before.positions])
+    keys, of_file, positions = np.unique(rows, axis=1)
+    ordinals, number_of = _ordinals_of(files, numbers)
+    order = np.argsort(number_of, kind="stable")
+    low, high = (np.searchsorted(number_of[order], of_file, side=side) for side in ("left", "right"))
     counts = high - low
     row = np.repeat(np.arange(len(keys)), counts)
     within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -209,6 +200,15 @@ def _moved(before: Places, files: DataFiles) -> Places:
         positions=positions[row],
         deletes=np.zeros(len(row), np.uint8),
     )
+
+
+def _ordinals_of(files: DataFiles, numbers: Mapping[DataFile, int]) -> tuple[Int64Array, Int64Array]:
+    """Where some data files are among others, and the number of each."""
+    wanted = pa.array([file.path for file in numbers], pa.large_string())
+    parts = [pc.is_in(piece, wanted).to_numpy(zero_copy_only=False) for piece in files.path_pieces()]
+    ordinals = np.flatnonzero(np.concatenate([np.empty(0, np.bool_), *parts]))
+    found = np.array([numbers.get(file, -1) for file in files.select(ordinals)], np.int64)
+    return ordinals[found >= 0], found[found >= 0]
 
 
 def _joined(one: Places, other: Places) -> Places:
