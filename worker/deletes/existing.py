@@ -99,6 +99,21 @@ def existing_deletes(
     return existing
 
 
+def outdated_vectors(data_files: Iterable[DataFile], deletes: Iterable[DeleteFile]) -> list[DeleteFile]:
+    """The deletion vectors that are older than the data file of their path, which was added again after them.
+
+    data_files: the oldest of each path. Readers skip nothing by these vectors, but a data file may have one
+    only (spec, "Deletion Vectors"): whoever writes it another one has to remove them.
+    """
+    numbers = {file.path: file.data_sequence_number for file in data_files}
+    return [
+        one
+        for one in deletes
+        if one.is_deletion_vector
+        and one.data_sequence_number < numbers.get(one.referenced_data_file or "", 0)
+    ]
+
+
 def named_data_files(storage: Storage, delete: DeleteFile) -> set[str]:
     """The paths of the data files of which a position delete file or a vector says something.
 

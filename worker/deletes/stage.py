@@ -12,7 +12,7 @@ from pyiceberg.table.metadata import TableMetadata
 from worker.attempt.job import Job
 from worker.attempt.pinned_table import PinnedTable
 from worker.contract.control_plane import AnnouncedPlan
-from worker.deletes.existing import UnreadableDeleteFileError, existing_deletes
+from worker.deletes.existing import UnreadableDeleteFileError, existing_deletes, outdated_vectors
 from worker.deletes.locations import DeleteFileLocations, output_locations, unannounced_plan
 from worker.deletes.merge import Blocked, DeleteGranularity, plan_deletes, sharing_a_file
 from worker.deletes.write import WrittenDeletes, count_names, remove_written, write_planned
@@ -300,7 +300,12 @@ class DeletesTask:
         plan = plan_deletes(positions, known, self.format_version, self.granularity, moves=self.moves)
         storage = DryStorage(self.storage) if self.dry_run else self.storage
         written = write_planned(storage, plan, self.locations, list(self.positions), unreadable)
-        return replace(written, blocked=(*blocked, *written.blocked), missing=missing)
+        return replace(
+            written,
+            removed=(*written.removed, *outdated_vectors(plan.positions, self.existing)),
+            blocked=(*blocked, *written.blocked),
+            missing=missing,
+        )
 
 
 def partitions_without_type(

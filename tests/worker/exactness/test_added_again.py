@@ -9,6 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 
 from tests.exactness import Exactness
 from tests.factories import (
@@ -16,6 +18,7 @@ from tests.factories import (
     WrittenFile,
     _local,
     equality_delete_files,
+    live_delete_files,
 )
 from tests.thorough import V2_FIRST, V3_FIRST, first_always
 
@@ -120,3 +123,22 @@ def test_other_rows_under_the_same_path_are_found_where_they_are(
     assert exactly.jobs.run("verify").result["key_sets"][0]["differences"] == 0
     compacted = exactly.jobs.run("compact").result["key_sets"][0]
     assert compacted["entries_before"] > compacted["entries_after"] == 4
+
+
+def test_a_vector_that_is_older_than_its_data_file_gives_way_to_the_new_one(exactly: Exactness) -> None:
+    """Iceberg's Java reader refuses such a table; afterwards each file has one vector, and it reads it."""
+    table = exactly.table(COLUMNS, format_version=3)
+    file, other = data(table, (1, "a"), (2, "b"), (3, "c")), data(table, (4, "d"), (5, "e"))
+    table.commit(other)
+    table.commit(*table.deletion_vectors({file.path: [0], other.path: [0]}))
+    table.commit(file)
+    table.delete_keys([{"id": 2}])
+    with pytest.raises((Py4JJavaError, PySparkException), match="sequence number"):
+        exactly.spark_rows(table)
+    result = exactly.jobs.run("convert").result
+    assert (result["unconvertible"], result["rows_deleted"]) == ([], 1)
+    assert exactly.spark_rows(table) == visible((1, "a"), (3, "c"), (5, "e"))
+    # The neighbour in the file of the outdated one has moved.
+    named = [one["referenced_data_file"] for one in live_delete_files(table.spark, table.identifier)]
+    assert sorted(named) == sorted([file.path, other.path])
+    assert len({one["file_path"] for one in live_delete_files(table.spark, table.identifier)}) == 2
