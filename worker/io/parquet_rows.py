@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from worker.io import thrift
 from worker.io.decimals import check_decimals
-from worker.io.parquet_footers import parse_footer, read_tail
+from worker.io.parquet_footers import make_readable, parse_footer, read_tail
 from worker.io.parquet_pages import (
     BATCH_BYTES,
     BYTE_ARRAY,
@@ -81,6 +81,7 @@ class ParquetFooter:
         with _told_as_damage(), suppress(thrift.TooManyValuesError):
             if length <= _FOOTER_BYTES:
                 struct, _, values = thrift.decode_counted(tail, len(tail) - length)
+                make_readable(struct[_SCHEMA][1][1])
         with _told_as_damage():
             leaves = _leaves(struct)
         schema = pq.ParquetFile(pa.BufferReader(tail), metadata=metadata).schema_arrow

@@ -3,7 +3,7 @@
 from datetime import date, datetime
 from datetime import time as time_of_day
 from decimal import Decimal
-from typing import Any
+from typing import Any, Literal
 from uuid import UUID
 
 import numpy as np
@@ -11,9 +11,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg import types
 
+from worker.io.parquet_footers import INT96_BYTES, moments_of_int96
 from worker.keys.key_set import KeyColumn, KeyColumnError
 
 NANOSECOND_TYPES = types.TimestampNanoType | types.TimestamptzNanoType
+MOMENTS = types.TimestampType | types.TimestamptzType | NANOSECOND_TYPES
 
 
 def to_key_type(array: pa.Array, column: KeyColumn) -> pa.Array:
@@ -49,8 +51,13 @@ def _cast(array: pa.Array, column: KeyColumn) -> pa.Array:
     source = array.type
     if source == column.key_type:
         return array
+    unit: Literal["us", "ns"] = "ns" if isinstance(column.iceberg_type, NANOSECOND_TYPES) else "us"
+    if isinstance(column.iceberg_type, MOMENTS) and source == pa.binary(INT96_BYTES):
+        return moments_of_int96(array, unit).view(pa.int64())
+    if pa.types.is_timestamp(source) and source.unit == "ns" and unit == "us":
+        # Spark takes their numbers for microseconds, Iceberg's generic reader does not.
+        raise pa.ArrowInvalid("readers of Iceberg disagree about which moments these nanoseconds are")
     if pa.types.is_timestamp(source) or pa.types.is_time(source):
-        unit = "ns" if isinstance(column.iceberg_type, NANOSECOND_TYPES) else "us"
         if pa.types.is_timestamp(source):
             return array.cast(pa.timestamp(unit)).view(pa.int64())
         return array.cast(pa.time64(unit)).view(pa.int64())

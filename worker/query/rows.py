@@ -24,20 +24,15 @@ from pyiceberg.io.pyarrow import (
 )
 from pyiceberg.schema import Schema, prune_columns
 from pyiceberg.transforms import IdentityTransform
-from pyiceberg.types import (
-    ListType,
-    MapType,
-    TimestampNanoType,
-    TimestampType,
-    TimestamptzNanoType,
-    TimestamptzType,
-)
+from pyiceberg.types import ListType, MapType
 
 from stores.table_metadata import UNREAD_TYPES, column_of
 from worker.io import parquet_rows
 from worker.io.file_formats import FORMATS, check_size, field_id_of, open_columns
+from worker.io.parquet_footers import INT96_BYTES, moments_of_int96
 from worker.io.parquet_rows import Expect, LargePageError, Pages, ParquetFooter
 from worker.io.sorting import Int64Array
+from worker.keys.key_types import MOMENTS
 from worker.process.deadline import check_time
 from worker.process.memory import holding, take_memory
 from worker.process.slots import Threads
@@ -54,9 +49,11 @@ _decoders = Threads(os.cpu_count() or 1, "decoded-rows")
 """On a local disk nothing is waited for, and each holds pages of a file."""
 _NO_ROWS = "Ask for places alone (without `select`), or rewrite the file as Parquet (rewrite_data_files)."
 _NO_NAMES = "Ask for places alone (without `select`), or set that property to what its columns are called."
+_OTHER_TYPE = (
+    "Ask for places alone (without `select`), or for other columns; or have the file written anew by a writer"
+    " that follows the table's schema."
+)
 _LARGE_PAGE = "Select other columns, or rewrite the file with smaller pages (write.parquet.page-size-bytes)."
-_MOMENTS = TimestampType | TimestamptzType | TimestampNanoType | TimestamptzNanoType
-"""Arrow's ORC reader turns them into nanoseconds that wrap around."""
 
 
 def schema_of(table: TableSnapshot, schema_id: int | None = None) -> Schema:
@@ -175,7 +172,7 @@ def _read(
     except (pa.ArrowException, ValueError, EOFError) as error:
         raise UnreadableError(f"{file.path}: {error}", "Restore the file.") from error
     except ResolveError as error:
-        raise UnreadableError(f"{file.path} has a column of another type: {error}", _NO_ROWS) from error
+        raise UnreadableError(f"{file.path} has a column of another type: {error}", _OTHER_TYPE) from error
 
 
 def _read_parquet(
@@ -205,7 +202,8 @@ def _read_others(
     """ORC by stripes and Avro row by row, as keys are read: both from the beginning on."""
     for field_id in schema.field_ids:
         kind = schema.find_type(field_id)
-        is_lossy = file.file_format == "orc" and isinstance(kind, _MOMENTS)
+        # Arrow's ORC reader turns them into nanoseconds that wrap around.
+        is_lossy = file.file_format == "orc" and isinstance(kind, MOMENTS)
         if is_lossy or isinstance(kind, ListType | MapType):
             raise UnreadableError(
                 f"{file.path} is {file.file_format.upper()}, of which columns of type {kind} are not read:"
@@ -256,13 +254,14 @@ def _projected(table: TableSnapshot, file: DataFile, in_file: pa.Schema, schema:
     fields = list(in_file)
     if any(field_id_of(field) is not None for field in fields):
         fields, mapping = _asked(fields, ids), None
+        fields = [_as_moment(field, schema, field_id_of(field)) for field in fields]
     elif mapping is None:
         raise UnreadableError(
             f"{file.path} has no field ids, and the table no `schema.name-mapping.default`.", _NO_NAMES
         )
     else:
-        names = {name for one in mapping if one.field_id in ids for name in one.names}
-        fields = [field for field in fields if field.name in names]
+        named = {name: one.field_id for one in mapping if one.field_id in ids for name in one.names}
+        fields = [_as_moment(field, schema, named[field.name]) for field in fields if field.name in named]
     try:
         of_file = pyarrow_to_schema(pa.schema(fields), mapping, format_version=table.metadata.format_version)
     except UnsupportedPyArrowTypeException as error:  # nanoseconds in a table of version 2, as INT96 has
@@ -270,6 +269,20 @@ def _projected(table: TableSnapshot, file: DataFile, in_file: pa.Schema, schema:
     # Lists and maps follow from what is in them.
     leaves = {i for i in ids if not isinstance(schema.find_type(i), ListType | MapType)}
     return prune_columns(of_file, leaves, select_full_types=False)
+
+
+def _as_moment(field: pa.Field, schema: Schema, field_id: int | None) -> pa.Field:
+    """What a column holds in the old form of moments is what the table has in it; see `_moments`."""
+    kind = None if field_id is None else schema.find_type(field_id)
+    if field.type != pa.binary(INT96_BYTES) or not isinstance(kind, MOMENTS):
+        return field
+    return field.with_type(schema_to_pyarrow(kind))
+
+
+def _moments(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+    """A column of INT96 as a timestamp of that type."""
+    parts = [moments_of_int96(part, kind.unit).cast(kind) for part in column.chunks]
+    return pa.chunked_array(parts, kind)
 
 
 def _asked(fields: Iterable[pa.Field], ids: Set[int]) -> list[pa.Field]:
@@ -296,13 +309,21 @@ def _requested(
 ) -> pa.Table:
     """found: the columns `projected` of some rows."""
     constants = _constants(table, file, schema, projected)
+    for at, field in enumerate(projected.fields):
+        if isinstance(field.field_type, MOMENTS) and found.schema.field(field.name).type == pa.binary(
+            INT96_BYTES
+        ):
+            column = _moments(found.column(field.name), schema_to_pyarrow(field.field_type))
+            found = found.set_column(at, field.name, column)
     batches = found.combine_chunks().to_batches() or [pa.RecordBatch.from_pylist([], found.schema)]
-    return pa.Table.from_batches(
-        [
+    try:
+        parts = [
             _to_requested_schema(schema, projected, batch, projected_missing_fields=constants)
             for batch in batches
         ]
-    )
+    except ValueError as error:  # what it has no way to turn into the table's type, such as nanoseconds
+        raise ResolveError(error) from error
+    return pa.Table.from_batches(parts)
 
 
 def _constants(table: TableSnapshot, file: DataFile, schema: Schema, projected: Schema) -> dict[int, Any]:

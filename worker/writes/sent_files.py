@@ -19,6 +19,7 @@ from pyarrow import fs as pafs
 from trust.arrow_streams import ArrowStreamError, count_rows
 from trust.locations import LocationNotAllowedError, parse_location
 from worker.io.decimals import check_decimals
+from worker.io.parquet_footers import moments_of_int96, parse_footer, read_tail
 from worker.io.parquet_pages import Unpacked
 from worker.io.sorting import Int64Array
 from worker.io.storage import Storage
@@ -137,7 +138,7 @@ class _Parquet:
         pages = [[Unpacked.of(source, group.column(at)) for at in range(len(columns))] for group in groups]
         self._file = pq.ParquetFile(
             source,
-            metadata=metadata,
+            metadata=parse_footer(*read_tail(source)),
             # A few bytes may name one long text many times: it is not repeated before it was measured. Where
             # each is written out, Arrow would only hold those of a whole row group.
             read_dictionary=[
@@ -145,7 +146,6 @@ class _Parquet:
                 for at, column in enumerate(columns)
                 if column.physical_type == "BYTE_ARRAY" and not all(one[at].is_plain for one in pages)
             ],
-            coerce_int96_timestamp_unit="us",
             page_checksum_verification=True,
         )
         # Spark's old form of a moment, which is one of UTC.
@@ -171,7 +171,9 @@ class _Parquet:
         for group, at_once in enumerate(self._at_once):
             for batch in self._file.iter_batches(at_once, row_groups=[group], use_threads=False):
                 columns = [
-                    column.cast(pa.timestamp("us", "UTC")) if name in self._moments else column
+                    moments_of_int96(column, "us").cast(pa.timestamp("us", "UTC"))
+                    if name in self._moments
+                    else column
                     for name, column in zip(batch.schema.names, batch.columns, strict=True)
                 ]
                 yield pa.RecordBatch.from_arrays(columns, batch.schema.names)

@@ -1,15 +1,21 @@
-"""Parquet files with columns of types that are newer than Arrow: the others are read as ever."""
+"""Parquet files with columns of types that Arrow does not know or mistakes: all are read as they are."""
 
 import io
-from typing import Any
+import struct
+from datetime import datetime
+from typing import Any, Literal
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from worker.io import thrift
 from worker.io.file_formats import FORMATS
-from worker.io.parquet_rows import ParquetFooter
+from worker.io.parquet_footers import moments_of_int96
+from worker.io.parquet_rows import ParquetFooter, rows_at
 
 SCHEMA, LOGICAL_TYPE = 2, 10
 ROWS = pa.table(
@@ -68,3 +74,54 @@ def test_a_damaged_footer_of_new_types_is_told_as_damage(at: int) -> None:
     damaged = content[: start + at] + b"\xff" * 9 + content[start + at + 9 :]
     with pytest.raises((OSError, pa.ArrowException)):
         FORMATS["parquet"](pa.BufferReader(damaged))
+
+
+DAY = 86_400_000_000_000
+
+
+def int96(nanos: int, day: int) -> bytes:
+    return struct.pack("<qi", nanos, day + 2_440_588)
+
+
+@pytest.mark.parametrize(("unit", "scale"), [("us", 1_000), ("ns", 1)])
+@given(data=st.data(), is_of_arrow=st.booleans())
+def test_moments_of_int96_are_what_readers_of_iceberg_make_of_them(
+    unit: Literal["us", "ns"], scale: int, data: st.DataObject, is_of_arrow: bool
+) -> None:
+    """Arrow writes those before 1970 with nanoseconds below zero."""
+    low, high = (-719_162, 2_932_896) if unit == "us" else (-106_000, 106_000)  # days: of years 1 to 9999
+    nanos = data.draw(st.lists(st.none() | st.integers(low * DAY, high * DAY)))
+    values = []
+    for one in nanos:
+        day, rest = (0, 0) if one is None else divmod(one, DAY)
+        if is_of_arrow and rest and day < 0:
+            day, rest = day + 1, rest - DAY
+        values.append(None if one is None else int96(rest, day))
+    expected = []
+    for one, value in zip(nanos, values, strict=True):
+        below = 0 if one is None or value is None else struct.unpack("<qi", value)[0]
+        # What is less than a microsecond is cut off, in whatever direction it counts.
+        rest = (abs(below) % scale) * (1 if below >= 0 else -1)
+        expected.append(None if one is None else (one - rest) // scale)
+    read = moments_of_int96(pa.array([None, *values], pa.binary(12)).slice(1), unit)
+    assert read.view(pa.int64()).to_pylist() == expected
+
+
+@pytest.mark.parametrize("value", [int96(0, 2**31 - 1 - 2_440_588), int96(2**62, 0)])
+def test_moments_that_no_microseconds_can_say_are_told(value: bytes) -> None:
+    with pytest.raises(pa.ArrowInvalid, match="INT96"):
+        moments_of_int96(pa.array([value], pa.binary(12)), "us")
+
+
+def test_moments_of_int96_come_from_files_as_they_are() -> None:
+    moments = [datetime(9999, 12, 31), None, datetime(1969, 12, 31, 23, 59, 59, 999_999)]  # noqa: DTZ001
+    rows = pa.table({"id": [1, 2, 3], "at": pa.array(moments, pa.timestamp("us"))})
+    written = io.BytesIO()
+    pq.write_table(rows, written, use_deprecated_int96_timestamps=True)
+    source = pa.BufferReader(written.getvalue())
+    (batch,) = FORMATS["parquet"](source).batches([("at",)])
+    assert moments_of_int96(batch.column("at"), "us").to_pylist() == moments
+    some = rows_at(source, ParquetFooter.read(source), ["at", "id"], np.array([0, 2]))
+    (part,) = some.column("at").chunks
+    assert moments_of_int96(part, "us").to_pylist() == [moments[0], moments[2]]
+    assert some.column("id").to_pylist() == [1, 3]

@@ -26,7 +26,7 @@ COLUMNS = (
 )
 
 
-def _found(table: TableBuilder, ids: list[int], select: list[str]) -> list[dict[str, Any]]:
+def found(table: TableBuilder, ids: list[int], select: list[str]) -> list[dict[str, Any]]:
     storage = Storage()
     place = TablePlace(table.metadata_location, storage, f"{table.metadata.location}/index", storage)
     asked = AskedKeys(keys=[{"id": one} for one in ids], key_columns=["id"])
@@ -50,18 +50,18 @@ def test_rows_of_other_formats_are_told(
     spark.sql(f"ALTER TABLE {table_name} ADD COLUMN later string")
     select = ["id", "called", "price", "day", "is_open", "ratio", "raw", "town", "later"]
     ids = [1_999, 0, 1_000, 5]
-    told = _found(table, ids, select)
+    told = found(table, ids, select)
     rows = spark.table(table_name).where("id IN (0, 5, 1000, 1999)").select(*select).collect()
     by_id = {row["id"]: row.asDict(recursive=True) for row in rows}
     assert told == [by_id[one] | {"raw": bytes(by_id[one]["raw"])} for one in ids]
     assert (told[1]["called"], told[2]["price"]) == (None, Decimal("250.00"))
-    assert _found(table, [7], ["later"]) == [{"later": None}]
+    assert found(table, [7], ["later"]) == [{"later": None}]
     for column in ["tags", "at"] if file_format == "orc" else ["tags"]:
         with pytest.raises(UnreadableError, match=f"not read: {column}") as refused:
-            _found(table, [7], [column])
+            found(table, [7], [column])
         assert "without `select`" in refused.value.remedy
     if file_format == "avro":
-        assert _found(table, [7], ["at"])[0]["at"] is not None
+        assert found(table, [7], ["at"])[0]["at"] is not None
 
 
 @pytest.mark.parametrize("file_format", ["parquet", "avro"])
@@ -91,15 +91,15 @@ def test_rows_beside_a_variant_are_told_by_ids_whatever_names_are_mapped(
     if file_format == "parquet":  # which alone has lists and maps
         select += ["l.element.x", "m.value.x"]
         expected = [of | {"l": [{"x": of["id"]}], "m": [("k", {"x": of["id"]})]} for of in expected]
-    assert _found(table, [3, 7], select) == expected
-    assert _found(table, [3], ["name"]) == [{"name": None}]
+    assert found(table, [3, 7], select) == expected
+    assert found(table, [3], ["name"]) == [{"name": None}]
     parts = [{"field-id": 100 + at, "names": [name]} for at, name in enumerate(("metadata", "value", "x"))]
     top = [
         {"field-id": field.field_id, "names": [field.name], "fields": parts}
         for field in table.metadata.schema().fields
     ]
     table.java.updateProperties().set("schema.name-mapping.default", json.dumps(top)).commit()
-    assert _found(table, [3, 7], select) == expected
+    assert found(table, [3, 7], select) == expected
 
 
 def test_a_file_that_does_not_say_which_columns_it_has_is_refused_and_what_helps_is_told(
@@ -108,10 +108,10 @@ def test_a_file_that_does_not_say_which_columns_it_has_is_refused_and_what_helps
     table = TableBuilder.create(spark, table_name, "id bigint, value bigint, at timestamp_ntz")
     table.commit(plain_file(table, [{"id": 1, "value": 2, "at": np.datetime64(1, "ns")}]))
     with pytest.raises(UnreadableError, match="has no field ids") as refused:
-        _found(table, [1], ["value"])
+        found(table, [1], ["value"])
     assert "without `select`" in refused.value.remedy
     names = [{"field-id": at, "names": [name]} for at, name in enumerate(("id", "value", "at"), start=1)]
     table.java.updateProperties().set("schema.name-mapping.default", json.dumps(names)).commit()
-    assert _found(table, [1], ["value"]) == [{"value": 2}]
+    assert found(table, [1], ["value"]) == [{"value": 2}]
     with pytest.raises(UnreadableError, match="a column of another type"):
-        _found(table, [1], ["at"])
+        found(table, [1], ["at"])

@@ -373,10 +373,12 @@ def test_null_in_a_required_column_is_told_by_its_row(place: Path, storage: Stor
 
 
 def test_a_moment_in_sparks_old_form_is_one_of_utc(place: Path, storage: Storage) -> None:
-    rows = pa.table({"x": pa.array([NOON.replace(tzinfo=None), LAST.replace(tzinfo=None)])})
+    before = datetime(1969, 12, 31, 23, 59, 59, 999_999, UTC)  # of which Arrow itself says another moment
+    moments = [NOON, LAST, before]
+    rows = pa.table({"x": pa.array([one.replace(tzinfo=None) for one in moments])})
     file = parquet(place / "a", rows, use_deprecated_int96_timestamps=True)
     schema = Schema(types.NestedField(1, "x", types.TimestamptzType(), required=False))
-    assert fitted(storage, file, schema).column("x").to_pylist() == [NOON, LAST]
+    assert fitted(storage, file, schema).column("x").to_pylist() == moments
 
 
 def test_rows_that_are_kept_come_back_by_their_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
