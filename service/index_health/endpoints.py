@@ -10,7 +10,8 @@ from service.http.messages import TableId
 from service.http.paging import Page, PageRequest, Since, Until
 from service.http.routing import ApiRoute
 from service.index_health import service
-from service.index_health.models import HealthSampleView, HealthView
+from service.index_health.layouts import view_indexes
+from service.index_health.models import HealthSampleView, HealthView, IndexView
 from service.records.health import Resolution
 from service.records.tables import get_table
 
@@ -21,6 +22,12 @@ router = APIRouter(prefix="/tables/{table_id}/health", tags=["health"], route_cl
 def get_health(session: ReadSession, _caller: Viewer, table_id: TableId) -> HealthView:
     """Show how a table and its index are doing, why, and what to do."""
     return service.get_health(session, get_table(session, table_id))
+
+
+@router.get("/index")
+def get_index(session: ReadSession, _caller: Viewer, table_id: TableId) -> IndexView:
+    """Show a table's indexes from within: runs, partitions, pending deletes, and what lookups cost."""
+    return view_indexes(session, get_table(session, table_id))
 
 
 @router.get("/history")

@@ -6,7 +6,14 @@ from typing import Any
 from service.http.messages import Message
 from service.reader_cost import Read, Reader
 from service.records.health import HealthStatus
-from service.records.reports import KeySetReport, StoppedAt, UnconvertibleDelete
+from service.records.jobs import JobKind
+from service.records.reports import (
+    KeySetReport,
+    PartitionReport,
+    SortedRunReport,
+    StoppedAt,
+    UnconvertibleDelete,
+)
 
 
 class KeySetView(KeySetReport):
@@ -204,3 +211,87 @@ class HealthSampleView(Message):
     """This is the age of the oldest staged snapshot; 0 when all was published."""
     key_sets: list[KeySetSample]
     """This is what the index of each key set was like."""
+
+
+class PendingAge(Message):
+    """These equality delete files are pending, and were committed at about the same time."""
+
+    oldest_at: datetime
+    """The oldest of them was committed at this time, and the others later by a minute, or by a third of its
+    age at the last poll, at most."""
+    age_seconds: float
+    """The oldest of them is this old now."""
+    files: int
+    """There are this many of them."""
+    deletes: int
+    """They have this many rows."""
+
+
+class IndexedKeySet(Message):
+    """This is the index of one key set from within, and what is pending of it."""
+
+    equality_field_ids: list[int]
+    """The key has these field ids."""
+    columns: list[str]
+    """The key columns have these names; empty if only pending deletes tell of the key."""
+    coverage: float | None
+    """This is the share of the data files that the index covers, 0 to 1; null without an index."""
+    sorted_runs: int
+    """The index has this many sorted runs."""
+    runs: list[SortedRunReport]
+    """These are its runs, the largest first, a hundred at most. None are told by workers of earlier
+    versions."""
+    partitions: list[PartitionReport]
+    """These are partitions of the table, a hundred at most: those with the most data files that the index
+    does not cover, then those with the most data files."""
+    pending: list[PendingAge]
+    """The pending equality delete files of the key are told by their age, the oldest first."""
+
+
+class LookupCost(Message):
+    """This is what it took a job to find the rows of the deletes with one key, as it was predicted and as it
+    was measured. Seconds are those of all its tasks: more than have passed, where several ran at once."""
+
+    job_id: str
+    """This job looked for the rows."""
+    kind: JobKind
+    """The job was of this kind."""
+    dry_run: bool
+    """This says whether the job only looked."""
+    ended_at: datetime
+    """The job ended at this time."""
+    columns: list[str]
+    """The key columns had these names."""
+    source: str
+    """The rows were looked for by `index`, `scan` or `index_and_scan`."""
+    reason: str
+    """This is why the source was chosen."""
+    keys: int
+    """This many keys were looked for."""
+    predicted_index_seconds: float
+    """The index was expected to take this long, for the data files that it covers."""
+    predicted_scan_seconds: float
+    """A scan of these data files was expected to take this long."""
+    index_seconds: float
+    """The index took this long; 0 if it was not asked."""
+    scan_seconds: float
+    """Scans took this long, also of data files that the index does not cover; 0 if there were none."""
+
+
+class IndexView(Message):
+    """This is what the indexes of a table look like from within, what waits for them, and what it takes to
+    ask them: as workers and polls have told. No index is opened to answer."""
+
+    table_id: str
+    """It is about the table of this id."""
+    reported_at: datetime | None
+    """A worker told of the indexes at this time; null before the first time."""
+    measured_at: datetime | None
+    """The table was last polled at this time; null before the first time."""
+    partitions: int | None
+    """The table has this many partitions with data files, 0 if it is not partitioned; null if that is not
+    known."""
+    key_sets: list[IndexedKeySet]
+    """These are the indexes of the table, and keys of pending deletes that have none."""
+    lookups: list[LookupCost]
+    """These are the last jobs that had index and scan to choose from, the latest first."""

@@ -249,7 +249,7 @@ def _wear(key_sets: Sequence[KeySetReport], policy: EffectivePolicy) -> str | No
     return None
 
 
-def _view_key_sets(health: TableHealth, now: datetime) -> list[KeySetView]:
+def view_key_sets(health: TableHealth, now: datetime) -> list[KeySetView]:
     """As last reported, but for what polls have seen since: what is pending, and data files that came."""
     uncovered = [one["files_total"] - one["files_covered"] for one in health.key_sets]
     added = max(health.unindexed_data_files - max(uncovered, default=0), 0)
@@ -338,7 +338,7 @@ def get_health(session: Session, table: EnrolledTable, policy: EffectivePolicy |
     """The health of a table now. policy: of the table, if it is known already."""
     now = utc_now()
     health = session.get(TableHealth, table.id) or TableHealth(table_id=table.id)
-    key_sets = _view_key_sets(health, now)
+    key_sets = view_key_sets(health, now)
     totals = total(key_sets)
     catalog = session.get_one(Catalog, table.catalog_id)
     paused = pause_reason(table, catalog, is_system_paused=is_system_paused(session))
@@ -393,7 +393,7 @@ def coverages(session: Session, table_ids: Sequence[str]) -> dict[str, float | N
     """How much of the data files of each table its index covers; None without one."""
     now = utc_now()
     found = session.exec(select(TableHealth).where(col(TableHealth.table_id).in_(table_ids)))
-    return {health.table_id: total(_view_key_sets(health, now)).coverage for health in found}
+    return {health.table_id: total(view_key_sets(health, now)).coverage for health in found}
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,11 @@ from service.http.messages import Message, example
 from service.jobs.models import AttemptView
 from service.policies.models import EffectivePolicy
 from service.records.reports import (
+    LAYOUTS_AT_MOST,
     NAMED_AT_MOST,
     Amount,
     Files,
+    IndexLayout,
     JobResult,
     KeySetReport,
     Name,
@@ -245,6 +247,8 @@ class IndexReport(Message):
     """Head of the table's branch that was looked at; null for an empty table."""
     key_sets: list[KeySetReport] = ModelField(max_length=1000)
     """This is what the index of each key set is like."""
+    layouts: list[IndexLayout] = ModelField(default_factory=list, max_length=LAYOUTS_AT_MOST)
+    """This is what these indexes look like from within."""
     unconvertible: list[UnconvertibleDelete] = ModelField(default_factory=list, max_length=NAMED_AT_MOST)
     """These equality delete files stay, each with its reason."""
     pending_equality_delete_files: Files

@@ -8,7 +8,7 @@ from sqlmodel import Session
 
 from service.jobs.contract import IndexReport
 from service.policies.service import effective_policy
-from service.records.health import TableHealth, health_of
+from service.records.health import TableHealth, health_of, store_layouts
 from service.records.jobs import Job, JobKind
 from service.records.reports import JobResult
 from service.records.tables import EnrolledTable
@@ -51,6 +51,7 @@ def apply_report(
         row.unverified_data_files = row.unverified_rows = row.unverified_bytes = 0
     row.reported_at = now
     row.key_sets = [key_set.model_dump() for key_set in report.key_sets]
+    store_layouts(session, job.table_id, report.layouts)
     row.unconvertible = [delete.model_dump() for delete in report.unconvertible]
     row.pending_equality_delete_files = report.pending_equality_delete_files
     row.pending_equality_deletes = report.pending_equality_deletes

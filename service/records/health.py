@@ -1,5 +1,6 @@
 """Measured health of each table: the latest state, and samples of it over time."""
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
@@ -12,7 +13,7 @@ from sqlmodel import Field, Session, SQLModel, col
 from service.db.database import BigId, Json, UtcDateTime
 from service.reader_cost import TARGET_FILE_BYTES
 from service.records.report_columns import ReportedList, ReportedObject
-from service.records.reports import KeySetReport, StoppedAt, UnconvertibleDelete
+from service.records.reports import IndexLayout, KeySetReport, StoppedAt, UnconvertibleDelete
 
 
 class HealthStatus(StrEnum):
@@ -72,7 +73,11 @@ class TableHealth(SQLModel, table=True):
     pending_equality_deletes: int = Field(default=0, sa_type=BigInteger)
     oldest_equality_delete_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
     pending_key_sets: list[dict[str, Any]] = Field(default_factory=list, sa_type=Json)
-    """Of each key set with pending deletes: `equality_field_ids` in order, `files`, and `oldest_at`."""
+    """Of each key set with pending deletes: `equality_field_ids` in order, `files`, `oldest_at`, and `ages`.
+
+    These are groups of files that were committed at about the same time, the oldest first: when the oldest of
+    them was, how many files and how many deletes.
+    """
     convertible_delete_files: int = 0
     """Pending files without those that the worker reported as unconvertible."""
     convertible_deletes: int = Field(default=0, sa_type=BigInteger)
@@ -168,6 +173,25 @@ class TableHealth(SQLModel, table=True):
     def staged_age_seconds(self, now: datetime) -> float:
         """Age of the oldest snapshot that is staged and not published; 0 when there is none."""
         return age_seconds(self.oldest_staged_at, now)
+
+
+class IndexLayouts(SQLModel, table=True):
+    """What the indexes of a table look like from within, as last reported; apart, since few ask for it."""
+
+    __tablename__ = "index_layouts"
+
+    table_id: str = Field(foreign_key="tables.id", primary_key=True)
+    layouts: list[dict[str, Any]] = Field(
+        default_factory=list, sa_column=Column(ReportedList(IndexLayout), nullable=False)
+    )
+
+
+def store_layouts(session: Session, table_id: str, layouts: Sequence[IndexLayout]) -> None:
+    """Two jobs of a table may end at the same time, so the first row of one is no error of the other."""
+    insert = sqlite.insert if session.get_bind().dialect.name == "sqlite" else postgresql.insert
+    told = {"layouts": [one.model_dump() for one in layouts]}
+    row = insert(IndexLayouts).values(table_id=table_id, **told)
+    session.execute(row.on_conflict_do_update(index_elements=["table_id"], set_=told))
 
 
 class HealthSample(SQLModel, table=True):

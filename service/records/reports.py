@@ -10,6 +10,8 @@ from service.http.messages import Message
 Place = Annotated[str, ModelField(max_length=10_000)]
 NAMED_AT_MOST = 200_000
 """Files, decisions or events in a report: more than fit into one (`MAX_REPORT_BYTES`), with their reasons."""
+RUNS_AT_MOST = PARTITIONS_AT_MOST = LAYOUTS_AT_MOST = 100
+"""Of an index, and of a table: more than anybody looks at."""
 _WORDS_AT_MOST = 20_000
 Words = Annotated[str, AfterValidator(lambda said: said[:_WORDS_AT_MOST])]
 """What people read. A longer text is cut: what a program wrote to an error may be of any length."""
@@ -58,6 +60,52 @@ class KeySetReport(Message):
         if self.files_covered > self.files_total:
             raise ValueError("files_covered should not be more than files_total")
         return self
+
+
+class SortedRunReport(Message):
+    """This is a sorted run of an index."""
+
+    level: Annotated[int, ModelField(ge=0, le=1_000)]
+    """The run is at this level; at level 0, each file is a run of its own."""
+    files: Files
+    """The run has this many files."""
+    entries: SummedAmount
+    """The run has this many entries, dead ones too."""
+    bytes: SummedAmount
+    """The files of the run have this many bytes."""
+    dead_ratio: Ratio
+    """This is the share of its entries that point to files which are gone, 0 to 1; where row addresses of
+    runs interleave, that of all of these runs together."""
+
+
+class PartitionReport(Message):
+    """This is how far an index covers a partition of the table."""
+
+    partition: Name
+    """The values of the partition are written as in a path, such as `region=eu/day=2026-03-01`; empty for a
+    table without partitions."""
+    data_files: Files
+    """The partition has this many data files."""
+    covered_data_files: Files
+    """The index covers this many of them."""
+
+    @model_validator(mode="after")
+    def _check_files(self) -> Self:
+        if self.covered_data_files > self.data_files:
+            raise ValueError("covered_data_files should not be more than data_files")
+        return self
+
+
+class IndexLayout(Message):
+    """This tells what is inside the index of one key set."""
+
+    equality_field_ids: FieldIds
+    """The key has these field ids."""
+    runs: list[SortedRunReport] = ModelField(max_length=RUNS_AT_MOST)
+    """These are the largest sorted runs, the largest first."""
+    partitions: list[PartitionReport] = ModelField(max_length=PARTITIONS_AT_MOST)
+    """These are the partitions with the most data files that the index does not cover, then those with the
+    most data files."""
 
 
 class KeySetLeftOut(Message):
@@ -185,6 +233,16 @@ class KeySetResult(Message):
     """The index told the rows of this many data files."""
     data_files_scanned: Amount = 0
     """This many data files were read."""
+    predicted_index_seconds: Seconds = 0
+    """A lookup in the index, for data files that it covers, was predicted to take this long, in one thread; 0
+    where there was nothing to choose from."""
+    predicted_scan_seconds: Seconds = 0
+    """A scan of these data files was predicted to take this long, likewise."""
+    index_seconds: Seconds = 0
+    """The lookup took this long, in seconds of all its tasks; with the sorting of keys, if they were too many
+    to be held at once."""
+    scan_seconds: Seconds = 0
+    """The scan took this long, likewise."""
     files_indexed: Amount = 0
     """Data files that the index covers now, and did not before."""
     files_unreadable: Amount = 0

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from pyiceberg.table import Table
@@ -526,7 +526,7 @@ class Poller:
         health.pending_equality_deletes = sum(delete.record_count for delete in pending)
         oldest = min((delete.committed_at for delete in pending), default=None)
         health.oldest_equality_delete_at = _since(oldest, health.oldest_equality_delete_at, now)
-        health.pending_key_sets = _by_key_set(pending)
+        health.pending_key_sets = _by_key_set(pending, now)
         health.convertible_delete_files = len(convertible)
         health.convertible_deletes = sum(delete.record_count for delete in convertible)
         health.convertible_bytes = sum(delete.size_bytes for delete in convertible)
@@ -602,15 +602,33 @@ class Poller:
         session.add(table)
 
 
-def _by_key_set(deletes: Sequence[EqualityDelete]) -> list[dict[str, Any]]:
+def _by_key_set(deletes: Sequence[EqualityDelete], now: datetime) -> list[dict[str, Any]]:
     """As TableHealth.pending_key_sets."""
-    found: dict[tuple[int, ...], list[datetime]] = {}
+    found: dict[tuple[int, ...], dict[int, list[EqualityDelete]]] = {}
     for one in deletes:
-        found.setdefault(one.equality_field_ids, []).append(one.committed_at)
+        alike = found.setdefault(one.equality_field_ids, {})
+        alike.setdefault(_age_group(now - one.committed_at), []).append(one)
     return [
-        {"equality_field_ids": ids, "files": len(times), "oldest_at": min(times).isoformat()}
-        for ids, times in sorted(found.items())
+        {
+            "equality_field_ids": ids,
+            "files": sum(map(len, groups.values())),
+            "oldest_at": min(one.committed_at for one in groups[max(groups)]).isoformat(),
+            "ages": [
+                [
+                    min(one.committed_at for one in group).isoformat(),
+                    len(group),
+                    sum(one.record_count for one in group),
+                ]
+                for _, group in sorted(groups.items(), reverse=True)
+            ],
+        }
+        for ids, groups in sorted(found.items())
     ]
+
+
+def _age_group(age: timedelta) -> int:
+    """Which ages are told as one: from a minute on, those within half of a doubling."""
+    return max(math.floor(2 * math.log2(max(age.total_seconds(), 1.0) / 60)), -1)
 
 
 def _store_staged(health: TableHealth, staged: Staged, now: datetime) -> None:

@@ -198,6 +198,10 @@ def convert_result(*, dry_run: bool = False) -> dict[str, Any]:
                 "bytes_read": 12_400_000,
                 "data_files_from_index": 96,
                 "data_files_scanned": 0,
+                "predicted_index_seconds": 0.9,
+                "predicted_scan_seconds": 3.6,
+                "index_seconds": 1.2,
+                "scan_seconds": 0,
             },
             {
                 "equality_field_ids": [1, 2],
@@ -305,6 +309,25 @@ def index_report(
                 "bytes": 59_800_000,
                 "sorted_runs": 7,
                 "dead_ratio": dead_ratio,
+            }
+        ],
+        "layouts": [
+            {
+                "equality_field_ids": [1],
+                "runs": [
+                    {"level": level, "files": files, "entries": entries, "bytes": size, "dead_ratio": dead}
+                    for level, files, entries, size, dead in (
+                        (9, 4, 17_480_000, 53_800_000, dead_ratio),
+                        (0, 1, 2_000_000, 6_000_000, 0.0),
+                    )
+                ],
+                "partitions": [
+                    {
+                        "partition": "",
+                        "data_files": 96,
+                        "covered_data_files": int(96 * coverage),
+                    }
+                ],
             }
         ],
         "unconvertible": [refused] if unconvertible else [],

@@ -137,6 +137,8 @@ def furnish(service: RunningService) -> Pages:
             "timeline-lag": "/timeline?hours=6&colour=lag&sort=name",
             "tables": "/tables",
             "table": f"/tables/{orders}",
+            "table-index": f"/tables/{orders}/index",
+            "table-index-none": f"/tables/{invoices}/index",
             "table-form": f"/tables/{orders}/edit",
             "find": f"/tables/{orders}/find",
             "write": f"/tables/{orders}/write",

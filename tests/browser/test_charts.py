@@ -248,3 +248,47 @@ def test_a_timeline_grows_by_keyboard_as_far_as_there_are_timelines(
         signed_in.keyboard.press("-")
     told = chart(signed_in, "Tables over time").evaluate("e => timelineData(e).ends - timelineData(e).began")
     assert 98 * 86_400 < told < 101 * 86_400
+
+
+_ROW = f"""(element, [x, row]) => {{{_PIXELS}
+    // What is drawn in the middle of a bar at a value of the axis: its ink by name, or null.
+    const chart = CHARTS.get(element);
+    const {{ top, height }} = chart.bbox;
+    const rows = JSON.parse(element.dataset.bars ?? element.dataset.story).rows.length;
+    const y = Math.round(top + height * (row + 0.5) / rows);
+    const [r, g, b, a] = drawnOn(chart)(Math.round(chart.valToPos(x, "x", true)), y, 1, 1);
+    const isNear = (name) => {{
+        const [red, green, blue] = inkOf(ink(name));
+        return a > 200 && Math.abs(r - red) + Math.abs(g - green) + Math.abs(b - blue) < 12;
+    }};
+    return ["accent", "accent-strong", "bad", "warn", "good", "muted"].find(isNear) ?? null;
+}}"""
+
+
+def test_the_x_ray_draws_runs_as_large_and_as_dead_as_they_are(
+    signed_in: Page, service: RunningService, table: str
+) -> None:
+    service.request_job(table, "index")
+    head = service.iceberg.head("shop.visits")
+    report = index_report(head=head, dead_ratio=0.25, coverage=0.75)
+    PlayedWorker(service, "worker-7").claim().succeed(index_result(), report)
+    signed_in.goto(f"{service.url}/tables/{table}/index")
+    runs = chart(signed_in, "Sorted runs of id")
+
+    def drawn() -> list[Any]:
+        places = [(20e6, 0), (39e6, 0), (42e6, 0), (53e6, 0), (55e6, 0), (3e6, 1), (7e6, 1)]
+        return [runs.evaluate(_ROW, list(place)) for place in places]
+
+    # 53.8 MB of which a quarter is dead, and 6 MB.
+    expected = ["accent", "accent", "bad", "bad", None, "accent", None]
+    assert drawn() == expected
+    signed_in.locator("#theme").click(click_count=2)
+    assert drawn() == expected
+    partitions = chart(signed_in, "Coverage of partitions by id")
+    assert [partitions.evaluate(_ROW, [files, 0]) for files in (70, 74, 94)] == ["accent", "warn", "warn"]
+    runs.focus()
+    signed_in.keyboard.press("ArrowDown")
+    signed_in.keyboard.press("ArrowDown")
+    expect(runs.locator(".readout")).to_contain_text("Level 0")
+    expect(runs.locator(".readout")).to_contain_text("6.0 MB in 1 file")
+    expect(signed_in.locator("#xray [aria-live]").first).to_contain_text("2,000,000 entries, 0% of them dead")

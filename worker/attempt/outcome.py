@@ -8,6 +8,9 @@ from worker.attempt.indexes import planned_key_sets, usable_index
 from worker.attempt.job import Job
 from worker.attempt.pinned_table import PinnedTable
 from worker.contract.control_plane import AttemptId
+from worker.index.compaction import LiveRowAddresses
+from worker.index.key_set_index import dead_share
+from worker.index.layout import partition_reports, run_reports
 from worker.index.sorted_runs import IndexWarehouse
 from worker.keys.key_set import KeyColumnError
 from worker.keys.schema_fields import resolve_key_set
@@ -20,6 +23,8 @@ from worker.table.small_files import (
     target_delete_file_bytes,
     target_file_bytes,
 )
+
+_LAYOUTS_TOLD = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +81,25 @@ def index_report(
     """Coverage and size of every key set's index, and what is still pending."""
     live_files = files.data_files
     key_sets = []
+    layouts: list[dict[str, Any]] = []
     for ids, origin in planned_key_sets(job, table, warehouse).items():
         try:
             key_set = resolve_key_set(table.metadata, ids)
         except KeyColumnError:
             continue
         index = usable_index(job, table, warehouse, key_set)
-        covered = int(index.dictionary.covers(live_files).sum()) if index else 0
+        covered, dead = 0, 0.0
+        if index is not None:
+            is_covered = index.dictionary.covers(live_files)
+            live = LiveRowAddresses.of(index.dictionary, live_files)
+            covered, dead = int(is_covered.sum()), dead_share(index.entries.rows, live.rows)
+            layouts.append(
+                {
+                    "equality_field_ids": list(ids),
+                    "runs": run_reports(index.entries.files, live),
+                    "partitions": partition_reports(live_files, is_covered, table.metadata.specs()),
+                }
+            )
         key_sets.append(
             {
                 "equality_field_ids": list(ids),
@@ -95,7 +112,7 @@ def index_report(
                 "entries": index.entries.rows if index else 0,
                 "bytes": index.entries.size_bytes if index else 0,
                 "sorted_runs": index.entries.sorted_runs if index else 0,
-                "dead_ratio": index.dead_ratio(live_files) if index else 0.0,
+                "dead_ratio": dead,
             }
         )
     rewritable = _rewritable(job, table, files)
@@ -106,6 +123,7 @@ def index_report(
         "small_delete_files": _rewritable_deletes(job, table, files),
         "partitions": live_files.count_partitions(),
         "key_sets": key_sets,
+        "layouts": layouts[:_LAYOUTS_TOLD],
         "unconvertible": [asdict(one) for one in unconvertible],
         "pending_equality_delete_files": len(files.equality_deletes),
         "pending_equality_deletes": sum(file.record_count for file in files.equality_deletes),

@@ -14,7 +14,6 @@ Invariants:
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -27,7 +26,7 @@ from worker.index.build import RUN_BYTES, RUN_ROWS
 from worker.index.dictionary import FileDictionary, IndexedFile, owners
 from worker.index.footers import Footer, footer
 from worker.index.key_set_index import ROW_ADDRESS, KeySetIndex, entries_schema
-from worker.index.sorted_runs import TOP_LEVEL, RunFile, RunWriter
+from worker.index.sorted_runs import TOP_LEVEL, RunFile, RunWriter, runs_of
 from worker.io.row_groups import RowGroups
 from worker.io.sorting import Int64Array, sort_rows
 from worker.io.storage import Storage
@@ -61,7 +60,7 @@ class Merge:
 
 def choose_merge(files: Sequence[RunFile], dead_ratio: float) -> Merge | None:
     """The runs that are worth merging now; None when there are few, and few dead entries. Pure."""
-    runs = _runs(files)
+    runs = runs_of(files)
     everything = Merge(tuple(files), TOP_LEVEL)
     if dead_ratio >= DEAD_RATIO:
         return everything
@@ -91,16 +90,8 @@ def choose_merge_of_new(files: Sequence[RunFile], new: Sequence[RunFile]) -> Mer
     together = [*files, *new]
     if has_doubled(together):
         return _without_untouched(Merge(tuple(together), TOP_LEVEL))
-    level = _free_level(_runs(files))
+    level = _free_level(runs_of(files))
     return Merge(tuple(new), level) if level is not None else None
-
-
-def _runs(files: Sequence[RunFile]) -> list[list[RunFile]]:
-    """Each run's files, the smallest run first."""
-    by_run: dict[Any, list[RunFile]] = defaultdict(list)
-    for file in files:
-        by_run[file.level or file.file_name].append(file)
-    return sorted(by_run.values(), key=_rows)
 
 
 def has_doubled(files: Sequence[RunFile]) -> bool:
@@ -184,6 +175,10 @@ class LiveRowAddresses:
     base_addresses: Int64Array
     record_counts: Int64Array
 
+    @property
+    def rows(self) -> int:
+        return int(self.record_counts.sum())
+
     @classmethod
     def of(cls, dictionary: FileDictionary, live_files: DataFiles) -> LiveRowAddresses:
         live = dictionary.are_live(live_files)
@@ -196,6 +191,14 @@ class LiveRowAddresses:
         counts = np.concatenate([dictionary.record_counts, [file.file.record_count for file in files]])
         order = np.argsort(bases)
         return cls(bases[order], counts[order])
+
+    def count(self, low: int, high: int) -> int:
+        """How many there are from one to another, both included."""
+        first, end = (np.searchsorted(self.base_addresses, at, side="right") for at in (low, high))
+        near = slice(max(int(first) - 1, 0), int(end))
+        begins = np.maximum(self.base_addresses[near], low)
+        ends = np.minimum(self.base_addresses[near] + self.record_counts[near], high + 1)
+        return int(np.maximum(ends - begins, 0).sum())
 
     def contain(self, row_addresses: Int64Array) -> np.typing.NDArray[np.bool_]:
         inside: np.typing.NDArray[np.bool_] = (

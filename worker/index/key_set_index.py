@@ -71,10 +71,13 @@ class KeySetIndex:
 
     def dead_ratio(self, live_files: DataFiles) -> float:
         """The share of entries whose file is no longer live (or never was committed)."""
-        if not self.entries.rows:
-            return 0.0
         live = int(self.dictionary.record_counts[self.dictionary.are_live(live_files)].sum())
-        return max(0.0, 1.0 - live / self.entries.rows)
+        return dead_share(self.entries.rows, live)
+
+
+def dead_share(entries: int, live: int) -> float:
+    """Of some entries, of which so many are live."""
+    return max(0.0, 1.0 - live / entries) if entries else 0.0
 
 
 def database_name(table_uuid: str, branch: str) -> str:

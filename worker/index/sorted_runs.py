@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -214,8 +215,15 @@ class LiveFiles:
 
     @property
     def sorted_runs(self) -> int:
-        """Level-0 files are a run each; a level above is one run."""
-        return sum(f.level == 0 for f in self.files) + len({f.level for f in self.files if f.level})
+        return len(runs_of(self.files))
+
+
+def runs_of(files: Sequence[RunFile]) -> list[list[RunFile]]:
+    """Each run's files, the smallest run first: level-0 files are a run each, a level above is one run."""
+    by_run: dict[Any, list[RunFile]] = defaultdict(list)
+    for file in files:
+        by_run[file.level or file.file_name].append(file)
+    return sorted(by_run.values(), key=lambda run: sum(file.rows for file in run))
 
 
 @dataclass(frozen=True, slots=True)

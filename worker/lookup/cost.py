@@ -58,18 +58,30 @@ def conversion_seconds(measured: Mapping[str, float], commits: int, delete_files
     )
 
 
-def index_is_cheaper(
-    keys: int, lookup_rows: int, index_files: int, scan_rows: int, data_files: int, rates: Rates
-) -> tuple[bool, str]:
-    """Whether to ask the index for files that it covers, rather than scan them; and why, in words.
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What it would take to ask the index about some data files, and to scan them: seconds of one thread."""
 
-    lookup_rows: entries of the index that a lookup reads at most. scan_rows, data_files: that a scan reads.
+    index_seconds: float
+    scan_seconds: float
+    words: str
+
+    @property
+    def index_is_cheaper(self) -> bool:
+        # Estimates this small are within each other's error: the index touches fewer bytes of the table.
+        return self.index_seconds <= max(self.scan_seconds, 0.05)
+
+
+def compare(
+    keys: int, lookup_rows: int, index_files: int, scan_rows: int, data_files: int, rates: Rates
+) -> Costs:
+    """lookup_rows: entries of the index that a lookup reads at most. scan_rows, data_files: that a scan
+    reads.
     """
     lookup_seconds = lookup_rows / rates.index + index_files * INDEX_FILE_SECONDS
     scan_seconds = scan_rows / rates.scan + data_files * DATA_FILE_SECONDS
-    # Estimates this small are within each other's error: the index touches fewer bytes of the table.
-    cheaper = lookup_seconds <= max(scan_seconds, 0.05)
-    return cheaper, (
+    words = (
         f"{keys:,} keys: at most {lookup_rows:,} index rows (about {lookup_seconds:.2f} s)"
         f" against {scan_rows:,} rows in {counted(data_files, 'data file')} (about {scan_seconds:.2f} s)"
     )
+    return Costs(lookup_seconds, scan_seconds, words)

@@ -25,7 +25,7 @@ from worker.io.sorting import Int64Array
 from worker.keys.key_set import KeyColumnError, KeySet
 from worker.keys.read import KeyReader, key_reader
 from worker.keys.schema_fields import column_names_of, resolve_key_set
-from worker.lookup.cost import Source, index_is_cheaper, rates_of
+from worker.lookup.cost import Costs, Source, compare, rates_of
 from worker.lookup.deviations import Deviation, deviations, may_deviate
 from worker.lookup.index_lookup import (
     GLOBAL,
@@ -63,15 +63,23 @@ COUNTERS = (
     "bytes_read",
     "data_files_from_index",
     "data_files_scanned",
+    "predicted_index_seconds",
+    "predicted_scan_seconds",
+    "index_seconds",
+    "scan_seconds",
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Where a key set's rows are looked for, and why, in words."""
+    """Where a key set's rows are looked for, and why, in words.
+
+    costs: that were compared of data files which the index covers; None where there was no choice.
+    """
 
     source: Source
     reason: str
+    costs: Costs | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +234,11 @@ class PendingDeletes:
             covered, uncovered = covered[:0], np.arange(len(self.data_files))
         if tells:
             self.job.decide(f"Key set {self.key_set}: {choice.reason}.")
+        taken = self._task_seconds()
         positions, keys, found = self.find(covered, uncovered)
+        lookup, scan, shuffle = (
+            after - before for before, after in zip(taken, self._task_seconds(), strict=True)
+        )
         for failure in found.failures:
             self._refuse_for(self.data_files[failure.ordinal], failure.why)
         self.job.usage.bytes += found.bytes_read
@@ -239,10 +251,19 @@ class PendingDeletes:
             "bytes_read": found.bytes_read,
             "data_files_from_index": len(covered),
             "data_files_scanned": len(uncovered) - len({failure.ordinal for failure in found.failures}),
+            "predicted_index_seconds": round(choice.costs.index_seconds, 3) if choice.costs else 0.0,
+            "predicted_scan_seconds": round(choice.costs.scan_seconds, 3) if choice.costs else 0.0,
+            "index_seconds": round(lookup + (shuffle if len(covered) else 0.0), 3),
+            "scan_seconds": round(scan + (0.0 if len(covered) else shuffle), 3),
         }
         return Resolved(
             tuple(self.delete_files), tuple(self.refused), positions, explanation, self._deviations(positions)
         )
+
+    def _task_seconds(self) -> tuple[float, ...]:
+        """What tasks that look for rows came to in the job so far."""
+        known = {stage["name"]: float(stage["task_seconds"]) for stage in self.job.stages}
+        return tuple(known.get(name, 0.0) for name in ("lookup", "scan", "shuffle"))
 
     def _deviations(self, positions: Positions) -> tuple[Deviation, ...]:
         if not may_deviate(self.key_set):
@@ -342,19 +363,17 @@ class PendingDeletes:
         scanned = self.data_files.select(covered).record_count * self._ranges, len(covered) * self._ranges
         # Each key may touch one row group in each file of the index, and never more than all of its rows.
         lookup_rows = min(entries.rows, keys * files * ROW_GROUP_ROWS)
-        cheaper, why = index_is_cheaper(keys, lookup_rows, files, *scanned, rates)
-        if not cheaper and self.cuts is None:
+        costs = compare(keys, lookup_rows, files, *scanned, rates)
+        if not costs.index_is_cheaper and self.cuts is None:
             lookup_rows = rows_to_read(self.index.storage, entries.files, self.keys)
-            cheaper, why = index_is_cheaper(keys, lookup_rows, files, *scanned, rates)
-        if not cheaper:
-            return Choice(Source.SCAN, f"scanning is cheaper than the index for {why}")
+            costs = compare(keys, lookup_rows, files, *scanned, rates)
+        if not costs.index_is_cheaper:
+            return Choice(Source.SCAN, f"scanning is cheaper than the index for {costs.words}", costs)
         if len(uncovered):
-            return Choice(
-                Source.INDEX_AND_SCAN,
-                f"{counted(len(uncovered), 'data file')} not indexed yet: scanned; for the others, {why}",
-            )
+            told = f"{counted(len(uncovered), 'data file')} not indexed yet: scanned; for the others, "
+            return Choice(Source.INDEX_AND_SCAN, told + costs.words, costs)
         whole = "the only data file" if len(covered) == 1 else f"all {len(covered):,} data files"
-        return Choice(Source.INDEX, f"the index covers {whole}; {why}")
+        return Choice(Source.INDEX, f"the index covers {whole}; {costs.words}", costs)
 
     def _refuse_for(self, unread: DataFile, why: Reason) -> None:
         """Refuses the delete files that apply to a data file that could not be read."""
@@ -381,7 +400,7 @@ def merge_explanations(parts: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     for part in parts:
         known = by_key_set.setdefault(tuple(part["equality_field_ids"]), dict.fromkeys(COUNTERS, 0))
         by_key_set[tuple(part["equality_field_ids"])] = part | {
-            name: known[name] + part[name] for name in COUNTERS
+            name: round(known[name] + part[name], 3) for name in COUNTERS
         }
     return list(by_key_set.values())
 

@@ -1,4 +1,5 @@
-// Draws what a page says in data-plot and data-timeline, with uPlot. Charts of a page share their cross-hair.
+// Draws what a page says in data-plot, data-timeline, data-bars and data-story, with uPlot. Charts of a page that
+// show the same time share their cross-hair.
 // What is drawn stands on the page in words too: nothing is lost without this script.
 "use strict";
 
@@ -7,6 +8,8 @@ const STEPS_SECONDS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 
   86400, 172800, 432000, 864000, 1728000, 4320000, 8640000];
 const LONGEST = 99 * 86400;  // seconds that a timeline shows, which may begin and end with a part of a day more
 const KEY_STEP = 1 / 60;  // of the width
+// What is dragged over one of them zooms all of them by itself.
+const SHARED = { key: "page", filters: { pub: (kind) => kind === "mousemove" || kind === "mouseleave" } };
 let zoom = null;  // {min, max} in seconds while the page is zoomed
 
 // Colours are those of the style sheet, in the theme of now.
@@ -122,7 +125,7 @@ function zoomTo(range) {
   zoom = range;
   for (const chart of CHARTS.values()) {
     chart.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
-    chart.setScale("x", range ?? chart.whole);
+    if (chart.whole) chart.setScale("x", range ?? chart.whole);
   }
 }
 
@@ -160,8 +163,7 @@ function lineChart(element) {
       paths: told.ages ? uPlot.paths.linear() : uPlot.paths.stepped({ align: 1 }),
     }],
     cursor: {
-      // What is dragged over one of them zooms all of them by itself.
-      sync: { key: "page", filters: { pub: (kind) => kind === "mousemove" || kind === "mouseleave" } },
+      sync: SHARED,
       y: false, points: { show: false },
       drag: { x: true, y: false, setScale: false, dist: 5 },
       bind: { dblclick: () => () => zoomTo(null) },
@@ -201,6 +203,8 @@ function lineChart(element) {
   chart.over.append(label.box);
   chart.whole = whole;
   chart.label = label;
+  chart.shortcuts = "ArrowLeft ArrowRight Home End + - Escape";
+  chart.onKey = (event) => onKey(chart, event);
   chart.update = () => {
     read();
     chart.whole = whole;
@@ -211,9 +215,7 @@ function lineChart(element) {
 }
 
 // Arrows read values, plus and minus zoom, Escape shows all of it again.
-function onKey(event) {
-  const element = event.currentTarget;
-  const chart = CHARTS.get(element);
+function onKey(chart, event) {
   if (event.altKey || event.ctrlKey || event.metaKey) return;
   const width = chart.over.clientWidth;
   const at = chart.cursor.left >= 0 ? chart.cursor.left : width;
@@ -306,65 +308,34 @@ function cut(text, ctx, width) {
   return `\u2026${text.slice(-end)}`;
 }
 
-function stripChart(element) {
-  const hasCells = !element.dataset.lanes;
-  let [told, rows] = [];
-  function read() {
-    told = timelineData(hasCells ? element : document.getElementById(element.dataset.lanes));
-    rows = hasCells ? tableRows(told, element.dataset.colour) : workerRows(told);
-  }
-  read();
-  const limits = LIMITS[element.dataset.colour];
+// A chart of rows: names on the left, and beside each what its kind draws. A kind reads what the page says, and
+// tells rows, the span of the x axis, what is at a place in words, and what keys and the mouse do there.
+function rowChart(element, kind) {
   const label = readout(element);
   const width = element.clientWidth || element.parentElement.clientWidth;
   const names = Math.min(190, width * 0.28);
+  const height = () => kind.rows.length * kind.rowHeight + 34;
   let row = -1;
+  kind.read();
 
   function drawRows(drawn) {
     const { ctx, bbox } = drawn;
     const scale = devicePixelRatio;
-    const height = bbox.height / rows.length;
-    const inks = Object.fromEntries([...new Set(Object.values(RUN_INKS)), "muted", "text"].map((name) => [name, ink(name)]));
-    const heats = new Map();
+    const high = bbox.height / kind.rows.length;
+    const [muted, text] = [ink("muted"), ink("text")];
     ctx.save();
     ctx.font = `${12 * scale}px system-ui, sans-serif`;
     ctx.textBaseline = "middle";
     ctx.textAlign = "left";
-    rows.forEach((each, number) => {
-      const top = bbox.top + number * height;
-      ctx.fillStyle = number === row ? inks.text : inks.muted;
-      ctx.fillText(cut(each.name, ctx, (names - 14) * scale), 0, top + height / 2);
+    kind.rows.forEach((each, number) => {
+      ctx.fillStyle = number === row ? text : muted;
+      ctx.fillText(cut(each.name, ctx, (names - 14) * scale), 0, bbox.top + (number + 0.5) * high);
     });
     ctx.beginPath();
     ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
     ctx.clip();
-    rows.forEach((each, number) => {
-      const top = bbox.top + number * height;
-      each.cells.forEach((value, cell) => {
-        const key = value === null ? null : limits.filter((limit) => value >= limit).length;
-        if (key === null) return;
-        if (!heats.has(key)) heats.set(key, heat(value, limits));
-        const left = drawn.valToPos(told.began + cell * told.interval, "x", true);
-        const right = drawn.valToPos(Math.min(told.began + (cell + 1) * told.interval, told.now), "x", true);
-        ctx.fillStyle = heats.get(key);
-        ctx.fillRect(Math.floor(left), top + scale, Math.ceil(right) - Math.floor(left), height - 9 * scale);
-      });
-      for (const run of each.runs) {
-        const left = drawn.valToPos(run.start, "x", true);
-        const wide = Math.max(drawn.valToPos(run.end, "x", true) - left, 3 * scale);
-        ctx.fillStyle = inks[RUN_INKS[run.status] ?? "muted"];
-        if (hasCells) ctx.fillRect(left, top + height - 7 * scale, wide, 5 * scale);
-        else ctx.fillRect(left, top + 4 * scale, wide, height - 8 * scale);
-      }
-    });
+    kind.draw(drawn, (number) => [bbox.top + number * high, high]);
     ctx.restore();
-  }
-
-  // The last run at a place of a row: within some pixels of the mouse, or in the interval that keys chose.
-  function runAt(chart, left) {
-    const time = chart.posToVal(left, "x");
-    const near = Math.max(chart.posToVal(left + 4, "x") - time, chart.isByKey ? told.interval / 2 : 0);
-    return rows[row]?.runs.findLast((run) => run.start - near <= time && time <= run.end + near);
   }
 
   function tell(chart) {
@@ -372,34 +343,27 @@ function stripChart(element) {
     // Cross-hairs are shared, rows are not.
     const isHere = left >= 0 && (element.matches(":hover") || document.activeElement === element);
     const before = row;
-    row = isHere ? Math.min(Math.floor((top / chart.over.clientHeight) * rows.length), rows.length - 1) : -1;
+    row = isHere ? Math.min(Math.floor((top / chart.over.clientHeight) * kind.rows.length), kind.rows.length - 1) : -1;
     if (before !== row) chart.redraw(false, false);
     if (row < 0) return label.show(chart, "");
-    const time = chart.posToVal(left, "x");
-    const run = runAt(chart, left);
-    const parts = [rows[row].name || "the same worker"];
-    if (hasCells) parts.push(words(time, rows[row].words(Math.floor((time - told.began) / told.interval))));
-    else parts.push(inViewersZone(new Date(time * 1000)));
-    if (run) {
-      const of = hasCells ? `on ${told.workers[run.worker]}` : `of ${told.tables[run.table][1]}`;
-      parts.push(`${run.kind} ${of}: ${run.status}, ${duration(run.end - run.start)}`);
-    }
-    label.text = parts.join("\n");
+    label.text = kind.say(chart, kind.rows[row], left);
     label.show(chart, label.text);
-    label.box.style.top = `${Math.min((row + 1) * ROW + 4, Math.max(chart.over.clientHeight - 40, 4))}px`;
+    const below = Math.max(chart.over.clientHeight - 40, 4);
+    label.box.style.top = `${Math.min((row + 1) * kind.rowHeight + 4, below)}px`;
   }
 
   const chart = new uPlot({
-    width, height: rows.length * ROW + 34,
+    width, height: height(),
     padding: [4, 8, 0, 0],
     legend: { show: false },
-    scales: { x: { time: true, range: () => [told.began, told.ends] }, y: { range: () => [0, 1] } },
-    axes: [timeAxis(), { size: names, values: () => [], grid: { show: false }, ticks: { show: false } }],
+    scales: { x: { time: kind.isTime, range: () => kind.span() }, y: { range: () => [0, 1] } },
+    axes: [kind.axis(), { size: names, values: () => [], grid: { show: false }, ticks: { show: false } }],
     series: [{}, { stroke: "transparent", points: { show: false } }],
     cursor: {
-      sync: { key: "page", filters: { pub: (kind) => kind === "mousemove" || kind === "mouseleave" } },
-      y: false, points: { show: false }, drag: { x: true, y: false, setScale: false, dist: 5 },
-      bind: { dblclick: () => () => {} },
+      ...(kind.isTime ? { sync: SHARED } : {}),
+      x: kind.hasCrossHair, y: false, points: { show: false },
+      drag: { x: Boolean(kind.select), y: false, setScale: false, dist: 5 },
+      bind: { dblclick: () => () => kind.all?.() },
     },
     hooks: {
       drawAxes: [drawRows],
@@ -407,35 +371,268 @@ function stripChart(element) {
       setSelect: [(selected) => {
         const { left, width: wide } = selected.select;
         if (wide < 5) return;
-        show(selected.posToVal(left, "x"), selected.posToVal(left + wide, "x"));
+        kind.select(selected.posToVal(left, "x"), selected.posToVal(left + wide, "x"));
       }],
       destroy: [() => label.remove()],
     },
-  }, [[told.began, told.ends], [0, 0]], element);
+  }, [kind.span(), [0, 0]], element);
   chart.over.append(label.box);
   chart.label = label;
-  chart.open = () => {
-    const run = runAt(chart, chart.cursor.left);
-    if (rows[row]) location.assign(run ? `/jobs/${run.job}` : rows[row].path);
+  chart.whole = kind.whole?.();
+  chart.shortcuts = `ArrowUp ArrowDown ${kind.shortcuts} Escape`;
+  chart.row = () => kind.rows[row];
+  chart.goTo = (left, top) => {
+    chart.isByKey = true;
+    const [wide, high, half] = [chart.over.clientWidth, chart.over.clientHeight, kind.rowHeight / 2];
+    const at = { left: Math.min(Math.max(left, 0), wide - 1), top: Math.min(Math.max(top, half), high - half) };
+    chart.setCursor(at, true, true);
+    label.say(label.text);
   };
-  chart.show = show;
-  // The middle of the interval that is so many after the one at a place.
-  chart.goFrom = (left, steps) => {
-    const last = Math.ceil((told.now - told.began) / told.interval) - 1;
-    const cell = Math.floor((chart.posToVal(left, "x") - told.began) / told.interval) + steps;
-    return chart.valToPos(told.began + (Math.min(Math.max(cell, 0), last) + 0.5) * told.interval, "x");
+  // Up and down are alike in all of them: from the end, the first key leads to the first row.
+  chart.onKey = (event) => {
+    if (event.altKey || event.ctrlKey || event.metaKey) return;
+    const isNew = chart.cursor.left < 0;
+    const left = isNew ? chart.over.clientWidth - 1 : chart.cursor.left;
+    const top = isNew ? -kind.rowHeight / 2 : chart.cursor.top;
+    if (event.key === "ArrowUp") chart.goTo(left, top - kind.rowHeight);
+    else if (event.key === "ArrowDown") chart.goTo(left, top + kind.rowHeight);
+    else if (event.key === "Escape") {
+      kind.all?.();
+      chart.setCursor({ left: -10, top: -10 }, true, true);
+    } else if (!kind.onKey(chart, event.key, left, top)) return;
+    event.preventDefault();
   };
   chart.over.addEventListener("mousemove", () => { chart.isByKey = false; });
   chart.update = () => {
-    read();
-    chart.setData([[told.began, told.ends], [0, 0]], false);
-    chart.setSize({ width: chart.width, height: rows.length * ROW + 34 });
-    chart.setScale("x", { min: told.began, max: told.ends });
+    kind.read();
+    const [min, max] = kind.span();
+    chart.whole = kind.whole?.();
+    chart.setData([[min, max], [0, 0]], false);
+    chart.setSize({ width: chart.width, height: height() });
+    chart.setScale("x", { min, max });
   };
   let pressed = 0;
   chart.over.addEventListener("mousedown", (event) => { pressed = event.clientX; });
-  chart.over.addEventListener("click", (event) => Math.abs(event.clientX - pressed) < 5 && chart.open());
+  chart.over.addEventListener("click", (event) => Math.abs(event.clientX - pressed) < 5 && kind.open?.(chart, kind.rows[row], chart.cursor.left));
   return chart;
+}
+
+// Tables over time with what ran for them, or workers with what ran there.
+function strips(element) {
+  const hasCells = !element.dataset.lanes;
+  const limits = LIMITS[element.dataset.colour];
+  let told = null;
+
+  // The last run at a place of a row: within some pixels of the mouse, or in the interval that keys chose.
+  function runAt(chart, row, left) {
+    const time = chart.posToVal(left, "x");
+    const near = Math.max(chart.posToVal(left + 4, "x") - time, chart.isByKey ? told.interval / 2 : 0);
+    return row?.runs.findLast((run) => run.start - near <= time && time <= run.end + near);
+  }
+
+  // The middle of the interval that is so many after the one at a place.
+  function goFrom(chart, left, steps) {
+    const last = Math.ceil((told.now - told.began) / told.interval) - 1;
+    const cell = Math.floor((chart.posToVal(left, "x") - told.began) / told.interval) + steps;
+    return chart.valToPos(told.began + (Math.min(Math.max(cell, 0), last) + 0.5) * told.interval, "x");
+  }
+
+  const kind = {
+    rows: [], rowHeight: ROW, isTime: true, hasCrossHair: true, axis: timeAxis, select: show,
+    shortcuts: "ArrowLeft ArrowRight Home End + - Enter",
+    span: () => [told.began, told.ends],
+    read() {
+      told = timelineData(hasCells ? element : document.getElementById(element.dataset.lanes));
+      kind.rows = hasCells ? tableRows(told, element.dataset.colour) : workerRows(told);
+    },
+    draw(drawn, placeOf) {
+      const { ctx } = drawn;
+      const scale = devicePixelRatio;
+      const inks = Object.fromEntries([...Object.values(RUN_INKS), "muted"].map((name) => [name, ink(name)]));
+      const heats = new Map();
+      kind.rows.forEach((each, number) => {
+        const [top, height] = placeOf(number);
+        each.cells.forEach((value, cell) => {
+          const key = value === null ? null : limits.filter((limit) => value >= limit).length;
+          if (key === null) return;
+          if (!heats.has(key)) heats.set(key, heat(value, limits));
+          const left = drawn.valToPos(told.began + cell * told.interval, "x", true);
+          const right = drawn.valToPos(Math.min(told.began + (cell + 1) * told.interval, told.now), "x", true);
+          ctx.fillStyle = heats.get(key);
+          ctx.fillRect(Math.floor(left), top + scale, Math.ceil(right) - Math.floor(left), height - 9 * scale);
+        });
+        for (const run of each.runs) {
+          const left = drawn.valToPos(run.start, "x", true);
+          const wide = Math.max(drawn.valToPos(run.end, "x", true) - left, 3 * scale);
+          ctx.fillStyle = inks[RUN_INKS[run.status] ?? "muted"];
+          if (hasCells) ctx.fillRect(left, top + height - 7 * scale, wide, 5 * scale);
+          else ctx.fillRect(left, top + 4 * scale, wide, height - 8 * scale);
+        }
+      });
+    },
+    say(chart, row, left) {
+      const time = chart.posToVal(left, "x");
+      const run = runAt(chart, row, left);
+      const parts = [row.name || "the same worker"];
+      if (hasCells) parts.push(words(time, row.words(Math.floor((time - told.began) / told.interval))));
+      else parts.push(inViewersZone(new Date(time * 1000)));
+      if (run) {
+        const of = hasCells ? `on ${told.workers[run.worker]}` : `of ${told.tables[run.table][1]}`;
+        parts.push(`${run.kind} ${of}: ${run.status}, ${duration(run.end - run.start)}`);
+      }
+      return parts.join("\n");
+    },
+    open(chart, row, left) {
+      const run = runAt(chart, row, left);
+      if (row) location.assign(run ? `/jobs/${run.job}` : row.path);
+    },
+    // Arrows go from time to time, Enter opens what is there, plus and minus zoom.
+    onKey(chart, key, left, top) {
+      const steps = {
+        ArrowLeft: () => goFrom(chart, left, -1), ArrowRight: () => goFrom(chart, left, 1),
+        Home: () => goFrom(chart, 0, 0), End: () => goFrom(chart, chart.over.clientWidth, 0),
+      };
+      const { min, max } = chart.scales.x;
+      const middle = chart.posToVal(left, "x");
+      if (key in steps) chart.goTo(steps[key](), top);
+      else if (key === "Enter") kind.open(chart, chart.row(), left);
+      else if (key === "+") show(middle - (max - min) / 4, middle + (max - min) / 4);
+      else if (key === "-") show(min - (max - min) / 2, max + (max - min) / 2);
+      else return false;
+      return true;
+    },
+  };
+  return kind;
+}
+
+// Rows of bars, each of parts that follow each other: [value, ink] and so on.
+function bars(element) {
+  let told = null;
+  const kind = {
+    rows: [], rowHeight: ROW, isTime: false, hasCrossHair: false, shortcuts: "Home End",
+    span: () => [0, Math.max(1e-9, ...kind.rows.flatMap((row) => row.bars.map(total))) * 1.04],
+    axis: () => {
+      const unit = UNITS[told.unit];
+      return {
+        ...timeAxis(), space: 70, incrs: told.unit === "seconds" ? [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, ...STEPS_SECONDS] : unit.steps,
+        values: (_, ticks) => ticks.map((tick) => (tick > 0 && tick < 1 ? unit.write(tick) : unit.axis(tick))),
+      };
+    },
+    read() {
+      told = JSON.parse(element.dataset.bars);
+      kind.rows = told.rows.map(([name, said, ...drawn]) => ({ name, words: said, bars: drawn }));
+      kind.rowHeight = Math.max(ROW, 8 + 8 * Math.max(1, ...kind.rows.map((row) => row.bars.length)));
+    },
+    draw(drawn, placeOf) {
+      const { ctx } = drawn;
+      const scale = devicePixelRatio;
+      kind.rows.forEach((row, number) => {
+        const [top, height] = placeOf(number);
+        const high = (height - 8 * scale) / row.bars.length;
+        row.bars.forEach((parts, bar) => {
+          let from = 0;
+          for (const [value, name] of parts) {
+            if (value > 0) {
+              const left = drawn.valToPos(from, "x", true);
+              // What is there is seen, however little it is.
+              const wide = Math.max(drawn.valToPos(from + value, "x", true) - left, 2 * scale);
+              ctx.fillStyle = name.endsWith("-faint") ? ink(name.slice(0, -6), 0.45) : ink(name);
+              ctx.fillRect(left, top + 4 * scale + bar * high, wide, high - (row.bars.length > 1 ? scale : 0));
+            }
+            from += value;
+          }
+        });
+      });
+    },
+    say: (_, row) => `${row.name}\n${row.words}`,
+    onKey(chart, key, left) {
+      if (key === "Home") chart.goTo(left, 0);
+      else if (key === "End") chart.goTo(left, chart.over.clientHeight);
+      else return false;
+      return true;
+    },
+  };
+  return kind;
+}
+
+const total = (parts) => parts.reduce((sum, [value]) => sum + value, 0);
+
+// What happened to a job: rows of what took time, [start, end, ink, words], and of moments, which end at once.
+function story(element) {
+  let [told, whole] = [null, null];
+
+  // Those that the mouse points at, or keys chose: moments may lie close to each other.
+  function itemsAt(chart, row, left) {
+    if (chart.isByKey && chart.chosen && row.items.includes(chart.chosen)) return [chart.chosen];
+    const time = chart.posToVal(left, "x");
+    const near = chart.posToVal(left + 5, "x") - time;
+    return row.items.filter(({ start, end }) => start - near <= time && time <= end + near);
+  }
+
+  const kind = {
+    rows: [], rowHeight: ROW, isTime: false, hasCrossHair: true, shortcuts: "ArrowLeft ArrowRight Home End + -",
+    span: () => [(zoom ?? whole).min, (zoom ?? whole).max],
+    select: (min, max) => zoomTo({ min, max }),
+    whole: () => whole,
+    all: () => zoomTo(null),
+    axis: () => ({
+      ...timeAxis(), space: 70, incrs: [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, ...STEPS_SECONDS],
+      values: (_, ticks) => ticks.map(seconds),
+    }),
+    read() {
+      told = JSON.parse(element.dataset.story);
+      whole = { min: told.from, max: Math.max(told.ends, told.from + 0.01) };
+      kind.rows = told.rows.map(([name, ...items]) => ({
+        name, items: items.map(([start, end, colour, said]) => ({ start, end, colour, words: said })),
+      }));
+    },
+    draw(drawn, placeOf) {
+      const { ctx } = drawn;
+      const scale = devicePixelRatio;
+      kind.rows.forEach((row, number) => {
+        const [top, height] = placeOf(number);
+        for (const { start, end, colour } of row.items) {
+          const left = drawn.valToPos(start, "x", true);
+          const wide = Math.max(drawn.valToPos(end, "x", true) - left, 3 * scale);
+          ctx.fillStyle = ink(colour);
+          ctx.fillRect(start === end ? left - 1.5 * scale : left, top + 4 * scale, wide, height - 8 * scale);
+        }
+      });
+    },
+    say(chart, row, left) {
+      const found = itemsAt(chart, row, left);
+      const time = found[0]?.start ?? chart.posToVal(left, "x");
+      const when = `${inViewersZone(new Date((told.began + time) * 1000))}, ${seconds(time)} after it was made`;
+      const more = found.length > 3 ? [`and ${found.length - 3} more`] : [];
+      return [row.name, when, ...found.slice(0, 3).map((item) => item.words), ...more].join("\n");
+    },
+    // Arrows go from one thing that happened to the next, plus and minus zoom.
+    onKey(chart, key, left, top) {
+      const row = kind.rows[Math.min(Math.max(Math.floor(top / kind.rowHeight), 0), kind.rows.length - 1)];
+      const at = row.items.indexOf(chart.chosen);
+      const time = chart.posToVal(left, "x");
+      const near = Math.max(row.items.findLastIndex((item) => item.start <= time), 0);
+      const steps = {
+        ArrowLeft: at < 0 ? near : at - 1, ArrowRight: at < 0 ? near : at + 1, Home: 0, End: row.items.length - 1,
+      };
+      const { min, max } = chart.scales.x;
+      const half = (max - min) * (key === "+" ? 0.25 : 1);
+      if (key in steps) {
+        chart.chosen = row.items[Math.min(Math.max(steps[key], 0), row.items.length - 1)];
+        const { start, end } = chart.chosen;
+        chart.goTo(chart.valToPos(Math.min(Math.max((start + end) / 2, min), max), "x"), top);
+      } else if (key === "+" || key === "-") {
+        const range = { min: Math.max(time - half, whole.min), max: Math.min(time + half, whole.max) };
+        zoomTo(range.min <= whole.min && range.max >= whole.max ? null : range);
+      } else return false;
+      return true;
+    },
+  };
+  return kind;
+}
+
+function seconds(value) {
+  return Number.isInteger(value) || value >= 60 ? duration(value) : `${+value.toFixed(2)}\u00a0s`;
 }
 
 // Asks for another span of time, in finer or coarser intervals.
@@ -448,34 +645,6 @@ function show(from, to) {
   location.assign(address);
 }
 
-// Arrows go from row to row and from time to time, Enter opens what is there, plus and minus zoom.
-function onStripKey(event) {
-  const element = event.currentTarget;
-  const chart = CHARTS.get(element);
-  if (event.altKey || event.ctrlKey || event.metaKey) return;
-  const [width, height] = [chart.over.clientWidth, chart.over.clientHeight];
-  const [left, top] = chart.cursor.left >= 0 ? [chart.cursor.left, chart.cursor.top] : [width - 1, ROW / 2 - ROW];
-  const steps = {
-    ArrowLeft: [chart.goFrom(left, -1), top], ArrowRight: [chart.goFrom(left, 1), top],
-    ArrowUp: [left, top - ROW], ArrowDown: [left, top + ROW],
-    Home: [chart.goFrom(0, 0), top], End: [chart.goFrom(width, 0), top],
-  };
-  const { min, max } = chart.scales.x;
-  const middle = chart.posToVal(left, "x");
-  if (event.key in steps) {
-    chart.isByKey = true;
-    const [x, y] = steps[event.key];
-    const at = { left: Math.min(Math.max(x, 0), width - 1), top: Math.min(Math.max(y, ROW / 2), height - ROW / 2) };
-    chart.setCursor(at, true, true);
-    chart.label.say(chart.label.text);
-  } else if (event.key === "Enter") chart.open();
-  else if (event.key === "+") chart.show(middle - (max - min) / 4, middle + (max - min) / 4);
-  else if (event.key === "-") chart.show(min - (max - min) / 2, max + (max - min) / 2);
-  else if (event.key === "Escape") chart.setCursor({ left: -10, top: -10 }, true, true);
-  else return;
-  event.preventDefault();
-}
-
 const resized = new ResizeObserver((entries) => {
   for (const { target } of entries) {
     const chart = CHARTS.get(target);
@@ -486,7 +655,7 @@ const resized = new ResizeObserver((entries) => {
 });
 
 function draw(part) {
-  for (const element of part.querySelectorAll("[data-plot], [data-timeline], [data-lanes]")) {
+  for (const element of part.querySelectorAll("[data-plot], [data-timeline], [data-lanes], [data-bars], [data-story]")) {
     if (CHARTS.has(element)) continue;
     const label = element.getAttribute("aria-label");
     const old = [...CHARTS.keys()].find((one) => !one.isConnected && one.getAttribute("aria-label") === label);
@@ -498,11 +667,12 @@ function draw(part) {
       CHARTS.get(old).update();
       continue;
     }
-    const isLine = "plot" in element.dataset;
+    const { plot, bars: isBars, story: isStory } = element.dataset;
+    const chart = plot ? lineChart(element) : rowChart(element, (isBars ? bars : isStory ? story : strips)(element));
     element.tabIndex = 0;
-    element.setAttribute("aria-keyshortcuts", `ArrowLeft ArrowRight Home End + - Escape${isLine ? "" : " ArrowUp ArrowDown Enter"}`);
-    CHARTS.set(element, isLine ? lineChart(element) : stripChart(element));
-    element.addEventListener("keydown", isLine ? onKey : onStripKey);
+    element.setAttribute("aria-keyshortcuts", chart.shortcuts);
+    CHARTS.set(element, chart);
+    element.addEventListener("keydown", (event) => chart.onKey(event));
     resized.observe(element);
   }
   for (const [element, chart] of CHARTS) {

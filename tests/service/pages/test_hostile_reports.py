@@ -247,11 +247,13 @@ def person(service: Running) -> Iterator[Person]:
 def check_everything(service: Running, person: Person, table: str, job: str) -> None:
     erasure = service.admin.get(f"/jobs/{job}").json()["parameters"].get("erasure_id")
     of_erasure = ("/erasures", f"/erasures/{erasure}") if erasure else ()
-    for page in ("/", "/tables", f"/tables/{table}", "/jobs", f"/jobs/{job}", "/workers", *of_erasure):
+    of_table = (f"/tables/{table}", f"/tables/{table}/index")
+    for page in ("/", "/tables", *of_table, "/jobs", f"/jobs/{job}", "/workers", *of_erasure):
         answer = person.http.get(page)
         assert answer.status_code == 200, (page, answer.text)
     for path in (
         *("/tables", f"/tables/{table}", f"/tables/{table}/health", f"/tables/{table}/health/history"),
+        f"/tables/{table}/health/index",
         *(f"/tables/{table}/events", f"/tables/{table}/policy/preview", "/workers"),
         *("/jobs", f"/jobs/{job}", f"/jobs/{job}/events"),
         *(of_erasure and (*of_erasure, f"/erasures/{erasure}/receipt")),
@@ -323,6 +325,7 @@ def find_stored(
         "UPDATE erasure_tables SET report = :found WHERE job_id = :id": (result.get("erasure"), job),
         "UPDATE attempts SET stages = :found WHERE job_id = :id": (stages.get("stages", []), job),
         "UPDATE table_health SET key_sets = :found WHERE table_id = :id": (health.get("key_sets", []), table),
+        "UPDATE index_layouts SET layouts = :found WHERE table_id = :id": (health.get("layouts", []), table),
         "UPDATE table_health SET unconvertible = :found WHERE table_id = :id": (
             health.get("unconvertible", []),
             table,

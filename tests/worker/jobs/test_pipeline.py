@@ -92,6 +92,10 @@ def test_conversion_keeps_the_visible_rows_and_leaves_no_equality_delete(
         measured + COMMIT_SECONDS + predicted["delete_files_added"] * WRITTEN_FILE_SECONDS, abs=0.001
     )
     assert {one["source"] for one in result["key_sets"]} == {"index" if indexed else "scan"}
+    for one in result["key_sets"]:
+        # Only where there is an index, there is a choice; what was used took some time, and nothing else did.
+        assert (one["predicted_index_seconds"] > 0, one["predicted_scan_seconds"] > 0) == (indexed, indexed)
+        assert (one["index_seconds"] > 0, one["scan_seconds"] > 0) == (indexed, not indexed)
     assert result["unconvertible"] == []
 
 
@@ -120,7 +124,9 @@ def test_files_that_are_not_indexed_yet_are_scanned(spark: SparkSession, jobs: J
     table.upsert([{"id": i, "region": "eu", "value": -2 * i} for i in range(25)], key=["id"])
     before = visible_rows(spark, table_name)
     result = jobs.run("convert").result
-    assert result["key_sets"][0]["source"] == "index_and_scan"
+    (one,) = result["key_sets"]
+    assert one["source"] == "index_and_scan"
+    assert (one["index_seconds"] > 0, one["scan_seconds"] > 0) == (True, True)
     assert visible_rows(spark, table_name) == before
     assert equality_delete_files(spark, table_name) == []
 
@@ -411,11 +417,18 @@ def test_compaction_drops_the_entries_of_files_that_are_gone(
     table = upserted(spark, table_name, format_version=3, partitioned=True, key=["id"])
     jobs.run("index")
     table.compact()
-    health = jobs.run("index").health["key_sets"][0]
+    report = jobs.run("index").health
+    health, layout = report["key_sets"][0], report["layouts"][0]
     assert 0 < health["dead_ratio"] < 1
+    # All that the first run has is gone, and nothing of the second: rewritten rows have new addresses.
+    assert sorted(run["dead_ratio"] for run in layout["runs"]) == [0.0, 1.0]
+    assert sum(run["entries"] for run in layout["runs"]) == health["entries"]
+    assert {one["partition"].partition("=")[0] for one in layout["partitions"]} == {"region"}
+    assert all(one["data_files"] == one["covered_data_files"] > 0 for one in layout["partitions"])
     outcome = jobs.run("compact")
     health = outcome.health["key_sets"][0]
     assert (health["dead_ratio"], health["sorted_runs"], health["coverage"]) == (0.0, 1, 1.0)
+    assert [run["dead_ratio"] for run in outcome.health["layouts"][0]["runs"]] == [0.0]
     assert outcome.result["key_sets"][0]["entries_after"] == rows_in_data_files(spark, table_name)
 
 

@@ -16,8 +16,8 @@ from worker.lookup.cost import (
     STRINGS,
     WRITTEN_FILE_SECONDS,
     Rates,
+    compare,
     conversion_seconds,
-    index_is_cheaper,
     rates_of,
 )
 
@@ -36,14 +36,13 @@ from worker.lookup.cost import (
 def test_small_data_files_cost_a_scan_more_than_the_runs_that_they_leave_cost_a_lookup(
     lookup_rows: int, index_files: int, scan_rows: int, data_files: int, rates: Rates
 ) -> None:
-    cheaper, why = index_is_cheaper(2_000, lookup_rows, index_files, scan_rows, data_files, rates)
-    assert cheaper, why
-    assert f"{scan_rows:,} rows in {data_files:,} data files" in why
+    costs = compare(2_000, lookup_rows, index_files, scan_rows, data_files, rates)
+    assert costs.index_is_cheaper, costs
+    assert f"{scan_rows:,} rows in {data_files:,} data files" in costs.words
 
 
 def test_a_scan_of_a_few_large_files_stays_cheaper_than_a_lookup_that_reads_all_of_many_runs() -> None:
-    cheaper, _ = index_is_cheaper(2_000_000, 3_000_000, 60, 3_000_000, 8, STRINGS)
-    assert not cheaper
+    assert not compare(2_000_000, 3_000_000, 60, 3_000_000, 8, STRINGS).index_is_cheaper
 
 
 def test_rates_go_by_what_a_lookup_has_to_hash() -> None:

@@ -27,6 +27,7 @@ TABLES = (
     "tables",
     "webhook_deliveries",
     "health_samples",
+    "index_layouts",
     "jobs",
     "policy_attachments",
     "notifications",
@@ -522,6 +523,13 @@ def _create_tables() -> None:
         sa.ForeignKeyConstraint(["table_id"], ["tables.id"]),
         sa.PrimaryKeyConstraint("id"),
         sqlite_autoincrement=True,
+    )
+    op.create_table(
+        "index_layouts",
+        sa.Column("table_id", sa.String(), nullable=False),
+        sa.Column("layouts", JSON, nullable=False),
+        sa.ForeignKeyConstraint(["table_id"], ["tables.id"]),
+        sa.PrimaryKeyConstraint("table_id"),
     )
     op.create_table(
         "table_health",
