@@ -104,15 +104,18 @@ class Connection:
         Raises IcestreamError.
         """
         items: list[Any] = []
+        totals: Json = {}
         while True:
             rest = page_items if limit is None else min(page_items, limit - len(items))
             page = json_of(self.request("GET", path, params={**query, "limit": rest}))
             if not isinstance(page, dict) or "items" not in page:
                 raise UnreachableError(f"What answers at {self.http.base_url} is not Icestream.", WHERE)
             items += page["items"]
+            # Of all pages, which the first one alone tells.
+            totals = totals or {name: page[name] for name in ("total", "total_is_least") if name in page}
             cursor = page["next_cursor"]
             if cursor is None or (limit is not None and len(items) >= limit):
-                return {**page, "items": items}
+                return {**page, **totals, "items": items}
             query = {**query, "cursor": cursor}
 
     def table_id(self, named: str) -> str:

@@ -4,7 +4,7 @@ from contextvars import ContextVar
 from datetime import datetime
 from typing import Any, Literal
 
-from sqlalchemy import insert
+from sqlalchemy import ColumnElement, insert
 from sqlmodel import Session, col, select
 
 from service.auth.models import AuditEntryView, Principal
@@ -53,7 +53,7 @@ def list_entries(
     until: datetime | None = None,
 ) -> Page[AuditEntryView]:
     """Entries from `since` until before `until`."""
-    query = select(AuditEntry)
+    rest: list[ColumnElement[bool]] = []
     for column, wanted in (
         (AuditEntry.outcome, outcome),
         (AuditEntry.action, action),
@@ -62,12 +62,13 @@ def list_entries(
         (AuditEntry.request_id, request_id),
     ):
         if wanted is not None:
-            query = query.where(column == wanted)
-    query = within(query, col(AuditEntry.at), since, until)
+            rest.append(col(column) == wanted)
+    query = within(select(AuditEntry), col(AuditEntry.at), since, until)
     return read_page(
         session,
         query,
         page,
         SORTING,
         lambda rows: [AuditEntryView.model_validate(row, from_attributes=True) for row in rows],
+        *rest,
     )

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from sqlalchemy import delete, func
+from sqlalchemy import ColumnElement, delete, func
 from sqlmodel import Session, and_, col, or_, select
 from sqlmodel.sql.expression import SelectOfScalar
 
@@ -80,13 +80,7 @@ def list_catalogs(
     status: CatalogStatus | None = None,
 ) -> Page[CatalogView]:
     """Registered catalogs; `search` is a part of the name."""
-    query = select(Catalog).where(col(Catalog.deleted_at).is_(None))
-    if search:
-        query = query.where(col(Catalog.name).icontains(search, autoescape=True))
-    if kind is not None:
-        query = query.where(Catalog.type == kind.value)
-    if paused is not None:
-        query = query.where(Catalog.paused == paused)
+    query = select(Catalog).where(*_chosen(search, kind, paused))
     if status is not None:
         others = [one.value for one in CatalogStatus if one is not status]
         stored = select(CatalogHealth.catalog_id)
@@ -103,14 +97,31 @@ def list_names(session: Session) -> list[str]:
     return list(session.exec(registered.order_by(col(Catalog.name))))
 
 
-def count_catalogs(session: Session) -> Counter[CatalogStatus]:
-    """Registered catalogs by whether they answer."""
+def _chosen(search: str | None, kind: CatalogType | None, paused: bool | None) -> list[ColumnElement[bool]]:
+    conditions: list[ColumnElement[bool]] = [col(Catalog.deleted_at).is_(None)]
+    if search:
+        conditions.append(col(Catalog.name).icontains(search, autoescape=True))
+    if kind is not None:
+        conditions.append(col(Catalog.type) == kind.value)
+    if paused is not None:
+        conditions.append(col(Catalog.paused) == paused)
+    return conditions
+
+
+def count_catalogs(
+    session: Session,
+    *,
+    search: str | None = None,
+    kind: CatalogType | None = None,
+    paused: bool | None = None,
+) -> Counter[CatalogStatus]:
+    """How many catalogs `list_catalogs` would list of each status."""
     status = func.coalesce(CatalogHealth.status, CatalogStatus.UNKNOWN.value)
     counted = session.exec(
         select(status, func.count())
         .select_from(Catalog)
         .join(CatalogHealth, col(CatalogHealth.catalog_id) == col(Catalog.id), isouter=True)
-        .where(col(Catalog.deleted_at).is_(None))
+        .where(*_chosen(search, kind, paused))
         .group_by(status)
     )
     return Counter({CatalogStatus(word): number for word, number in counted})

@@ -54,11 +54,18 @@ def print_answer(answer: Any, output: Output, operation_id: str = "") -> None:
     elif isinstance(answer, dict) and isinstance(answer.get("items"), list):
         print_rows(answer["items"], operation_id, wide=output is Output.WIDE)
         if answer.get("next_cursor"):
-            Console(stderr=True).print("There are more: --limit tells how many are shown.", style="dim")
+            Console(stderr=True).print(_how_many_more(answer), style="dim")
     elif isinstance(answer, dict):
         _print_tree(answer)
     elif answer is not None:
         sys.stdout.write(harmless(str(answer)).rstrip("\n") + "\n")
+
+
+def _how_many_more(answer: Json) -> str:
+    if (total := answer.get("total")) is None:
+        return "There are more: --limit tells how many are shown."
+    least = " at least" if answer.get("total_is_least") else ""
+    return f"{len(answer['items']):,} of{least} {total:,} are shown: --limit tells how many."
 
 
 def print_rows(rows: Sequence[Json], operation_id: str = "", *, wide: bool = False) -> None:

@@ -10,12 +10,13 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, NamedTuple, TypeVar
 
 from fastapi import Query, Request
 from pydantic import AfterValidator, ConfigDict, TypeAdapter
 from pydantic import Field as ModelField
-from sqlalchemy import ColumnElement, TypeDecorator, and_, literal, or_, tuple_
+from sqlalchemy import ColumnElement, TypeDecorator, and_, case, func, literal, or_, tuple_
+from sqlalchemy import select as select_columns
 from sqlalchemy.orm import Mapped, QueryableAttribute
 from sqlmodel import Session
 from sqlmodel.sql.expression import SelectOfScalar
@@ -24,6 +25,8 @@ from service.errors import InvalidError
 from service.http.json_values import unusable_values
 from service.http.messages import Message, UtcTime, to_utc
 
+COUNTED = 10_000
+"""So many rows are looked at for a total: it costs some milliseconds, however many there are."""
 EVERYTHING = 10_000
 """More than is shown of anything that is not paged through."""
 Row = TypeVar("Row")
@@ -40,6 +43,18 @@ class Page(Message, Generic[Item]):
     next_cursor: str | None = ModelField(
         description="The next page is asked for with this as `cursor`; null on the last one."
     )
+    total: int | None = ModelField(
+        default=None,
+        description="The filters match this many items, on all pages; null on pages that follow another one.",
+    )
+    total_is_least: bool = ModelField(
+        default=False,
+        description="There may be more items than `total` if this is true: counting them would take long.",
+    )
+
+    @property
+    def counted(self) -> "Total":
+        return Total(self.total, self.total_is_least)
 
 
 @dataclass(frozen=True)
@@ -50,6 +65,8 @@ class PageRequest:
     """A name from the list's `Sorting`, after a minus for descending; None is the list's own order."""
     scope: str = ""
     """Of the list and its filters: a cursor holds for these only."""
+    counts: bool = False
+    """Whether the total is wanted, which the first page has."""
 
 
 class Sorting:
@@ -103,7 +120,7 @@ def page_request(
             pair for pair in request.query_params.multi_items() if pair[0] not in ("limit", "cursor", "sort")
         )
         scope = hashlib.sha256(json.dumps([request.url.path, filters]).encode()).hexdigest()[:16]
-        return PageRequest(limit, cursor, sort, scope)
+        return PageRequest(limit, cursor, sort, scope, counts=True)
 
     return read
 
@@ -114,14 +131,19 @@ def read_page(
     page: PageRequest,
     sorting: Sorting,
     view: Callable[[Sequence[Row]], list[Item]],
+    *rest: ColumnElement[bool],
 ) -> Page[Item]:
     """The page of `query` that was asked for; `view` makes items of all its rows at once.
+
+    rest: conditions that no index answers, besides those of the query.
 
     Raises InvalidError (400) for a cursor that was made with another sort or other filters, or by nobody.
     """
     sort = page.sort or sorting.default
     is_descending = sort.startswith("-")
     column = sorting.columns[sort.removeprefix("-")]
+    is_first = page.cursor is None
+    every, query = query, query.where(*rest) if rest else query
     if page.cursor is not None:
         query = query.where(_follows(column, sorting.key, _decode(page, sort, column, sorting.key), sort))
     order: list[ColumnElement[Any]] = [
@@ -136,7 +158,33 @@ def read_page(
         following = make_cursor(
             page, sort, getattr(shown[-1], column.key), getattr(shown[-1], sorting.key.key)
         )
-    return Page(items=view(shown), next_cursor=following)
+    counted = Total(None)
+    if page.counts and is_first:
+        counted = count_rows(session, every, *rest) if following is not None else Total(len(shown))
+    return Page(
+        items=view(shown), next_cursor=following, total=counted.number, total_is_least=counted.is_least
+    )
+
+
+class Total(NamedTuple):
+    number: int | None
+    is_least: bool = False
+    """Whether there may be more."""
+
+
+def count_rows(
+    session: Session, query: SelectOfScalar[Any], *rest: ColumnElement[bool], most: int = COUNTED
+) -> Total:
+    """How many rows a query has of which `rest` is true, among `most` of its rows.
+
+    Where an index answers the query, that costs no more than to walk so many entries of it.
+    """
+    fits = case((and_(*rest), 1), else_=0) if rest else literal(1)
+    rows = query.with_only_columns(fits.label("fits"), maintain_column_froms=True).limit(most + 1).subquery()
+    number, fitting = session.execute(
+        select_columns(func.count(), func.coalesce(func.sum(rows.c.fits), 0)).select_from(rows)
+    ).one()
+    return Total(min(int(fitting), most), number > most)
 
 
 def within(

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import func, or_
+from sqlalchemy import ColumnElement, func, or_
 from sqlmodel import Session, col, select
 
 from service.http.paging import Page, PageRequest, Sorting, read_page, within
@@ -79,17 +79,18 @@ def list_events(
         query = query.where(Event.job_id == job_id)
     if table_id is not None:
         query = query.where(Event.table_id == table_id)
+    rest: list[ColumnElement[bool]] = []
     if levels:
-        query = query.where(col(Event.level).in_(levels))
+        rest.append(col(Event.level).in_(levels))
     if kind:
         in_group = func.substr(Event.kind, 1, len(kind) + 1) == f"{kind}."
-        query = query.where(or_(col(Event.kind) == kind, in_group))
+        rest.append(or_(col(Event.kind) == kind, in_group))
     if but_for:
-        query = query.where(col(Event.kind).not_in(but_for))
+        rest.append(col(Event.kind).not_in(but_for))
     if search:
-        query = query.where(col(Event.message).icontains(search, autoescape=True))
+        rest.append(col(Event.message).icontains(search, autoescape=True))
     query = within(query, col(Event.at), since, until)
-    return read_page(session, query, page, SORTING, lambda rows: [view(row) for row in rows])
+    return read_page(session, query, page, SORTING, lambda rows: [view(row) for row in rows], *rest)
 
 
 def latest_event_id(session: Session) -> int:

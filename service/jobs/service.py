@@ -10,6 +10,7 @@ from typing import Any, Literal
 from sqlalchemy import ColumnElement, Float, String, cast, func
 from sqlalchemy.orm import aliased
 from sqlmodel import Session, col, select
+from sqlmodel.sql.expression import SelectOfScalar
 
 from service import __version__
 from service.auth.models import Principal
@@ -17,7 +18,7 @@ from service.auth.service import authorize
 from service.catalogs.service import find_catalog
 from service.db.database import utc_now
 from service.errors import ConflictError, ForbiddenError, IcestreamError, InvalidError
-from service.http.paging import Page, PageRequest, Sorting, read_page, within
+from service.http.paging import Page, PageRequest, Sorting, Total, count_rows, read_page, within
 from service.http.problem_documents import problem_of
 from service.jobs import claims, orphan_removals, queue
 from service.jobs.caveats import caveat_of
@@ -52,6 +53,8 @@ SORTING = Sorting(
     default="-created_at",
 )
 
+_COUNTED = 1_000
+"""Of each status: what a page shows beside the list."""
 MAINTENANCE: dict[JobKind, tuple[str, ...]] = {
     JobKind.EXPIRE_SNAPSHOTS: ("older_than_seconds", "retain_last"),
     JobKind.REWRITE_DATA_FILES: (
@@ -125,23 +128,54 @@ def list_jobs(
     until: datetime | None = None,
 ) -> Page[JobView]:
     """Jobs made from `since` until before `until`; `catalog` is a name or id."""
-    query = select(Job)
+    query, rest = _chosen(session, table_id, catalog, kinds, trigger, since, until)
+    if JobStatus.SUCCEEDED in statuses:
+        # Most have: an index of statuses would lead to nearly all jobs, to be sorted for the first page.
+        rest.append(col(Job.status).not_in([one.value for one in JobStatus if one not in statuses]))
+    elif statuses:
+        query = query.where(col(Job.status).in_([status.value for status in statuses]))
+    return read_page(session, query, page, SORTING, lambda rows: views(session, rows), *rest)
+
+
+def count_by_status(
+    session: Session,
+    *,
+    table_id: str | None = None,
+    catalog: str | None = None,
+    kinds: Sequence[JobKind] = (),
+    trigger: Literal["policy", "request"] | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
+) -> dict[JobStatus, Total]:
+    """How many jobs `list_jobs` would list of each status: as far as that is known soon."""
+    query, rest = _chosen(session, table_id, catalog, kinds, trigger, since, until)
+    return {
+        status: count_rows(session, query.where(Job.status == status.value), *rest, most=_COUNTED)
+        for status in JobStatus
+    }
+
+
+def _chosen(
+    session: Session,
+    table_id: str | None,
+    catalog: str | None,
+    kinds: Sequence[JobKind],
+    trigger: Literal["policy", "request"] | None,
+    since: datetime | None,
+    until: datetime | None,
+) -> tuple[SelectOfScalar[Job], list[ColumnElement[bool]]]:
+    """Jobs by what indexes lead to; and what is looked for in their rows."""
+    query, rest = select(Job), []
     if table_id is not None:
         query = query.where(Job.table_id == table_id)
     if catalog is not None:
         found = find_catalog(session, catalog)
-        query = query.where(Job.catalog_id == (found.id if found else ""))
+        rest.append(col(Job.catalog_id) == (found.id if found else ""))
     if trigger is not None:
-        query = query.where((Job.trigger == REQUEST) if trigger == REQUEST else (Job.trigger != REQUEST))
-    query = within(query, col(Job.created_at), since, until)
-    if JobStatus.SUCCEEDED in statuses:
-        # Most have: an index of statuses would lead to nearly all jobs, to be sorted for the first page.
-        query = query.where(col(Job.status).not_in([one.value for one in JobStatus if one not in statuses]))
-    elif statuses:
-        query = query.where(col(Job.status).in_([status.value for status in statuses]))
+        rest.append((col(Job.trigger) == REQUEST) if trigger == REQUEST else (col(Job.trigger) != REQUEST))
     if kinds:
-        query = query.where(col(Job.kind).in_([kind.value for kind in kinds]))
-    return read_page(session, query, page, SORTING, lambda rows: views(session, rows))
+        rest.append(col(Job.kind).in_([kind.value for kind in kinds]))
+    return within(query, col(Job.created_at), since, until), rest
 
 
 def latest_jobs(session: Session, table_ids: Sequence[str]) -> dict[str, JobView]:

@@ -4,6 +4,7 @@ Loading a table from its catalog is slow and happens before the transaction begi
 the database and return what `enroll_*` functions then store.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -11,7 +12,7 @@ from typing import Any
 
 from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 from pyiceberg.table import Table
-from sqlalchemy import and_, func, inspect, or_
+from sqlalchemy import ColumnElement, and_, func, inspect, or_
 from sqlalchemy.exc import IntegrityError
 from sqlmodel import Session, col, select
 
@@ -262,18 +263,7 @@ def list_tables(
     status: HealthStatus | None = None,
 ) -> Page[TableView]:
     """Enrolled tables; `search` is a part of the dotted name, `namespace` one that they lie in or under."""
-    query = select(EnrolledTable).where(col(EnrolledTable.deleted_at).is_(None))
-    if catalog is not None:
-        found = find_catalog(session, catalog)
-        query = query.where(EnrolledTable.catalog_id == (found.id if found else ""))
-    if namespace:
-        # LIKE would ignore case on SQLite, and names of namespaces don't.
-        start = func.substr(EnrolledTable.namespace, 1, len(namespace) + 1)
-        query = query.where(or_(col(EnrolledTable.namespace) == namespace, start == f"{namespace}."))
-    if search:
-        query = query.where(col(EnrolledTable.name).icontains(search, autoescape=True))
-    if paused is not None:
-        query = query.where(EnrolledTable.paused == paused)
+    query = select(EnrolledTable).where(*_chosen(session, catalog, namespace, search, paused))
     if status is not None:
         stored = select(TableHealth.table_id).where(TableHealth.status == status)
         others = select(TableHealth.table_id).where(TableHealth.status != HealthStatus.UNKNOWN)
@@ -282,6 +272,44 @@ def list_tables(
         never = ~col(EnrolledTable.id).in_(others)
         query = query.where(never if status is HealthStatus.UNKNOWN else is_status)
     return read_page(session, query, page, SORTING, lambda rows: views(session, settings, rows))
+
+
+def count_by_status(
+    session: Session,
+    *,
+    catalog: str | None = None,
+    namespace: str | None = None,
+    search: str | None = None,
+    paused: bool | None = None,
+) -> Counter[HealthStatus]:
+    """How many tables `list_tables` would list of each status."""
+    status = func.coalesce(TableHealth.status, HealthStatus.UNKNOWN.value)
+    counted = session.exec(
+        select(status, func.count())
+        .select_from(EnrolledTable)
+        .join(TableHealth, col(TableHealth.table_id) == col(EnrolledTable.id), isouter=True)
+        .where(*_chosen(session, catalog, namespace, search, paused))
+        .group_by(status)
+    )
+    return Counter({HealthStatus(word): number for word, number in counted})
+
+
+def _chosen(
+    session: Session, catalog: str | None, namespace: str | None, search: str | None, paused: bool | None
+) -> list[ColumnElement[bool]]:
+    conditions: list[ColumnElement[bool]] = [col(EnrolledTable.deleted_at).is_(None)]
+    if catalog is not None:
+        found = find_catalog(session, catalog)
+        conditions.append(col(EnrolledTable.catalog_id) == (found.id if found else ""))
+    if namespace:
+        # LIKE would ignore case on SQLite, and names of namespaces don't.
+        start = func.substr(EnrolledTable.namespace, 1, len(namespace) + 1)
+        conditions.append(or_(col(EnrolledTable.namespace) == namespace, start == f"{namespace}."))
+    if search:
+        conditions.append(col(EnrolledTable.name).icontains(search, autoescape=True))
+    if paused is not None:
+        conditions.append(col(EnrolledTable.paused) == paused)
+    return conditions
 
 
 def load_columns(

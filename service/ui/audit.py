@@ -44,6 +44,7 @@ def show_audit(
         reader,
         entries=found.items,
         next_cursor=found.next_cursor,
+        total=found.counted,
         sort=page.sort,
         outcome=outcome,
         action=action,

@@ -57,6 +57,7 @@ def show_catalogs(
         reader,
         catalogs=found.items,
         next_cursor=found.next_cursor,
+        total=found.counted,
         sort=page.sort,
         search=search,
         type=kind,
@@ -64,6 +65,7 @@ def show_catalogs(
         paused=paused,
         status=status,
         statuses=list(CatalogStatus),
+        counts=catalogs.count_catalogs(session, search=search, kind=kind, paused=paused),
     )
 
 

@@ -169,6 +169,7 @@ def show_patterns(
         reader,
         patterns=found.items,
         next_cursor=found.next_cursor,
+        total=found.counted,
         sort=page.sort,
         catalog=catalog,
         catalogs=catalogs.list_names(session),

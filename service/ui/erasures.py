@@ -36,6 +36,7 @@ def show_erasures(
         reader,
         erasures=found.items,
         next_cursor=found.next_cursor,
+        total=found.counted,
         sort=page.sort,
     )
 

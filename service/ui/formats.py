@@ -2,12 +2,13 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from markupsafe import Markup
 
+from service.http.paging import Total
 from service.policies.models import EffectiveValue, ValueSource
 from service.policies.schedules import Window
 from service.quantities import sized
@@ -138,6 +139,19 @@ def short_count(value: float) -> str:
         if value >= limit:
             return f"{value / limit:.3g}{_SPACE}{unit}"
     return f"{value:.3g}"
+
+
+def at_least(counted: Total | int | None) -> str:
+    """How many there are, as far as that was counted."""
+    if isinstance(counted, Total):
+        return count(counted.number) + ("+" if counted.is_least else "")
+    return count(counted)
+
+
+def together(counted: Iterable[Total | int]) -> Total:
+    """All of them, which are at least so many if one of them is."""
+    numbers = [one if isinstance(one, Total) else Total(one) for one in counted]
+    return Total(sum(one.number or 0 for one in numbers), any(one.is_least for one in numbers))
 
 
 def plural(value: float | None, noun: str, nouns: str | None = None) -> str:

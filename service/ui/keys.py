@@ -35,6 +35,7 @@ def show_keys(
         reader,
         keys=found.items,
         next_cursor=found.next_cursor,
+        total=found.counted,
         sort=page.sort,
         state=state,
         states=list(KeyState),

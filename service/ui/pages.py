@@ -47,6 +47,8 @@ def _environment() -> Environment:
     )
     environment.filters.update(
         count=formats.count,
+        at_least=formats.at_least,
+        together=formats.together,
         short_count=formats.short_count,
         plural=formats.plural,
         size=formats.size,
@@ -57,6 +59,7 @@ def _environment() -> Environment:
         breakable=formats.breakable,
         rfc3339=formats.rfc3339,
         sentence=formats.sentence,
+        states=lambda statuses, counts: [(one.value, one.value, counts[one]) for one in statuses],
         pairs=lambda names, words="": [(name, f"{words}{name}") for name in names],
         basename=lambda path: PurePosixPath(path).name,
     )

@@ -48,6 +48,7 @@ def show_policies(
         policies=found.items,
         places={policy.id: _places(session, policy) for policy in found.items},
         next_cursor=found.next_cursor,
+        total=found.counted,
         sort=page.sort,
         search=search,
         built_in=built_in,

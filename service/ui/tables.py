@@ -93,6 +93,7 @@ def show_tables(
         reader,
         rows=rows_of(session, found.items),
         next_cursor=found.next_cursor,
+        total=found.counted,
         sort=page.sort,
         search=search,
         catalog=catalog,
@@ -100,6 +101,9 @@ def show_tables(
         namespace=namespace,
         status=status,
         statuses=list(HealthStatus),
+        counts=tables.count_by_status(
+            session, catalog=catalog, namespace=namespace, search=search, paused=paused
+        ),
         paused=paused,
         now=utc_now(),
     )

@@ -32,9 +32,11 @@ def show_workers(
         reader,
         workers=found.items,
         next_cursor=found.next_cursor,
+        total=found.counted,
         sort=page.sort,
         alive=alive,
         search=search,
+        counts=workers.count_by_life(session, settings, utc_now(), search=search),
         running={
             worker.job_id: jobs.get_job(session, worker.job_id)
             for worker in found.items

@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
 
-from sqlalchemy import ColumnElement, and_, func, not_
+from sqlalchemy import ColumnElement, and_, case, func, not_
 from sqlmodel import Session, col, select
 from starlette.concurrency import run_in_threadpool
 
@@ -102,6 +102,20 @@ def list_workers(
     return read_page(
         session, query, page, SORTING, lambda rows: [_view(session, settings, row, now) for row in rows]
     )
+
+
+def count_by_life(
+    session: Session, settings: Settings, now: datetime, *, search: str | None = None
+) -> dict[bool, int]:
+    """How many workers `list_workers` would list by whether they are alive."""
+    is_alive = case((and_(*_alive(settings, now)), 1), else_=0)
+    query = select(func.count(), func.coalesce(func.sum(is_alive), 0)).where(
+        col(Worker.last_seen_at) > now - _FORGET_AFTER
+    )
+    if search:
+        query = query.where(col(Worker.name).icontains(search, autoescape=True))
+    number, alive = session.exec(query).one()
+    return {True: alive, False: number - alive}
 
 
 def count_alive(session: Session, settings: Settings, now: datetime) -> int:

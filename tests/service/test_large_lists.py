@@ -4,12 +4,13 @@ from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
-from sqlmodel import Session
+from sqlmodel import Session, col, select
 
 from service.db.database import Database
-from service.http.paging import PageRequest
+from service.http.paging import PageRequest, Total, count_rows
+from service.jobs import service as jobs
 from service.jobs.service import converted_since, list_conversion_times, list_jobs
-from service.records.jobs import JobKind, JobStatus
+from service.records.jobs import Job, JobKind, JobStatus
 from service.records.tables import EnrolledTable
 from service.settings import Settings
 from service.tables.service import views
@@ -55,3 +56,41 @@ def test_jobs_of_the_status_that_most_have_are_neither_all_read_nor_sorted(datab
     assert "TEMP B-TREE" not in listed
     assert "ix_jobs_ended_at" in plan_of(lambda session: converted_since(session, START))
     assert "ix_jobs_table_id" in plan_of(lambda session: list_conversion_times(session, "t", START))
+
+
+def test_a_total_looks_at_so_many_rows_and_says_whether_there_may_be_more(database: Database) -> None:
+    for table in add_tables(database, [f"t{number}" for number in range(4)]):
+        for kind in (JobKind.INDEX, JobKind.CONVERT, JobKind.VERIFY):
+            request(database, table, kind, START)
+    conversions = col(Job.kind) == JobKind.CONVERT.value
+    with database.read() as session:
+        every = select(Job)
+        assert count_rows(session, every, most=12) == Total(12)
+        assert count_rows(session, every, most=11) == Total(11, is_least=True)
+        assert count_rows(session, every, conversions, most=12) == Total(4)
+        found = count_rows(session, every, conversions, most=6)
+        assert found.is_least
+        assert found.number is not None
+        assert found.number <= 4
+        assert count_rows(session, every.where(col(Job.status) == "failed")) == Total(0)
+
+
+def test_jobs_by_status_are_counted_up_to_so_many_by_walking_an_index(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "_COUNTED", 2)
+    for table in add_tables(database, ["a", "b", "c"]):
+        request(database, table, JobKind.CONVERT, START)
+    with statements_of(database) as asked, database.read() as session:
+        counted = jobs.count_by_status(session)
+        of_others = jobs.count_by_status(session, kinds=[JobKind.VERIFY])
+        page = list_jobs(session, PageRequest(limit=1, counts=True))
+    assert counted[JobStatus.QUEUED] == Total(2, is_least=True)
+    assert {counted[status] for status in JobStatus} == {Total(0), Total(2, is_least=True)}
+    assert of_others[JobStatus.QUEUED] == Total(0, is_least=True)
+    assert (page.total, page.total_is_least) == (3, False)
+    with database.engine.connect() as connection:
+        for statement, values in asked:
+            if "count(*)" in statement and "status" in statement:
+                plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", values).all()
+                assert "ix_jobs_status_catalog_id_table_id" in str(plan) or "ix_jobs_turn" in str(plan)

@@ -88,15 +88,19 @@ def path_of(list_path: str, service: Running, table: dict[str, Any], webhook_id:
 
 
 def walk(service: Running, path: str, **query: Any) -> list[dict[str, Any]]:
-    """Every item of a list, page by page."""
-    found, cursor = [], None
+    """Every item of a list, page by page, of which the first one tells how many there are."""
+    found, cursor, told = [], None, []
     while True:
         answer = service.admin.get(path, params=query | ({"cursor": cursor} if cursor else {}))
         assert answer.status_code == 200, answer.text
         found += answer.json()["items"]
+        # Candidates are looked for in all tables, which are counted.
+        if "looked_at" not in answer.json():
+            told += [answer.json()["total"], answer.json()["total_is_least"]]
         assert len(found) < 1000, "pages without end"
         cursor = answer.json()["next_cursor"]
         if cursor is None:
+            assert told in ([], [len(found), False, *[None, False] * (len(told) // 2 - 1)])
             return found
 
 

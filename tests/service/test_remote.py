@@ -287,7 +287,8 @@ def test_lists_go_on_to_the_limit_that_is_asked_for(call: Call, monkeypatch: pyt
     found = answer(call("auth", "list-api-keys", "--search", "key", "--limit", "2", "-o", "json"))
     assert len(found["items"]) == 2
     assert found["next_cursor"]
-    assert "There are more" in call("auth", "list-api-keys", "--limit", "2").stderr
+    more = call("auth", "list-api-keys", "--limit", "2").stderr
+    assert re.fullmatch(r"2 of (\d+) are shown: --limit tells how many\.\n", more)
     assert len(answer(call("auth", "list-api-keys", "--search", "key", "-o", "json"))["items"]) == 3
     several = call("auth", "revoke-api-key", "key1", "--yes")
     assert several.exit_code == 0, several.output

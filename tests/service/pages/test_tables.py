@@ -348,3 +348,40 @@ def test_what_readers_pay_is_shown_of_all_tables_in_lists_and_of_each_read(
     assert "joins 1 delete file" in admin.page.text
     for read in ("Spark, full", "Spark, point", "DuckDB, full", "DuckDB, point"):
         assert f'<td class="head">{read}</td>' in admin.page.html
+
+
+def test_lists_say_how_many_there_are_in_all_and_of_each_status_and_filter_by_it(
+    service: Running, admin: Person, iceberg: IcebergCatalog, table: dict[str, Any]
+) -> None:
+    for number in range(3):
+        iceberg.create(f"herd.sheep{number}")
+        service.poll(service.enroll(f"herd.sheep{number}", policy="manual")["id"])
+    unpolled = "herd.goats"
+    iceberg.create(unpolled)
+    service.enroll(unpolled, policy="manual")
+    shown = admin.open("/tables?namespace=herd")
+    assert {"All 4", "healthy 3", "unknown 1"} <= shown.links.keys()
+    assert "blocked 0" not in shown.links
+    chosen = admin.follow("unknown 1")
+    assert chosen.links.keys() >= {"All 4", "healthy 3", "herd.goats"}
+    assert "herd.sheep0" not in chosen.links
+    assert re.search(r'namespace=herd&amp;status=unknown" aria-current="true"', chosen.html)
+    assert "herd.sheep0" in admin.follow("All 4").links
+    assert "4 in all." in admin.open("/tables?namespace=herd&limit=2").text
+    # A status that is asked for stays in sight, even if no table has it.
+    assert "blocked 0" in admin.open("/tables?namespace=herd&status=blocked").links
+
+    (calm,) = service.admin.get("/tables", params={"search": "sheep0"}).json()["items"]
+    jobs = f"/tables/{calm['id']}/jobs"
+    for dry_run in (True, False):
+        made = service.admin.post(jobs, json={"kind": "convert", "dry_run": dry_run}).json()
+    service.admin.post(f"/jobs/{made['id']}/cancel").raise_for_status()
+    shown = admin.open(f"/jobs?table_id={calm['id']}&kind=convert")
+    assert {"All 2", "queued 1", "cancelled 1"} <= shown.links.keys()
+    assert f"table_id={calm['id']}&kind=convert&status=queued" in shown.links["queued 1"]
+
+    service.start_worker()
+    alive = admin.open("/workers?search=w1&alive=true")
+    assert any(words.startswith("alive ") for words in alive.links)
+    catalogs = admin.open("/catalogs?search=loc")
+    assert {"All 1", "unknown 1"} <= catalogs.links.keys() or "reachable 1" in catalogs.links
