@@ -12,19 +12,21 @@ def convert(table: Table, visible: Collection[int]) -> bool:
 
     Each data file that loses rows gets a position delete file of its own in version 2, a deletion vector in a
     file of its own in version 3. It holds what existing files of this data file alone held, and these are
-    removed; in version 3 also what those of several data files hold, which stay.
+    removed; in version 3 also what those of several data files hold, which stay. Nothing counts that is older
+    than the data file; in version 3, its vectors that are older are removed.
     visible: the `id` of each row that readers see.
     """
     visible = set(visible)
     live = table.live(table.current)
-    equality = [file for file in live if file.content == EQUALITY_DELETES]
+    equality = [entry.file for entry in live if entry.file.content == EQUALITY_DELETES]
     if not equality:
         return False
-    deletes = [file for file in live if file.positions]
     added: list[File] = []
     removed: list[File] = []
-    for data in (file for file in live if file.content == DATA):
-        known = {pos for delete in deletes for pos in delete.positions.get(data.path, ())}
+    for data, age in ((entry.file, entry.data_sequence) for entry in live if entry.file.content == DATA):
+        naming = [entry for entry in live if data.path in entry.file.positions]
+        deletes = [entry.file for entry in naming if entry.data_sequence >= age]
+        known = {pos for delete in deletes for pos in delete.positions[data.path]}
         gone = {pos for pos, row in enumerate(data.rows) if row["id"] not in visible}
         assert known <= gone
         if known == gone:
@@ -35,6 +37,7 @@ def convert(table: Table, visible: Collection[int]) -> bool:
             added.append(table.position_deletes({data: sorted(gone - known | held)}))
         else:
             added += table.vectors({data: sorted(gone)})
+            of_it += [entry.file for entry in naming if entry.data_sequence < age and entry.file.blob]
         removed += of_it
     table.commit(*added, removed=[*equality, *removed])
     return True

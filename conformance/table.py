@@ -321,9 +321,9 @@ class Table:
         found: int = self.refs["main"]["snapshot-id"]
         return found
 
-    def live(self, snapshot_id: int) -> list[File]:
+    def live(self, snapshot_id: int) -> list[Entry]:
         return [
-            entry.file
+            entry
             for manifest in self._manifests[snapshot_id]
             for entry in manifest.entries
             if entry.status != _DELETED

@@ -297,15 +297,19 @@ def position_deletes_of_an_unnamed_file(t: Table) -> list[Row]:
     return [row(1, 2), row(10, 1), row(11, 2)]
 
 
-@case(versions=(2,))
+@case()
 def a_data_file_that_came_back(t: Table) -> list[Row]:
-    """A data file that was removed and added again is newer than its deletes by position."""
+    """A data file that was removed and added again is newer than the deletes before that, by key and by
+    position, although its path is the same. A vector has gone with it."""
     keyed(t)
-    data = t.data(*rows([1, 2, 3]))
+    data = t.data(*rows([1, 2, 3, 4]))
     t.commit(data)
-    t.commit(t.position_deletes({data: [0]}))
-    t.commit(removed=[data])
+    of_it = t.deleted_positions({data: [0]})
+    t.commit(*of_it)
+    t.commit(t.equality(key(2), by=["k"]))
+    t.commit(removed=[data, *(of_it if t.format_version > 2 else ())])
     t.commit(data)
+    t.commit(t.equality(key(4), by=["k"]))
     return rows([1, 2, 3])
 
 
@@ -346,6 +350,20 @@ def a_vector_that_was_replaced(t: Table) -> list[Row]:
     t.commit(*t.vectors({data: [0, 1]}), removed=[old])
     t.commit(t.equality(key(4), by=["k"]))
     return [row(2, 3)]
+
+
+@case(versions=(3,))
+def a_vector_that_is_older_than_its_data_file(t: Table) -> list[Row]:
+    """A vector applies to the data file of its path unless that is newer: this one stayed when the data file
+    was removed, which was added again later."""
+    keyed(t)
+    data = t.data(*rows([1, 2, 3]))
+    t.commit(data)
+    t.commit(*t.vectors({data: [0]}))
+    t.commit(removed=[data])
+    t.commit(data)
+    t.commit(t.equality(key(3), by=["k"]))
+    return rows([1, 2])
 
 
 @case("Deletion Vectors", versions=(3,))

@@ -27,7 +27,6 @@ ALWAYS = {("positions-in-partitions", 2), ("a-vector-replaces-position-deletes",
 NOT_CONVERTED = {
     *("float-keys", "time-travel-before-the-deletes", "time-travel-between-deletes", "a-tag"),
     *("a-branch-with-deletes-of-its-own", "bounds-of-uuids-on-both-sides-of-the-sign"),
-    "a-data-file-that-came-back",
 }
 TABLES = [
     pytest.param(case.name, version, marks=() if (case.name, version) in ALWAYS else pytest.mark.thorough)
