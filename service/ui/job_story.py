@@ -1,16 +1,17 @@
-"""What a person wants to know of a job: its stages with their times, and its result in figures.
+"""What a person wants to know of a job: its stages and what happened when, and its result in figures.
 
 Pure. Results come from workers of any version, so nothing in them is taken for granted.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import accumulate
 from typing import Any
 
-from service.jobs.models import EventView, JobView
-from service.records.jobs import JobStatus
+from service.jobs.models import AttemptView, EventView, JobView
+from service.records.jobs import AttemptStatus, JobStatus
 from service.ui.formats import count, duration, plural, seconds_between, size
 
 _STAGE_WORDS = {
@@ -83,7 +84,14 @@ def stages_of(job: JobView, events: Sequence[EventView], now: datetime) -> list[
 
     events: those of its progress at least, oldest first.
     """
-    reported = (job.result or {}).get("stages") or []
+    return _stages_of(job, job.attempts[-1], events, now) if job.attempts else []
+
+
+def _stages_of(job: JobView, attempt: AttemptView, events: Sequence[EventView], now: datetime) -> list[Stage]:
+    is_last = attempt.attempt == job.attempts[-1].attempt
+    reported: Sequence[Mapping[str, Any]] = [stage.model_dump() for stage in attempt.stages]
+    if not reported and is_last:
+        reported = (job.result or {}).get("stages") or []
     if reported:
         lengths = [float(stage["seconds"]) for stage in reported]
         begins = accumulate(lengths, initial=0.0)
@@ -91,9 +99,6 @@ def stages_of(job: JobView, events: Sequence[EventView], now: datetime) -> list[
             replace(_stage(str(stage["name"]), seconds, began), message=work_of(stage))
             for stage, seconds, began in zip(reported, lengths, begins, strict=False)
         ]
-    if not job.attempts:
-        return []
-    attempt = job.attempts[-1]
     seen = [event for event in events if event.kind == "job.progress" and event.attempt == attempt.attempt]
     ended_at = attempt.ended_at or now
     spent: dict[str, float] = {}
@@ -103,7 +108,7 @@ def stages_of(job: JobView, events: Sequence[EventView], now: datetime) -> list[
         name = str(event.fields["progress"]["stage"])
         spent[name] = spent.get(name, 0.0) + seconds_between(event.at, until)
         begins_at.setdefault(name, seconds_between(attempt.started_at, event.at))
-    current = job.progress if job.status is JobStatus.RUNNING else None
+    current = job.progress if job.status is JobStatus.RUNNING and is_last else None
     if current is not None:
         spent.setdefault(current["stage"], 0.0)
     return [
@@ -115,6 +120,103 @@ def stages_of(job: JobView, events: Sequence[EventView], now: datetime) -> list[
         )
         for name, seconds in spent.items()
     ]
+
+
+Item = tuple[float, float, str, str]
+"""When something began and ended, in seconds after the job was made, its ink of the style sheet, and words.
+
+A moment ends at once.
+"""
+_ATTEMPT_INKS = {
+    AttemptStatus.RUNNING: "accent-strong",
+    AttemptStatus.SUCCEEDED: "good",
+    AttemptStatus.FAILED: "bad",
+    AttemptStatus.LOST: "warn",
+}
+_ATTEMPTS = _MOMENTS = 50
+"""The latest ones, of a row; the lists of the page have more."""
+_SAID = 120
+"""Characters of what is said of a moment."""
+
+
+@dataclass(frozen=True)
+class JobTimeline:
+    """What happened to a job on one axis of time: rows of items, each by when it began."""
+
+    made_at: datetime
+    from_seconds: float
+    """The left edge: hours in a queue would hide what came after them."""
+    end_seconds: float
+    rows: list[tuple[str, list[Item]]]
+
+    @property
+    def data(self) -> str:
+        """For the script, as JSON: times are seconds since the job was made."""
+        told = {
+            "began": self.made_at.timestamp(),
+            "from": round(self.from_seconds, 3),
+            "ends": round(self.end_seconds, 3),
+            "rows": [[name, *items] for name, items in self.rows],
+        }
+        return json.dumps(told, separators=(",", ":"))
+
+
+def timeline_of(
+    job: JobView,
+    events: Sequence[EventView],
+    progress: Sequence[EventView],
+    warnings: Sequence[EventView],
+    now: datetime,
+) -> JobTimeline | None:
+    """None of a job that waits for its first attempt.
+
+    events: what happened, in any order, without progress and lines of the log. progress: the oldest first.
+    warnings: lines of the log.
+    """
+    if not job.attempts:
+        return None
+
+    def after(moment: datetime) -> float:
+        return round((moment - job.created_at).total_seconds(), 3)
+
+    ended = after(job.ended_at or now)
+    waits: list[Item] = []
+    attempts: list[Item] = []
+    stages: dict[str, list[Item]] = {}
+    drawn = job.attempts[-_ATTEMPTS:]
+    since = after(job.attempts[-len(drawn) - 1].ended_at or now) if len(drawn) < len(job.attempts) else 0.0
+    for attempt in drawn:
+        began, end = after(attempt.started_at), after(attempt.ended_at or now)
+        waits.append((since, began, "muted", f"{duration(began - since)} in the queue"))
+        since = end
+        told = f"Attempt {attempt.attempt} on {attempt.worker_name}: {attempt.status.value}"
+        told += f", {duration(end - began)}"
+        if attempt.error:
+            told += f"; {attempt.error.get('title')}"
+        attempts.append((began, end, _ATTEMPT_INKS.get(attempt.status, "muted"), told))
+        for stage in _stages_of(job, attempt, progress, now):
+            start = began + stage.began_seconds
+            said = ", ".join(filter(None, (duration(stage.seconds), stage.message)))
+            item = (round(start, 3), round(start + stage.seconds, 3), "accent", f"{stage.words}: {said}")
+            stages.setdefault(stage.name.replace("_", " ").capitalize(), []).append(item)
+    if ended > since and not job.status.is_final:
+        waits.append((since, ended, "muted", f"{duration(ended - since)} in the queue"))
+    grave = [event for event in events if event.level != "info"]
+    calm = [event for event in events if event.level == "info"]
+    moments = {
+        "Decisions": ([event for event in calm if event.kind == "job.message"], "accent"),
+        "Events": ([event for event in calm if event.kind != "job.message"], "muted"),
+        "Warnings": ([event for event in [*grave, *warnings] if event.level == "warning"], "warn"),
+        "Errors": ([event for event in [*grave, *warnings] if event.level == "error"], "bad"),
+    }
+    rows = [("Waiting", waits), ("Attempts", attempts), *stages.items()]
+    for name, (found, ink) in moments.items():
+        latest = sorted((after(event.at), event.message[:_SAID]) for event in found)[-_MOMENTS:]
+        if latest:
+            rows.append((name, [(at, at, ink, said) for at, said in latest]))
+    end = max(end for _, items in rows for _, end, _, _ in items)
+    first = after(drawn[0].started_at)
+    return JobTimeline(job.created_at, max(0.0, first - max(2 * (end - first), 1.0)), end, rows)
 
 
 def work_of(stage: Mapping[str, Any]) -> str | None:

@@ -17,7 +17,14 @@ from service.records.jobs import JobKind, JobStatus
 from service.records.tables import get_table
 from service.ui.formats import rfc3339
 from service.ui.forms import Typed
-from service.ui.job_story import differences_of, duplicates_of, figures_of, key_set_table, stages_of
+from service.ui.job_story import (
+    differences_of,
+    duplicates_of,
+    figures_of,
+    key_set_table,
+    stages_of,
+    timeline_of,
+)
 from service.ui.pages import PageRoute, TypedTime, render
 
 router = APIRouter(route_class=PageRoute)
@@ -110,18 +117,22 @@ def show_job(
     """level, search: which lines of its log."""
     job = jobs.get_job(session, job_id)
     log = _latest_events(session, job_id, kind=_LOG, levels=_LEVELS[level], search=search)
+    happened = _latest_events(session, job_id, but_for=(_PROGRESS, _LOG)).items
+    progress = _latest_events(session, job_id, kind=_PROGRESS).items[::-1]
+    warnings = _latest_events(session, job_id, kind=_LOG, levels=_LEVELS["warning"]).items
     now = utc_now()
     return render(
         request,
         "jobs/show.html",
         reader,
         job=job,
-        events=_latest_events(session, job_id, but_for=(_PROGRESS, _LOG)).items,
+        timeline=timeline_of(job, happened, progress, warnings, now),
+        events=happened,
         log=log.items[::-1],
         more_log=log.next_cursor is not None,
         level=level,
         search=search,
-        stages=stages_of(job, _latest_events(session, job_id, kind=_PROGRESS).items[::-1], now),
+        stages=stages_of(job, progress, now),
         figures=figures_of(job),
         key_set_table=key_set_table(job),
         differences=differences_of(job),

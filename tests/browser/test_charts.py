@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Locator, Page, expect
-from sqlmodel import col, delete
+from sqlmodel import col, delete, select
 
 from service.db.database import Database, utc_now
 from service.records.health import HealthSample
+from service.records.jobs import Attempt, Job
 from tests.browser.running_service import PlayedWorker, RunningService, index_report, index_result
 
 pytestmark = pytest.mark.integration
@@ -292,3 +293,56 @@ def test_the_x_ray_draws_runs_as_large_and_as_dead_as_they_are(
     expect(runs.locator(".readout")).to_contain_text("Level 0")
     expect(runs.locator(".readout")).to_contain_text("6.0 MB in 1 file")
     expect(signed_in.locator("#xray [aria-live]").first).to_contain_text("2,000,000 entries, 0% of them dead")
+
+
+def test_a_job_draws_its_attempts_stages_and_moments_and_says_them_by_keyboard(
+    signed_in: Page, service: RunningService, table: str
+) -> None:
+    job = service.request_job(table, "index")
+    worker = PlayedWorker(service, "worker-7").claim()
+    worker.report("plan", decisions=["The whole table is indexed"])
+    worker.log("The store hesitates", "warning")
+    worker.succeed(index_result(), index_report(head=service.iceberg.head("shop.visits")))
+    # As if it had taken as long as its stages say.
+    database = Database(service.database_url)
+    with database.write() as session:
+        made = session.get_one(Job, job)
+        (attempt,) = session.exec(select(Attempt).where(Attempt.job_id == job)).all()
+        attempt.started_at = made.created_at + timedelta(seconds=1)
+        made.ended_at = attempt.ended_at = made.created_at + timedelta(seconds=9)
+    database.dispose()
+    signed_in.goto(f"{service.url}/jobs/{job}")
+    story = chart(signed_in, "Attempts, stages and events of the job")
+    rows = story.evaluate("e => JSON.parse(e.dataset.story).rows.map(([name]) => name)")
+    assert rows[:4] == ["Waiting", "Attempts", "Plan", "Index"]
+
+    def at(seconds: float, row: str) -> Any:
+        return story.evaluate(_ROW, [seconds, rows.index(row)])
+
+    # 0.21 s of plan, then 6.84 s of indexing, from the first second on.
+    assert [at(0.5, "Waiting"), at(0.5, "Attempts"), at(2, "Waiting")] == ["muted", None, None]
+    assert [at(2, "Attempts"), at(8.5, "Attempts")] == ["good", "good"]
+    assert [at(1.1, "Plan"), at(2, "Plan")] == ["accent", None]
+    assert [at(1.1, "Index"), at(2, "Index"), at(8, "Index"), at(8.5, "Index")] == [
+        None,
+        "accent",
+        "accent",
+        None,
+    ]
+    readout = story.locator(".readout")
+    story.focus()
+    for _ in range(rows.index("Warnings") + 1):
+        signed_in.keyboard.press("ArrowDown")
+    signed_in.keyboard.press("End")
+    expect(readout).to_contain_text("The store hesitates")
+    expect(signed_in.locator("#timeline [aria-live]")).to_contain_text("The store hesitates")
+    signed_in.keyboard.press("ArrowUp")
+    whole = story.evaluate("e => CHARTS.get(e).scales.x.max - CHARTS.get(e).scales.x.min")
+    signed_in.keyboard.press("+")
+    assert story.evaluate("e => CHARTS.get(e).scales.x.max - CHARTS.get(e).scales.x.min") < whole
+    signed_in.keyboard.press("Escape")
+    assert story.evaluate("e => CHARTS.get(e).scales.x.max - CHARTS.get(e).scales.x.min") == whole
+    box = story.locator(".u-over").bounding_box()
+    assert box is not None
+    signed_in.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 24 * (rows.index("Attempts") + 0.5))
+    expect(readout).to_contain_text("Attempt 1 on worker-7: succeeded")

@@ -12,15 +12,15 @@ import pytest
 from sqlmodel import col, delete, select
 
 from service.db.database import new_id, utc_now
-from service.jobs.models import EventView, JobView
+from service.jobs.models import AttemptView, EventView, JobView
 from service.jobs.service import count_jobs
 from service.records.health import PendingChange, TableHealth, minute_of
-from service.records.jobs import Job, JobStatus
+from service.records.jobs import AttemptStatus, Job, JobStatus
 from service.records.keys import Role
 from service.records.tables import EnrolledTable
 from service.records.webhooks import Webhook
 from service.scheduling.catalog_health import store_observations
-from service.ui.job_story import stages_of, work_of
+from service.ui.job_story import stages_of, timeline_of, work_of
 from service.ui.jobs import EVENTS_SHOWN
 from tests.browser.running_service import convert_result, index_report, index_result
 from tests.service.conftest import Running
@@ -266,18 +266,61 @@ def test_a_running_job_shows_its_rate_and_the_time_that_is_left(
     service.finish(assignment, status="failed", error=FAILED)
 
 
-def test_bars_of_stages_are_as_long_as_these_took(
+def test_what_happened_is_drawn_on_one_axis_as_long_as_it_took(
     service: Running, admin: Person, table: str, worker: str
 ) -> None:
     job = request_job(service, table)
     stages = [{"name": name, "seconds": took} for name, took in (("plan", 1.0), ("scan", 6), ("commit", 3))]
     result = convert_result() | {"stages": stages}
-    service.finish(claim(service, worker, job), result=result, health=index_report())
-    shown = admin.open(f"/jobs/{job}")
-    bars = re.findall(r'<rect x="([0-9.]+)" width="([0-9.]+)"', shown.html)
-    assert [(float(x), float(width)) for x, width in bars] == [(0, 10), (10, 60), (70, 30)]
+    assignment = claim(service, worker, job)
+    said = [("message", "info", "All is scanned"), ("log", "warning", "Slow"), ("log", "info", "Done")]
+    told = [{"kind": kind, "level": level, "message": message} for kind, level, message in said]
+    path = f"/jobs/{job}/attempts/{assignment['attempt']}/heartbeat"
+    service.admin.post(path, json={"events": told}).raise_for_status()
+    service.finish(assignment, result=result, health=index_report(), stages=stages)
+    shown = admin.open(f"/jobs/{job}?level=error")  # of the log: the timeline has all
+    (data,) = re.findall(r'data-story="([^"]*)"', shown.html)
+    rows = {name: items for name, *items in json.loads(unescape(data))["rows"]}
+    assert list(rows) == ["Waiting", "Attempts", "Plan", "Scan", "Commit", "Decisions", "Events", "Warnings"]
+    ((waited, began, *_),) = rows["Waiting"]
+    ((started, _, ink, words_of_it),) = rows["Attempts"]
+    assert (waited, began, ink) == (0, started, "good")
+    assert words_of_it.startswith("Attempt 1 on ")
+    drawn = [rows[name][0][:2] for name in ("Plan", "Scan", "Commit")]
+    places = [[round(at - started, 3) for at in item] for item in drawn]
+    assert places == [[0, 1], [1, 7], [7, 10]]
+    assert [item[3] for item in rows["Decisions"] + rows["Warnings"]] == ["All is scanned", "Slow"]
     for snapshot in (result["iceberg_snapshot_id_before"], result["iceberg_snapshot_id_after"]):
         assert f'data-copy="{snapshot}"' in shown.html
+
+
+def test_each_attempt_is_drawn_with_what_it_waited_for(service: Running, table: str, worker: str) -> None:
+    job = request_job(service, table)
+    service.finish(claim(service, worker, job), result=convert_result())
+    view = JobView.model_validate(service.admin.get(f"/jobs/{job}").json())
+    made = view.created_at
+    (attempt,) = view.attempts
+
+    def tried(number: int, began: float, ended: float, **more: Any) -> AttemptView:
+        times = {"started_at": made + timedelta(seconds=began), "ended_at": made + timedelta(seconds=ended)}
+        return attempt.model_copy(update={"attempt": number, "stages": []} | times | more)
+
+    lost = tried(1, 3600, 3610, status=AttemptStatus.LOST)
+    failed = tried(2, 3630, 3640, status=AttemptStatus.FAILED, error=FAILED)
+    done = tried(3, 3700, 3710)
+    ended = {"attempts": [lost, failed, done], "ended_at": done.ended_at, "result": None}
+    drawn = timeline_of(view.model_copy(update=ended), [], [], [], utc_now())
+    assert drawn is not None
+    rows = dict(drawn.rows)
+    assert [item[:2] for item in rows["Waiting"]] == [(0, 3600), (3610, 3630), (3640, 3700)]
+    assert [(begin, ink) for begin, _, ink, _ in rows["Attempts"]] == [
+        (3600, "warn"),
+        (3630, "bad"),
+        (3700, "good"),
+    ]
+    assert rows["Attempts"][1][3].endswith("; The store is away")
+    # An hour in the queue does not hide what came after it.
+    assert (drawn.from_seconds, drawn.end_seconds) == (3600 - 2 * 110, 3710)
 
 
 def test_a_long_log_shows_its_end_and_hides_no_stage(
