@@ -465,6 +465,12 @@ PROBLEMS: dict[str, ProblemType] = {
         "No sender of notifications has the id in the path.",
         "List them: GET /api/v1/notification-senders.",
     ),
+    "nothing-to-replay": ProblemType(
+        (422,),
+        "Too little is known of the table",
+        "A policy is tried on what was kept of a table's last seven days: one look at it at least.",
+        "Try again once the table was looked at, and something was written to it.",
+    ),
     "orphans-not-listed": ProblemType(
         (422,),
         "A removal of orphan files goes by a dry run",
@@ -515,6 +521,13 @@ PROBLEMS: dict[str, ProblemType] = {
         "Ask for less, or let the operator allow more.",
         _ERRORS,
     ),
+    "policy-elsewhere": ProblemType(
+        (422,),
+        "The policy does not hold for the table",
+        "Settings are tried in the place of a policy that reaches the table: one that is attached to it, its "
+        "namespace, its catalog or the system.",
+        "Name a table that the policy holds for, or no policy.",
+    ),
     "policy-exists": ProblemType(
         (409,),
         "A policy of that name already exists",
@@ -545,6 +558,12 @@ PROBLEMS: dict[str, ProblemType] = {
         "This catalog property is not allowed",
         "The property would run code, read files of the service or name its own secrets.",
         "Leave it out; `detail` says which.",
+    ),
+    "replay-busy": ProblemType(
+        (503,),
+        "Others try policies",
+        "One policy is tried at a time, since that takes a processor for up to a second.",
+        "Send the request again in some seconds.",
     ),
     "report-of-other-keys": ProblemType(
         (422,),

@@ -104,6 +104,7 @@ DECISIONS: dict[str, set[str]] = {
         "POST /api/v1/tables/{table_id}/rows/delete",
         "POST /api/v1/tables/{table_id}/rows/upsert",
         "POST /api/v1/tables/{table_id}/pause",
+        "POST /api/v1/tables/{table_id}/policy/replay",
         "POST /api/v1/tables/{table_id}/resume",
         "POST /catalogs/{catalog_id}/check",
         "GET /catalogs/{catalog_id}/candidates",

@@ -131,7 +131,7 @@ def test_the_calls_that_honour_an_idempotency_key_say_so() -> None:
     }
     assert {method for method, _ in declared} == {"post"}
     assert ("post", "/api/v1/tables/{table_id}/jobs") in declared
-    # They store no answer: a catalog or an index is only asked, a poll takes what comes.
+    # They store no answer: a catalog, an index or a history is only asked, a poll takes what comes.
     silent = {path for path, calls in paths.items() if "post" in calls} - {path for _, path in declared}
     # And each signed notification has an id of its own.
     assert silent == {
@@ -139,6 +139,7 @@ def test_the_calls_that_honour_an_idempotency_key_say_so() -> None:
         "/api/v1/catalogs/{catalog_id}/check",
         "/api/v1/tables/{table_id}/lookups",
         "/api/v1/tables/{table_id}/lookups/history",
+        "/api/v1/tables/{table_id}/policy/replay",
         "/api/v1/workers/{worker_id}/claim",
     }
 

@@ -605,13 +605,16 @@ def record_sample(
     """Store the status, and append a sample if the figures changed, or if the last one is a while ago."""
     view = store_status(session, table, health, policy)
     last = _last_sample(session, table.id)
-    alike = {"id", "at", "resolution", "unconvertible", "key_sets"}
+    of_shape = {"data_files", "rows", "vectors", "positions", "data_bytes", "delete_bytes"}
+    shape: dict[str, Any] = health.reader_shapes.get("now", {})
+    alike = {"id", "at", "resolution", "unconvertible", "key_sets", *of_shape}
     sample = HealthSample(
         at=now,
         resolution=_resolution(last.at if last is not None else None, now),
         unconvertible=len(view.unconvertible),
         key_sets=[one.model_dump(include=set(KeySetSample.model_fields)) for one in view.key_sets],
         **view.model_dump(include=HealthSample.model_fields.keys() - alike),
+        **{name: shape[name] for name in of_shape & shape.keys()},
     )
     ignored = {"id", "at", "resolution", *_AGES}
     if (

@@ -479,6 +479,47 @@ def merged(*settings: Mapping[str, Any]) -> EffectivePolicy:
     return _nested(ChainMap(*(PolicySettings.model_validate(each).values() for each in settings)))
 
 
+def policy_with(
+    session: Session, table: EnrolledTable, wanted: PolicySettings, changed: Policy | None
+) -> EffectivePolicy:
+    """What would hold for a table if a policy had these settings. Raises InvalidError.
+
+    changed: this policy, which reaches the table; None for one that would be attached to the table itself.
+    """
+    attached = chain(session, table)
+    found = [
+        wanted.model_dump(exclude_none=True) if changed and policy.id == changed.id else policy.settings
+        for attachment, policy in attached
+        if changed is not None or attachment.level != Level.TABLE.value
+    ]
+    if changed is None:
+        found.insert(0, wanted.model_dump(exclude_none=True))
+    elif changed.id not in {policy.id for _, policy in attached}:
+        raise InvalidError(
+            "policy-elsewhere",
+            f"Policy {changed.name!r} is not attached to table {table.name} nor to anything above it.",
+            "Name a table that it holds for, or no policy: the settings are the table's own then.",
+        )
+    effective = merged(*found, BUILT_IN[STANDARD][1].model_dump(exclude_none=True))
+    if wrong := contradictions(_flat(effective)):
+        raise InvalidError(
+            "policy-contradiction",
+            "; ".join(why for _, why in wrong),
+            "Set the values that belong together in one policy, or change the other policy first.",
+            errors=[{"field": f"body.settings.{names[0]}", "message": why} for names, why in wrong],
+        )
+    return _with_own(effective, table)
+
+
+def _flat(policy: EffectivePolicy) -> dict[str, Any]:
+    """By dotted name."""
+    return {
+        f"{section}.{name}": value
+        for section, part in policy.model_dump().items()
+        for name, value in part.items()
+    }
+
+
 def _with_own(policy: EffectivePolicy, table: EnrolledTable) -> EffectivePolicy:
     """The same with what the enrolment of a table says itself: its staging branch."""
     if table.publish_from is None:

@@ -11,7 +11,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlmodel import Field, Session, SQLModel, col
 
 from service.db.database import BigId, Json, UtcDateTime
-from service.reader_cost import TARGET_FILE_BYTES
+from service.reader_cost import TARGET_FILE_BYTES, Shape
 from service.records.report_columns import ReportedList, ReportedObject
 from service.records.reports import IndexLayout, KeySetReport, StoppedAt, UnconvertibleDelete
 
@@ -220,6 +220,28 @@ class HealthSample(SQLModel, table=True):
     staged_rows: int = Field(default=0, sa_type=BigInteger)
     staged_age_seconds: float = 0
     key_sets: list[dict[str, Any]] = Field(default_factory=list, sa_type=Json)
+    data_files: int = 0
+    """This and what follows, with pending deletes, is what a reader has to do with."""
+    rows: int = Field(default=0, sa_type=BigInteger)
+    vectors: int = Field(default=0, sa_type=BigInteger)
+    positions: int = Field(default=0, sa_type=BigInteger)
+    data_bytes: int = Field(default=0, sa_type=BigInteger)
+    delete_bytes: int = Field(default=0, sa_type=BigInteger)
+    snapshots: int = 0
+    small_manifests: int = 0
+
+    @property
+    def shape(self) -> Shape:
+        return Shape(
+            self.data_files,
+            self.rows,
+            self.pending_equality_delete_files,
+            self.pending_equality_deletes,
+            self.vectors,
+            self.positions,
+            self.data_bytes,
+            self.delete_bytes,
+        )
 
 
 class PendingChange(SQLModel, table=True):

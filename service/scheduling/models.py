@@ -1,8 +1,11 @@
-"""What a table's policy makes of it in the time to come."""
+"""What a table's policy makes of it in the time to come, and what another would have made of it."""
 
 from datetime import datetime
 
-from service.http.messages import Message
+from pydantic import ConfigDict
+
+from service.http.messages import Message, example
+from service.policies.models import PolicySettings
 from service.records.jobs import JobKind
 
 
@@ -41,3 +44,89 @@ class PolicyPreview(Message):
     """Windows open at these times; none without windows."""
     jobs: list[PlannedJob]
     """There is one for each kind of job that policies start."""
+
+
+class ReplayRequest(Message):
+    """This asks what other settings would have made of a table in the last seven days."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra=example({"settings": {"convert": {"age_seconds": 3600}}, "policy": None}),
+    )
+
+    settings: PolicySettings
+    """These are tried: all settings of the policy, as a change of it would have them."""
+    policy: str | None = None
+    """The settings are those of this policy, by name or id, which holds for the table or something above it;
+    null: of one that is attached to the table itself."""
+
+
+class ReplayedJobs(Message):
+    """These are the jobs of one kind."""
+
+    kind: JobKind
+    """The jobs are of this kind."""
+    jobs: int
+    """This many succeeded."""
+    seconds: float
+    """They ran for this long, all together."""
+    bytes_written: int
+    """This many bytes were written by them, into the table or its index."""
+
+
+class ReadSeconds(Message):
+    """This is what a full read costs at a moment."""
+
+    at: datetime
+    """The read begins at this time."""
+    seconds: float
+    """It takes this many seconds of Spark's processor time."""
+    fresh_seconds: float
+    """It would take this many, had the table just been rewritten."""
+
+
+class ReplayedOutcome(Message):
+    """This is what came of a table in a span of time, or would have."""
+
+    jobs: list[ReplayedJobs]
+    """These jobs ran, by kind."""
+    lag_seconds_median: float
+    """Half of the time, the oldest equality delete was younger than this."""
+    lag_seconds_max: float
+    """At most, it was this old."""
+    bytes_written: int
+    """This many bytes were written by jobs, all together."""
+    write_amplification: float | None
+    """This is how many bytes were written for each that is a writer's, these included; null without any."""
+    delete_files_written: int
+    """This many deletion vectors and position delete files were written by conversions."""
+    delete_files_rewritten: int
+    """This many of these took the place of one that their data file had."""
+    read_seconds: float | None
+    """A full read takes this many seconds of Spark's processor time, on average over time."""
+    read_ratio: float | None
+    """This is how many times as long it takes as it would, had the table just been rewritten."""
+    reads: list[ReadSeconds]
+    """This is what a full read costs over time, at a hundred moments at most."""
+
+
+class PolicyReplay(Message):
+    """This is what a table saw in the last seven days, under other settings, beside what really happened."""
+
+    table_id: str
+    """The id of the table that is looked at."""
+    from_time: datetime
+    """The replay begins at this time, which is seven days ago unless less is known or more has happened."""
+    until_time: datetime
+    """The replay ends at this time."""
+    happened: ReplayedOutcome
+    """This is what really happened."""
+    present: ReplayedOutcome
+    """This is what the replay says of the present policy: how far it is off shows how much it can tell."""
+    edited: ReplayedOutcome
+    """This is what the replay says of the settings that are tried."""
+    off: dict[str, float]
+    """This is how many times as much the replay says of the present policy, for each figure, as it really
+    was; what was 0 is left out."""
+    estimated_from: list[str]
+    """The sentences say what all of this is estimated from."""

@@ -225,8 +225,8 @@ def simulate(
             following = min(following, table.running.ends_at)
         following = max(following, at)
         if (passed := (following - at).total_seconds()) > 0:
-            lag = table.lag_seconds(at)
-            lags.append((lag + passed / 2 * (lag > 0 or table.pending_since is not None), passed))
+            is_pending = table.pending_since is not None
+            lags += growing(table.lag_seconds(at), passed) if is_pending else [(0.0, passed)]
             outcome.lag_seconds_max = max(outcome.lag_seconds_max, table.lag_seconds(following))
         while look is not None and look < following:
             outcome.reads.append(table.read_cost(look))
@@ -245,6 +245,12 @@ def simulate(
     outcome.until = at
     outcome.lag_seconds_median = weighted_median(lags)
     return outcome
+
+
+def growing(lag: float, seconds: float) -> list[tuple[float, float]]:
+    """A lag that grows for so long, as pairs (lag, seconds)."""
+    parts = min(int(seconds // 60) + 1, 50)
+    return [(lag + seconds * (part + 0.5) / parts, seconds / parts) for part in range(parts)]
 
 
 def weighted_median(values: Iterable[tuple[float, float]]) -> float:

@@ -83,6 +83,7 @@ def lake(service: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> d
         catalog.create(name, Schema(*fields, identifier_field_ids=[1]))
     service.enroll("sales.customers", catalog="lake")
     table = service.enroll("shop.items", catalog="lake", publish={"from": "ingest"})
+    service.poll(table["id"])
     (tmp_path / "keys.csv").write_text("id\n17\n")
     (tmp_path / "keys.json").write_text('[{"id": 17}]')
     monkeypatch.chdir(tmp_path)

@@ -1,0 +1,616 @@
+"""Another policy on what a table has seen: its last days, replayed under it, beside what really happened.
+
+What others than jobs did to a table is what its samples differ by, but for what jobs reported that they did
+in between. What jobs cost is the table's own history.
+"""
+
+import json
+import math
+import threading
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from itertools import pairwise
+from statistics import StatisticsError, linear_regression, median
+from typing import Any
+
+from sqlalchemy import String, cast, func
+from sqlalchemy import select as select_columns
+from sqlmodel import Session, col, select
+
+from service.catalogs.measure import Volume
+from service.errors import IcestreamError, InvalidError
+from service.policies.models import PolicySettings
+from service.policies.service import chain, effective_policy, policy_of_request, policy_with
+from service.quantities import aged, counted
+from service.reader_cost import HEADLINE, Shape, model
+from service.records.health import HealthSample, TableHealth
+from service.records.jobs import Job, JobKind, JobStatus
+from service.records.tables import EnrolledTable
+from service.scheduling.decisions import LastJob
+from service.scheduling.models import PolicyReplay, ReadSeconds, ReplayedJobs, ReplayedOutcome
+from service.scheduling.simulation import (
+    REPLAYED,
+    USUAL,
+    Arrival,
+    Beginning,
+    Cost,
+    Costs,
+    JobCost,
+    Outcome,
+    Ran,
+    ReadCost,
+    growing,
+    simulate,
+    weighted_median,
+)
+
+SPAN = timedelta(days=7)
+_GAP = timedelta(seconds=60)
+"""Commits that come closer are taken together."""
+_MOST_ARRIVALS = 3_000
+"""The latest of them: of a table with a commit each minute, two days."""
+_MOST_JOBS = 6_000
+_MOST_SAMPLES = 20_000
+_FITTED = 200
+"""Jobs of a kind, the latest."""
+_FIT_BY = 5
+"""Jobs of a kind that it takes to tell what each of them costs from what each of what it handles does."""
+_FOREIGN = timedelta(minutes=10)
+"""After it, what is fewer and no job has reported was taken away by somebody else."""
+_SHOWN_READS = 84
+_TURN_SECONDS = 5.0
+_turn = threading.Lock()
+_TABLE_FIELDS = ("data_files", "rows", "equality_delete_files", "equality_deletes", "data_bytes")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """How a table was doing at one time."""
+
+    at: datetime
+    snapshot_id: int | None
+    shape: Shape
+    lag_seconds: float
+    coverage: float | None
+    entries: int
+    index_bytes: int
+    sorted_runs: int
+    dead_ratio: float
+    unconvertible: int
+    snapshots: int
+    small_manifests: int
+
+
+@dataclass(frozen=True)
+class PastJob:
+    """A job that has succeeded, with what it reported."""
+
+    kind: JobKind
+    available_at: datetime
+    started_at: datetime
+    ended_at: datetime
+    result: Mapping[str, Any] = field(default_factory=dict)
+    has_failures: bool = False
+    """Then its time has the pauses between attempts in it."""
+
+    @property
+    def seconds(self) -> float:
+        return (self.ended_at - self.started_at).total_seconds()
+
+    def number(self, *names: str) -> float:
+        """Of its report; 0 where it has none."""
+        found: Any = self.result
+        for name in names:
+            found = found.get(name) if isinstance(found, Mapping) else None
+        return float(found) if isinstance(found, int | float) and not isinstance(found, bool) else 0.0
+
+    def of_key_sets(self, name: str) -> float:
+        """The sum over key sets."""
+        found = self.result.get("key_sets")
+        each = found if isinstance(found, list) else []
+        return sum(replace(self, result=one).number(name) for one in each if isinstance(one, Mapping))
+
+    @property
+    def work(self) -> float:
+        """As `simulation.USUAL` counts it."""
+        match self.kind:
+            case JobKind.INDEX:
+                return self.of_key_sets("rows_indexed")
+            case JobKind.CONVERT:
+                return self.number("delete_files_added")
+            case JobKind.REWRITE_DATA_FILES:
+                return self.number("data_files", "bytes_rewritten")
+            case JobKind.REWRITE_POSITION_DELETE_FILES:
+                return self.number("delete_files", "delete_files_rewritten")
+            case JobKind.REWRITE_MANIFESTS:
+                return self.number("manifests", "manifests_rewritten")
+            case JobKind.EXPIRE_SNAPSHOTS:
+                return self.number("expiry", "snapshots_expired")
+            case JobKind.COMPACT:
+                return self.of_key_sets("entries_after")
+            case _:
+                return self.of_key_sets("rows_checked")
+
+    @property
+    def bytes_written(self) -> float:
+        match self.kind:
+            case JobKind.REWRITE_DATA_FILES:
+                return self.number("data_files", "bytes_added") + self.number("bytes_written")
+            case JobKind.REWRITE_POSITION_DELETE_FILES:
+                return self.number("delete_files", "bytes_added")
+            case JobKind.REWRITE_MANIFESTS:
+                return self.number("manifests", "bytes_rewritten")
+            case _:
+                return self.number("bytes_written") + self.of_key_sets("bytes_written")
+
+    @property
+    def changed(self) -> Mapping[str, float]:
+        """What the table has more since, by names of `Shape`."""
+        return {
+            "data_files": self.number("data_files", "data_files_added")
+            - self.number("data_files", "data_files_rewritten"),
+            "data_bytes": self.number("data_files", "bytes_added")
+            - self.number("data_files", "bytes_rewritten"),
+            "equality_delete_files": -self.number("equality_delete_files_removed"),
+            "equality_deletes": -self.number("equality_deletes_resolved"),
+        }
+
+
+@dataclass(frozen=True)
+class History:
+    """What was kept of a table's last days."""
+
+    samples: Sequence[Sample]
+    """Oldest first."""
+    jobs: Sequence[PastJob]
+    """Those that succeeded since the first sample, oldest first."""
+    earlier: Mapping[JobKind, datetime] = field(default_factory=dict)
+    """When the last one of each kind ended before."""
+
+
+def arrivals_of(history: History) -> list[Arrival]:
+    """What others than jobs have done, oldest first, those taken together that come within a minute."""
+    found: list[Arrival] = []
+    jobs = iter(history.jobs)
+    job = next(jobs, None)
+    owed: dict[str, float] = dict.fromkeys(_TABLE_FIELDS, 0.0)
+    owed_since: datetime | None = None
+    for before, now in pairwise(history.samples):
+        did_any = False
+        while job is not None and job.ended_at <= now.at:
+            did_any = did_any or any(job.changed.values())
+            for name, number in job.changed.items():
+                owed[name] -= number
+            job = next(jobs, None)
+        there, left = before.shape.as_json(), now.shape.as_json()
+        for name in _TABLE_FIELDS:
+            owed[name] += left[name] - there[name]
+        if now.snapshot_id == before.snapshot_id and not did_any:
+            continue
+        # A job's commit may be seen before the job has ended: until then something seems to be gone.
+        is_gone = owed["equality_delete_files"] < 0 or owed["data_files"] < 0
+        owed_since = (owed_since or now.at) if is_gone else None
+        is_foreign = owed_since is not None and now.at - owed_since > _FOREIGN
+        added = {name: int(number if is_foreign else max(number, 0.0)) for name, number in owed.items()}
+        for name, number in added.items():
+            owed[name] -= number
+        if is_foreign:
+            owed_since = None
+        if not did_any and owed_since is None:
+            added |= {name: left[name] - there[name] for name in ("vectors", "positions")}
+        if added["equality_delete_files"] > 0:
+            added["delete_bytes"] = _delete_bytes(before, now, added["equality_delete_files"])
+        if any(added.values()):
+            found += _pieces(before.at, now.at, Shape(**added), found)
+    return _together(found)[-_MOST_ARRIVALS:]
+
+
+def _delete_bytes(before: Sample, now: Sample, files: int) -> int:
+    """Of so many equality delete files that came."""
+    came = now.shape.delete_bytes - before.shape.delete_bytes
+    each = now.shape.delete_bytes / max(now.shape.delete_files, 1)
+    return int(came if came > 0 else each * files)
+
+
+def _pieces(since: datetime, at: datetime, added: Shape, before: Sequence[Arrival]) -> list[Arrival]:
+    """One arrival; or several at even intervals, where samples are too far apart to tell commits."""
+    span = at - since
+    parts = max(added.equality_delete_files, added.data_files)
+    if span <= timedelta(minutes=15) or parts < 2:
+        return [Arrival(at, added)]
+    recent = [(later.at - one.at).total_seconds() for one, later in pairwise(before[-20:])]
+    usual = max(timedelta(seconds=median(recent) if recent else 300), _GAP)
+    number = int(max(min(parts, span / usual), 1))
+    pieces = []
+    done = dict.fromkeys(added.as_json(), 0)
+    for part in range(1, number + 1):
+        until = {name: total * part // number for name, total in added.as_json().items()}
+        pieces.append(Arrival(since + span * part / number, Shape(**{k: until[k] - done[k] for k in until})))
+        done = until
+    return pieces
+
+
+def _together(arrivals: Iterable[Arrival]) -> list[Arrival]:
+    found: list[Arrival] = []
+    for one in arrivals:
+        if found and one.at - found[-1].at < _GAP:
+            last = found.pop()
+            sums = {name: number + getattr(one.added, name) for name, number in last.added.as_json().items()}
+            found.append(Arrival(last.at, Shape(**sums), last.commits + one.commits))
+        else:
+            found.append(one)
+    return found
+
+
+def costs_of(history: History) -> Costs:
+    """What jobs of the table take, by its own history; as is usual where none of a kind has run."""
+    by_kind: dict[JobKind, list[PastJob]] = defaultdict(list)
+    for job in history.jobs:
+        by_kind[job.kind].append(job)
+    known: dict[JobKind, JobCost] = {
+        kind: JobCost(
+            _fitted([(job.work, job.seconds) for job in ran if not job.has_failures]) or USUAL[kind].seconds,
+            _in_proportion([(job.work, job.bytes_written) for job in ran]) or USUAL[kind].bytes_written,
+        )
+        for kind in REPLAYED
+        if (ran := by_kind[kind][-_FITTED:])
+    }
+    converted = [job for job in by_kind[JobKind.CONVERT] if job.number("equality_deletes_resolved")]
+    resolved = sum(job.number("equality_deletes_resolved") for job in converted)
+    hits = [found for job in converted[-_FITTED:] if (found := _hits(job, history.samples)) is not None]
+    waits = [(job.started_at - job.available_at).total_seconds() for job in history.jobs]
+    return Costs(
+        {**USUAL, **known},
+        hits=median(hits) if hits else 1.0,
+        rows_deleted=sum(job.number("rows_deleted") for job in converted) / resolved if resolved else 1.0,
+        wait_seconds=max(median(waits), 0.0) if waits else 1.0,
+    )
+
+
+def _fitted(points: Sequence[tuple[float, float]]) -> Cost | None:
+    """Seconds by work; None without points."""
+    if not points:
+        return None
+    works, seconds = zip(*points, strict=True)
+    if len(points) >= _FIT_BY:
+        try:
+            each, fixed = linear_regression(works, seconds)
+        except StatisticsError:  # all of the same size
+            each, fixed = 0.0, median(seconds)
+        if each > 0 and fixed > 0:
+            return Cost(fixed, each)
+        if each > 0:
+            return Cost(0.0, sum(seconds) / sum(works))
+    return Cost(median(seconds))
+
+
+def _in_proportion(points: Sequence[tuple[float, float]]) -> Cost | None:
+    work, size = (sum(each) for each in zip(*points, strict=True))
+    return Cost(0.0, size / work) if work else None
+
+
+def _hits(job: PastJob, samples: Sequence[Sample]) -> float | None:
+    """Data files that each delete of a conversion hit, had they been many; None if that can't be told."""
+    files = next((one.shape.data_files for one in reversed(samples) if one.at <= job.started_at), 0)
+    touched, deletes = job.number("data_files_touched"), job.number("equality_deletes_resolved")
+    if not files or not 0 < touched <= files:
+        return None
+    share = min(touched / files, 1 - 0.5 / files)
+    return -math.log1p(-share) * files / deletes
+
+
+def beginning_of(history: History, since: datetime, table: EnrolledTable, health: TableHealth) -> Beginning:
+    """The table at the last sample before a time, or at the first one."""
+    first = next((one for one in reversed(history.samples) if one.at <= since), history.samples[0])
+    shape = first.shape
+    left = max(shape.equality_delete_files - first.unconvertible, 0)
+    each = shape.delete_bytes / max(shape.delete_files, 1)
+    last = {
+        kind: LastJob(at, committed_at=at, seconds=_usual_seconds(kind, history.jobs))
+        for kind, at in (
+            dict(history.earlier) | {job.kind: job.ended_at for job in history.jobs if job.ended_at <= since}
+        ).items()
+    }
+    uncovered = round((1 - (first.coverage or 0.0)) * shape.data_files)
+    rows = shape.rows * uncovered // max(shape.data_files, 1)
+    return Beginning(
+        max(since, first.at),
+        replace(shape, equality_delete_files=left, equality_deletes=shape.equality_deletes if left else 0),
+        table.created_at,
+        pending_since=first.at - timedelta(seconds=first.lag_seconds) if left else None,
+        equality_bytes=int(each * left),
+        has_keys=health.has_keys,
+        partitions=health.partitions,
+        target_file_bytes=health.target_file_bytes,
+        format_version=table.format_version,
+        snapshots=max(first.snapshots, 1),
+        oldest_snapshot_at=_oldest(history, first, health),
+        small_manifests=first.small_manifests,
+        sorted_runs=first.sorted_runs,
+        entries=first.entries,
+        dead_ratio=first.dead_ratio,
+        entry_bytes=first.index_bytes / first.entries if first.entries else 12.0,
+        new=Volume(uncovered, rows, shape.data_bytes * uncovered // max(shape.data_files, 1)),
+        last=last,
+    )
+
+
+def _usual_seconds(kind: JobKind, jobs: Sequence[PastJob]) -> float | None:
+    took = [job.seconds for job in jobs if job.kind is kind]
+    return median(took) if took else None
+
+
+def _oldest(history: History, first: Sample, health: TableHealth) -> datetime | None:
+    """Since when there were snapshots; not known if some have expired since."""
+    if health.oldest_snapshot_at is not None and health.oldest_snapshot_at < first.at:
+        return health.oldest_snapshot_at
+    expired = any(job.kind is JobKind.EXPIRE_SNAPSHOTS for job in history.jobs)
+    return first.at - SPAN if expired or first.snapshots > 1 else None
+
+
+def happened(history: History, since: datetime, until: datetime, arrivals: Sequence[Arrival]) -> Outcome:
+    """What jobs did and what readers paid, as it was."""
+    found = Outcome(since, until)
+    for job in history.jobs:
+        if not since < job.ended_at <= until or job.kind not in REPLAYED:
+            continue
+        totals = found.jobs[job.kind]
+        totals.jobs += 1
+        totals.seconds += job.seconds
+        totals.bytes_written += job.bytes_written
+        found.ran.append(Ran(job.kind, job.started_at, job.ended_at, not job.work))
+        if job.kind is JobKind.CONVERT:
+            found.delete_files_written += job.number("delete_files_added")
+            found.delete_files_rewritten += job.number("delete_files_removed")
+    lags: list[tuple[float, float]] = []
+    for one, later in pairwise(history.samples):
+        begin, end = max(one.at, since), min(later.at, until)
+        passed = (end - begin).total_seconds()
+        if passed <= 0:
+            continue
+        if one.shape.equality_delete_files:
+            lags += growing(one.lag_seconds + (begin - one.at).total_seconds(), passed)
+        else:
+            lags.append((0.0, passed))
+        seen = later.lag_seconds if later.at <= until else 0.0
+        found.lag_seconds_max = max(found.lag_seconds_max, one.lag_seconds if one.at >= since else 0.0, seen)
+    found.lag_seconds_median = weighted_median(lags)
+    found.bytes_arrived = float(
+        sum(
+            max(one.added.data_bytes, 0) + max(one.added.delete_bytes, 0)
+            for one in arrivals
+            if since < one.at <= until
+        )
+    )
+    return found
+
+
+def _reads(
+    samples: Sequence[Sample], since: datetime, until: datetime, partitions: int | None, target: int
+) -> list[ReadCost]:
+    """What a read cost, at as many moments as a replay tells of, evenly."""
+    found, left = [], iter(samples)
+    now, following = next(left), next(left, None)
+    step = (until - since) / 500
+    for number in range(500):
+        at = since + step * number
+        while following is not None and following.at <= at:
+            now, following = following, next(left, None)
+        fresh = now.shape.fresh(partitions, target)
+        found.append(ReadCost(at, model().seconds(now.shape, *HEADLINE), model().seconds(fresh, *HEADLINE)))
+    return found
+
+
+def replay(
+    session: Session,
+    table: EnrolledTable,
+    health: TableHealth,
+    wanted: PolicySettings,
+    changed: str | None,
+    now: datetime,
+) -> PolicyReplay:
+    """The table's last seven days under other settings: of the policy `changed`, or of one of its own.
+
+    Raises InvalidError, and IcestreamError `replay-busy` while another one is made.
+    """
+    row = policy_of_request(session, changed) if changed is not None else None
+    edited, present = policy_with(session, table, wanted, row), effective_policy(session, table)
+    with _one_at_a_time():
+        history = read_history(session, table.id, now - SPAN)
+        if not history.samples:
+            told = f"Nothing was kept of table {table.name} in the last seven days."
+            raise InvalidError("nothing-to-replay", told)
+        arrivals = arrivals_of(history)
+        since = history.samples[0].at
+        is_cut = len(arrivals) == _MOST_ARRIVALS
+        if is_cut:
+            since = arrivals[0].at
+            arrivals = arrivals[1:]
+        costs = costs_of(history)
+        beginning = beginning_of(history, since, table, health)
+        outcomes = [simulate(beginning, arrivals, each, now, costs) for each in (present, edited)]
+        # Of the same span, whichever was cut off first.
+        until = min(one.until for one in outcomes)
+        outcomes = [
+            one if one.until == until else simulate(beginning, arrivals, each, until, costs)
+            for one, each in zip(outcomes, (present, edited), strict=True)
+        ]
+        was = happened(history, beginning.at, until, arrivals)
+        target = present.rewrite_data_files.target_file_size_bytes or health.target_file_bytes
+        was.reads = _reads(history.samples, beginning.at, until, health.partitions, target)
+    sentences = _estimated_from(
+        session, table, history, arrivals, beginning.at, until, is_cut=is_cut or until < now
+    )
+    views = [_view(one) for one in (was, *outcomes)]
+    return PolicyReplay(
+        table_id=table.id,
+        from_time=beginning.at,
+        until_time=until,
+        happened=views[0],
+        present=views[1],
+        edited=views[2],
+        off=_off(views[0], views[1]),
+        estimated_from=list(sentences),
+    )
+
+
+@contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    """Each takes the better part of a second of a processor, which other requests wait for."""
+    if not _turn.acquire(timeout=_TURN_SECONDS):
+        raise IcestreamError("replay-busy", "Others try policies at this moment, one at a time.")
+    try:
+        yield
+    finally:
+        _turn.release()
+
+
+def read_history(session: Session, table_id: str, since: datetime) -> History:
+    """What was kept since then: the latest of it, if it is more than is ever replayed."""
+    columns = (
+        HealthSample.at,
+        HealthSample.iceberg_snapshot_id,
+        HealthSample.data_files,
+        HealthSample.rows,
+        HealthSample.pending_equality_delete_files,
+        HealthSample.pending_equality_deletes,
+        HealthSample.vectors,
+        HealthSample.positions,
+        HealthSample.data_bytes,
+        HealthSample.delete_bytes,
+        HealthSample.lag_seconds,
+        HealthSample.coverage,
+        HealthSample.entries,
+        HealthSample.bytes,
+        HealthSample.sorted_runs,
+        HealthSample.dead_ratio,
+        HealthSample.unconvertible,
+        HealthSample.snapshots,
+        HealthSample.small_manifests,
+    )
+    rows = session.execute(
+        select_columns(*map(col, columns))
+        .where(col(HealthSample.table_id) == table_id, col(HealthSample.at) >= since)
+        .order_by(col(HealthSample.id).desc())
+        .limit(_MOST_SAMPLES)
+    ).all()
+    samples = [Sample(at, snapshot, Shape(*rest[:8]), *rest[8:]) for at, snapshot, *rest in reversed(rows)]
+    if not samples:
+        return History([], [])
+    succeeded = (
+        col(Job.table_id) == table_id,
+        ~col(Job.dry_run),
+        col(Job.status) == JobStatus.SUCCEEDED.value,
+        col(Job.started_at).is_not(None),
+    )
+    ran = session.execute(
+        select_columns(
+            col(Job.kind),
+            col(Job.available_at),
+            col(Job.started_at),
+            col(Job.ended_at),
+            cast(col(Job.result), String),
+            col(Job.failures),
+        )
+        .where(*succeeded, col(Job.ended_at) > samples[0].at)
+        .order_by(col(Job.ended_at).desc())
+        .limit(_MOST_JOBS)
+    ).all()
+    jobs = [
+        PastJob(JobKind(kind), available, started, ended, json.loads(result or "{}") or {}, failures > 0)
+        for kind, available, started, ended, result, failures in reversed(ran)
+    ]
+    if len(ran) == _MOST_JOBS:
+        # What jobs did before is not known, so neither is what others did.
+        samples = [one for one in samples if one.at >= jobs[0].ended_at]
+    before = select(Job.kind, func.max(Job.ended_at)).where(*succeeded, col(Job.ended_at) <= samples[0].at)
+    earlier = {
+        JobKind(kind): at for kind, at in session.exec(before.group_by(Job.kind)).all() if at is not None
+    }
+    return History(samples, jobs, {kind: at for kind, at in earlier.items() if kind in REPLAYED})
+
+
+def _estimated_from(
+    session: Session,
+    table: EnrolledTable,
+    history: History,
+    arrivals: Sequence[Arrival],
+    since: datetime,
+    until: datetime,
+    *,
+    is_cut: bool,
+) -> Iterator[str]:
+    """In sentences."""
+    commits = sum(one.commits for one in arrivals)
+    yield (
+        f"Samples of the table's health of {aged((until - since).total_seconds())}, {len(history.samples):,}"
+        f" of them, tell of what {counted(commits, 'commit')} of others than jobs did."
+    )
+    if is_cut:
+        yield "More has happened within seven days than is replayed: this is a part of them."
+    gaps = [later.at - one.at for one, later in pairwise(history.samples)]
+    if wide := sum((gap for gap in gaps if gap > timedelta(minutes=15)), timedelta()):
+        yield (
+            f"For {aged(wide.total_seconds())} of them only a sample each hour is kept, or nothing was"
+            " written: commits of such an hour are taken to have come evenly."
+        )
+    ran = {job.kind for job in history.jobs}
+    known = [kind for kind in REPLAYED if kind in ran]
+    told = ", ".join(f"{sum(1 for job in history.jobs if job.kind is kind):,} {kind.value}" for kind in known)
+    yield f"What jobs cost is told by those that ran: {told or 'none'}."
+    if guessed := [kind.value for kind in REPLAYED if kind not in ran]:
+        yield f"None of these ran, so they are taken to cost what is usual: {', '.join(guessed)}."
+    changes = [max(attachment.updated_at, policy.updated_at) for attachment, policy in chain(session, table)]
+    if (changed := max(changes)) > since:
+        yield (
+            f"The present policy holds since {changed:%Y-%m-%d %H:%M} UTC: what happened before that was"
+            " another's doing."
+        )
+    yield "Not replayed: publications, failures, pauses, what was requested, and budgets of the catalog."
+
+
+def _view(outcome: Outcome) -> ReplayedOutcome:
+    step = max(len(outcome.reads) // _SHOWN_READS, 1)
+    return ReplayedOutcome(
+        jobs=[
+            ReplayedJobs(
+                kind=kind,
+                jobs=outcome.jobs[kind].jobs,
+                seconds=round(outcome.jobs[kind].seconds, 3),
+                bytes_written=round(outcome.jobs[kind].bytes_written),
+            )
+            for kind in REPLAYED
+            if kind in outcome.jobs
+        ],
+        lag_seconds_median=round(outcome.lag_seconds_median, 3),
+        lag_seconds_max=round(outcome.lag_seconds_max, 3),
+        bytes_written=round(outcome.bytes_written),
+        write_amplification=outcome.write_amplification,
+        delete_files_written=round(outcome.delete_files_written),
+        delete_files_rewritten=round(outcome.delete_files_rewritten),
+        read_seconds=outcome.read_seconds,
+        read_ratio=outcome.read_ratio,
+        reads=[
+            ReadSeconds(at=one.at, seconds=one.seconds, fresh_seconds=one.fresh_seconds)
+            for one in outcome.reads[::step]
+        ],
+    )
+
+
+def _off(was: ReplayedOutcome, replayed: ReplayedOutcome) -> dict[str, float]:
+    figures: dict[str, tuple[float, float | None]] = {
+        name: (getattr(was, name), getattr(replayed, name))
+        for name in (
+            "lag_seconds_median",
+            "lag_seconds_max",
+            "bytes_written",
+            "delete_files_written",
+            "delete_files_rewritten",
+            "read_seconds",
+        )
+    }
+    figures["jobs"] = (sum(one.jobs for one in was.jobs), sum(one.jobs for one in replayed.jobs))
+    return {name: later / before for name, (before, later) in figures.items() if before and later is not None}
