@@ -24,7 +24,7 @@ from service.jobs.contract import (
     HeartbeatRequest,
 )
 from service.jobs.events import record_job_event
-from service.jobs.index_reports import apply_publication, apply_report, rewritable
+from service.jobs.index_reports import apply_publication, apply_report, covers_head, rewritable
 from service.jobs.ownership import check_owner
 from service.jobs.queue import (
     STAGING_BRANCH_CHANGED,
@@ -184,7 +184,7 @@ def finish(
             job,
             report.health,
             now,
-            has_indexed=is_done and job.kind in _INDEXING,
+            has_indexed=is_done and (job.kind in _INDEXING or covers_head(report.health)),
             has_verified=is_done and job.kind == JobKind.VERIFY.value,
         )
     if job.kind == JobKind.PUBLISH.value and outcome is AttemptStatus.SUCCEEDED and not job.dry_run:

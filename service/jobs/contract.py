@@ -263,6 +263,8 @@ class IndexReport(Message):
     """This many position delete files are small enough to be rewritten, likewise."""
     partitions: Files | None = None
     """This many partitions have data files; null if the worker does not count them."""
+    covers_head: bool = False
+    """Each index is known to have all data files of that head."""
 
 
 class FinishRequest(Message):

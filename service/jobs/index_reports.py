@@ -44,7 +44,7 @@ def apply_report(
     blocked = {delete.file_path for delete in report.unconvertible}
     row.report_snapshot_id = report.iceberg_snapshot_id
     if has_indexed:
-        row.indexed_snapshot_id = report.iceberg_snapshot_id
+        row.indexed_snapshot_id, row.indexed_at = report.iceberg_snapshot_id, now
         row.new_data_files = row.new_rows = row.new_bytes = 0
     if has_verified:
         row.verified_snapshot_id = report.iceberg_snapshot_id
@@ -81,6 +81,11 @@ def apply_publication(session: Session, job: Job, result: JobResult | None) -> N
     row = health_of(session, job.table_id)
     row.stopped_at = result.stopped_at.model_dump() if result.stopped_at is not None else None
     session.add(row)
+
+
+def covers_head(report: IndexReport) -> bool:
+    """Whether every index has all that the head has: then an index job would find nothing to do."""
+    return report.covers_head and bool(report.key_sets) and not uncovered_files(report)
 
 
 def uncovered_files(report: IndexReport) -> int:

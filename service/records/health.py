@@ -135,7 +135,7 @@ class TableHealth(SQLModel, table=True):
     unindexed_data_files: int = 0
     """Data files that the index does not cover: as last reported, and added since."""
     new_data_files: int = 0
-    """Data files added since the last index job's snapshot, which is what triggers the next one."""
+    """Data files added since `indexed_snapshot_id`, which is what triggers the next index job."""
     new_rows: int = Field(default=0, sa_type=BigInteger)
     new_bytes: int = Field(default=0, sa_type=BigInteger)
     unverified_data_files: int = 0
@@ -151,7 +151,9 @@ class TableHealth(SQLModel, table=True):
     report_snapshot_id: int | None = Field(default=None, sa_type=BigInteger)
     """Snapshot of the last report."""
     indexed_snapshot_id: int | None = Field(default=None, sa_type=BigInteger)
-    """Snapshot that the last successful index job saw."""
+    """Snapshot all of which was indexed, by an index job or by another one."""
+    indexed_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
+    """When that was reported."""
     verified_snapshot_id: int | None = Field(default=None, sa_type=BigInteger)
     """Snapshot that the last successful verification saw."""
     reported_at: datetime | None = Field(default=None, sa_type=UtcDateTime)

@@ -6,6 +6,7 @@ from sqlmodel import Session, col, or_, select
 
 from service.jobs.events import record_job_event
 from service.jobs.queue import rfc3339
+from service.records.health import TableHealth
 from service.records.jobs import Attempt, Job, JobStatus
 from service.records.tables import EnrolledTable
 
@@ -54,6 +55,10 @@ def correct_times(session: Session, table: EnrolledTable, now: datetime) -> None
     if table.created_at - now > CLOCK_TOLERANCE:
         table.created_at = now
         session.add(table)
+    health = session.get(TableHealth, table.id)
+    if health is not None and health.indexed_at is not None and health.indexed_at - now > CLOCK_TOLERANCE:
+        health.indexed_at = now
+        session.add(health)
     jobs = session.exec(
         select(Job).where(Job.table_id == table.id, col(Job.ended_at) > now + CLOCK_TOLERANCE)
     ).all()

@@ -94,7 +94,7 @@ class TableState:
     paused: str | None
     has_keys: bool
     new: Volume
-    """Data files since the last index job."""
+    """Data files since all of them were indexed."""
     pending_delete_files: int
     convertible: Volume
     """Equality delete files."""
@@ -134,6 +134,8 @@ class TableState:
     """What a reader of the branch has to do with; None before the first look."""
     fresh: Shape | None = None
     """As if the table had just been rewritten."""
+    indexed_at: datetime | None = None
+    """When all data files were indexed last, by a job of any kind."""
     grown_files: int = 0
     """Data files and vectors more than at the first look after the last report."""
 
@@ -316,7 +318,7 @@ def _decide_index(state: TableState, policy: EffectivePolicy, now: datetime) -> 
     if refusal is not None:
         return refusal
     if not new.files:
-        return Decision(kind, Action.WAIT, "nothing-new", "No data files are new since the last index job.")
+        return Decision(kind, Action.WAIT, "nothing-new", "No data files are new since the last indexing.")
     if not state.has_keys:
         return Decision(
             kind,
@@ -331,13 +333,13 @@ def _decide_index(state: TableState, policy: EffectivePolicy, now: datetime) -> 
     last, files = state.last.get(kind), counted(new.files, "new data file")
     if last is None:
         return Decision(kind, Action.TRIGGER, "first", f"{files} and no index job yet.")
-    since = (now - last.ended_at).total_seconds()
+    since = (now - _indexed_at(last, state)).total_seconds()
     volume = (
         _of_count("data-files", new.files, policy_of_kind.data_files, "new data file"),
         _of_count("rows", new.rows, policy_of_kind.rows, "new row"),
         _of_bytes("bytes", new.bytes, policy_of_kind.bytes, "new files"),
     )
-    age = _of_seconds(since, policy_of_kind.age_seconds, "{} since the last index job")
+    age = _of_seconds(since, policy_of_kind.age_seconds, "{} since the last indexing")
     if (found := _first_reached(kind, volume)) is not None:
         return found
     if (due := _fired(policy_of_kind.cron, state, policy, kind, now)) is not None:
@@ -345,6 +347,11 @@ def _decide_index(state: TableState, policy: EffectivePolicy, now: datetime) -> 
     if age.is_reached:
         return Decision(kind, Action.TRIGGER, age.code, f"{files}, {age}.")
     return _below(kind, (*volume, age))
+
+
+def _indexed_at(last: LastJob, state: TableState) -> datetime:
+    """When new data files were looked at last, by an index job or by another one that has indexed them."""
+    return max(filter(None, (last.ended_at, state.indexed_at)))
 
 
 def _decide_convert(
@@ -683,6 +690,8 @@ def deadlines(
     for kind in state.kinds:
         last = state.last.get(kind)
         began = last.ended_at if last is not None else state.enrolled_at
+        if kind is JobKind.INDEX and last is not None:
+            began = _indexed_at(last, state)
         yield began + timedelta(seconds=ages.get(kind, 0.0))
         if last is not None and (pause_ends := _pause_ends(last, policy)) is not None:
             yield pause_ends

@@ -54,6 +54,7 @@ def table_state(
         ),
         has_keys=health.has_keys,
         new=Volume(health.new_data_files, health.new_rows, health.new_bytes),
+        indexed_at=health.indexed_at,
         pending_delete_files=health.pending_equality_delete_files,
         convertible=Volume(
             health.convertible_delete_files, health.convertible_deletes, health.convertible_bytes

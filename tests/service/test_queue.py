@@ -294,6 +294,34 @@ def test_only_a_job_that_is_done_has_indexed_or_verified_what_its_worker_saw(
         )
 
 
+@pytest.mark.parametrize("database_kind", ["sqlite"])
+@pytest.mark.parametrize(
+    ("changed", "has_indexed"),
+    [({}, True), ({"covers_head": False}, False), ({"files_total": 3}, False), ({"key_sets": []}, False)],
+)
+def test_a_job_of_any_kind_has_indexed_what_it_leaves_covered(
+    changed: dict[str, Any], has_indexed: bool, database: Database
+) -> None:
+    """What it says is held to what it counts."""
+    (table,) = add_tables(database, ["a"])
+    job_id = request(database, table, JobKind.CONVERT)
+    claim(database, add_worker(database))
+    index: dict[str, Any] = dict.fromkeys(("generation", "entries", "bytes", "sorted_runs"), 1)
+    index |= {"columns": ["id"], "equality_field_ids": [1], "source": "index", "dead_ratio": 0.0}
+    covered = {"files_covered": 2, "files_total": changed.pop("files_total", 2), "coverage": 1.0}
+    health = {
+        "iceberg_snapshot_id": 7,
+        "key_sets": [index | covered],
+        "pending_equality_delete_files": 0,
+        "pending_equality_deletes": 0,
+        "covers_head": True,
+    }
+    finish(database, job_id, 1, "succeeded", health=health | changed)
+    with database.read() as session:
+        found = health_of(session, table)
+        assert (found.indexed_snapshot_id == 7, found.indexed_at is not None) == (has_indexed,) * 2
+
+
 def test_an_error_that_no_retry_helps_fails_the_jobat_once(database: Database) -> None:
     (table,) = add_tables(database, ["a"])
     worker = add_worker(database)

@@ -25,7 +25,7 @@ from service.policies.models import (
 )
 from service.policies.schedules import Window
 from service.records.jobs import JobKind
-from service.scheduling.decisions import Action, Decision, LastJob, StagedState, TableState, decide
+from service.scheduling.decisions import Action, Decision, LastJob, StagedState, TableState, deadlines, decide
 from service.scheduling.scheduler import _changes
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -516,6 +516,16 @@ def test_an_index_is_verified_by_what_came_since(unverified: Volume, code: str |
     assert (found.code if found.action is Action.TRIGGER else None) == code
 
 
+def test_the_age_of_what_is_new_counts_from_the_last_indexing_by_any_job() -> None:
+    new = replace(IDLE, new=Volume(1, 2, 3), last={JobKind.INDEX: LastJob(NOW - timedelta(days=1))})
+    assert decision(new, JobKind.INDEX).code == "age"
+    by_another = replace(new, indexed_at=NOW - timedelta(seconds=30))
+    assert decision(by_another, JobKind.INDEX).code == "below-triggers"
+    assert NOW + timedelta(seconds=30) in deadlines(by_another, POLICY)
+    earlier = replace(by_another, indexed_at=NOW - timedelta(days=2))
+    assert decision(earlier, JobKind.INDEX).code == "age"
+
+
 def test_what_waits_names_each_trigger_with_its_limit() -> None:
     assert decision(pending(2, rows=20, size=2_000), JobKind.CONVERT).sentence == (
         "2 equality delete files (policy: 10), 20 equality deletes (policy: 1,000), 2.0 KB of equality "
@@ -523,7 +533,7 @@ def test_what_waits_names_each_trigger_with_its_limit() -> None:
     )
     assert decision(replace(IDLE, new=Volume(1, 2, 3)), JobKind.INDEX).sentence == (
         "1 new data file (policy: 50), 2 new rows (policy: 5,000), 3 B of new files (policy: 50.0 KB), "
-        "30 s since the last index job (policy: 60 s)."
+        "30 s since the last indexing (policy: 60 s)."
     )
     old = decision(pending(1, age_seconds=300), JobKind.CONVERT)
     assert old.sentence == "The oldest equality delete is 300 s old (policy: 300 s)."

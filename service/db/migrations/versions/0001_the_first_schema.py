@@ -594,6 +594,7 @@ def _create_tables() -> None:
         sa.Column("poll_error", JSON, nullable=True),
         sa.Column("report_snapshot_id", sa.BigInteger(), nullable=True),
         sa.Column("indexed_snapshot_id", sa.BigInteger(), nullable=True),
+        sa.Column("indexed_at", AT, nullable=True),
         sa.Column("verified_snapshot_id", sa.BigInteger(), nullable=True),
         sa.Column("reported_at", AT, nullable=True),
         sa.Column("key_sets", JSON, nullable=False),
