@@ -63,11 +63,19 @@ def spark_session(*, cores: int = 2) -> SparkSession:
             "PYSPARK_SUBMIT_ARGS", f"--conf spark.sql.extensions={extensions} pyspark-shell"
         )
     session = create_spark(f"local[{cores}]", "tests")
-    session.conf.set("spark.sql.shuffle.partitions", str(cores))
-    # Tables of a few rows: planning again in the middle of a query costs more than it can save.
-    session.conf.set("spark.sql.adaptive.enabled", "false")
+    suit_small_tables(session)
     set_permissions_without_processes(session)
     return session
+
+
+def suit_small_tables(session: SparkSession) -> None:
+    """Sets what is of a session alone, and so of each new one."""
+    session.conf.set("spark.sql.shuffle.partitions", str(session.sparkContext.defaultParallelism))
+    # To plan again in the middle of a query costs more than it can save.
+    session.conf.set("spark.sql.adaptive.enabled", "false")
+    # Nearly every table has a schema of its own: compiling code for it takes longer than reading its rows.
+    session.conf.set("spark.sql.codegen.wholeStage", "false")
+    session.conf.set("spark.sql.codegen.factoryMode", "NO_CODEGEN")
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from tests.factories import Catalog, sqlite_catalog
+from tests.factories import Catalog, sqlite_catalog, suit_small_tables
 
 
 @dataclass
@@ -24,13 +24,11 @@ class World:
     def create(cls, spark: SparkSession, directory: Path) -> World:
         """In a session of its own, with a catalog in `directory`."""
         session = spark.newSession()
+        suit_small_tables(session)
         return cls(session, sqlite_catalog(session, "soak", directory), directory)
 
     def __post_init__(self) -> None:
         jvm: Any = self.spark.sparkContext._jvm
-        # Every table has a schema of its own: compiling code for it takes longer than reading its rows.
-        self.spark.conf.set("spark.sql.codegen.wholeStage", "false")
-        self.spark.conf.set("spark.sql.codegen.factoryMode", "NO_CODEGEN")
         self.spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {self.catalog.name}.histories")
         self.java_catalog = jvm.org.apache.iceberg.spark.Spark3Util.loadIcebergCatalog(
             self.spark._jsparkSession, self.catalog.name
