@@ -255,8 +255,10 @@ def with_lookup_server(settings: Settings, url: str, token: str) -> Settings:
 
 
 @contextmanager
-def running(settings: Settings) -> Iterator[Running]:
-    prepare(settings)
+def running(settings: Settings, *, migrated: bool = False) -> Iterator[Running]:
+    """migrated: the database is, as that of `settings`; to look for what is to be done takes a while."""
+    if not migrated:
+        prepare(settings)
     app = create_app(settings)
     with listening(app) as url:
         database = app.state.database
@@ -274,7 +276,7 @@ def running(settings: Settings) -> Iterator[Running]:
 
 @pytest.fixture
 def service(settings: Settings) -> Iterator[Running]:
-    with running(settings) as service:
+    with running(settings, migrated=True) as service:
         yield service
 
 
