@@ -61,40 +61,27 @@ class LocationFileIO(PyArrowFileIO):
             root = ""
         return place.scheme, place.authority, root + place.path
 
-    def current(self) -> Mapping[str, Any]:
-        """The properties by which files are opened now."""
-        return self.properties
-
-    def s3_access(self) -> tuple[Mapping[str, Any], Keys | None]:
-        """The properties by which S3 is asked now, and the keys that go with these; None for without any.
-
-        Together, since either may be others a moment later, and no keys go to the endpoint of others.
-        Raises CredentialsError.
-        """
-        properties = self.current()
-        if str(properties.get("s3.anonymous", "")).lower() == "true":
-            return properties, None
-        return properties, Identity.of(properties, "s3").keys()
+    def s3_keys(self) -> Keys | None:
+        """By which S3 is asked now; None for without any. Raises CredentialsError."""
+        if str(self.properties.get("s3.anonymous", "")).lower() == "true":
+            return None
+        return Identity.of(self.properties, "s3").keys()
 
     def _file_system(self, scheme: str, netloc: str | None = None) -> pafs.FileSystem:
         """Files that are open go on with the keys that they were opened with."""
-        properties, keys = self.s3_access() if scheme in S3_SCHEMES else (self.properties, None)
-        return self._opened(scheme, netloc, tuple(properties.items()), keys)
+        return self._opened(scheme, netloc, self.s3_keys() if scheme in S3_SCHEMES else None)
 
-    def _open(
-        self, scheme: str, netloc: str | None, given: tuple[tuple[str, Any], ...], keys: Keys | None
-    ) -> pafs.FileSystem:
-        properties = dict(given)
+    def _open(self, scheme: str, netloc: str | None, keys: Keys | None) -> pafs.FileSystem:
         if scheme in GOOGLE_SCHEMES:
-            return _google_file_system(properties)
+            return _google_file_system(self.properties)
         if scheme in AZURE_SCHEMES:
-            return pafs.PyFileSystem(AzureHandler(AzureAccount.of(netloc or "", properties)))
+            return pafs.PyFileSystem(AzureHandler(AzureAccount.of(netloc or "", self.properties)))
         if keys is None:
-            return PyArrowFileIO(properties)._initialize_fs(scheme, netloc)
-        others = {key: value for key, value in properties.items() if not key.startswith(_S3_IDENTITY)}
+            return self._initialize_fs(scheme, netloc)
+        others = {key: value for key, value in self.properties.items() if not key.startswith(_S3_IDENTITY)}
         named = zip(S3_KEYS, keys, strict=True)
-        opened_with = others | {name: value for name, value in named if value}
-        return PyArrowFileIO(opened_with)._initialize_fs(scheme, netloc)
+        given = others | {name: value for name, value in named if value}
+        return PyArrowFileIO(given)._initialize_fs(scheme, netloc)
 
 
 def _google_file_system(properties: Mapping[str, str]) -> pafs.FileSystem:

@@ -1,5 +1,6 @@
 """Who asks AWS is the same whatever library asks: an identity of the machine, or a role of a record."""
 
+import json
 import os
 import pickle
 import subprocess
@@ -21,11 +22,11 @@ from service.catalogs.clients import open_catalog
 from service.records.catalogs import CatalogType
 from service.settings import Settings
 from stores.aws import CredentialsError, Identity, Keys
-from stores.file_io import LocationFileIO
 from tests.aws import KINDS, ROLE, SHOWN, Aws, aws, environment, vended
 from tests.patience import PATIENCE_SECONDS
 from trust.locations import LocationNotAllowedError
-from worker.io.storage import ALLOWED_LOCATIONS, DryStorage, Storage
+from trust.rest_answers import SESSION_END
+from worker.io.storage import ALLOWED_LOCATIONS, PLACES, DryStorage, Storage
 from worker.jobs.foreign_errors import meaning_of
 from worker.process.errors import StorageError
 
@@ -322,17 +323,51 @@ def test_keys_go_with_the_endpoint_that_they_came_with(
     """Also when a catalog names one between the moment that they are looked for and that they are used."""
     become("environment", server=server, directory=tmp_path, monkeypatch=monkeypatch)
     with aws() as elsewhere:
-        io = LocationFileIO(record(server))
+        nameless = record(server) | {SESSION_END: str(round(time.time() * 1000) + 3_600_000)}
+        storage = Storage(nameless, renew=lambda: record(elsewhere) | vended(elsewhere))
         found = Identity.keys
 
         def keys(identity: Identity) -> Keys:
-            io.properties = record(elsewhere) | vended(elsewhere)
+            monkeypatch.setattr(storage.io, "_renew_at", 0.0)
+            storage.io.current()
             return found(identity)
 
         monkeypatch.setattr(Identity, "keys", keys)
-        with io.new_input("s3://lake/a").open() as file:
-            assert file.read() == b"content"
+        assert storage.read("s3://lake/a") == b"content"
+        storage = Storage(nameless, renew=lambda: record(elsewhere) | vended(elsewhere))
+        assert storage.create("s3://lake/b", b"new")
         assert (elsewhere.used, elsewhere.refused) == ([], [])
+
+
+def test_each_place_is_opened_with_what_was_vended_for_it(server: Aws) -> None:
+    server.files["lake/table/a"] = server.files["lake/data/a"] = b"content"
+    given: list[str] = []
+
+    def renewed() -> dict[str, str]:
+        table, data = (record(server) | vended(server) for _ in range(2))
+        given[:] = [one["s3.access-key-id"] for one in (table, data)]
+        places = {"s3://lake/": table, "s3://lake/data/": data}
+        return table | {PLACES: json.dumps(places)}
+
+    storage = Storage(renewed(), renewed)
+
+    def keys_used() -> list[str]:
+        server.used.clear()
+        for place in ("table", "data"):
+            task: Storage = pickle.loads(pickle.dumps(storage))
+            for one in (storage, task):
+                assert one.read(f"s3://lake/{place}/a") == b"content"
+                assert one.create(f"s3://lake/{place}/{id(one)}", b"new")
+                with one.io.new_input(f"s3://lake/{place}/a").open() as file:
+                    assert file.read() == b"content"
+        return list(dict.fromkeys(server.used))
+
+    assert keys_used() == given == ["vended-1", "vended-2"]
+    # The one that ends first is the one that counts.
+    server.ends["vended-2"] -= timedelta(hours=2)
+    places = {"s3://lake/data/": {SESSION_END: "1"}}
+    storage = Storage(storage.properties | {PLACES: json.dumps(places)}, renewed)
+    assert keys_used() == given == ["vended-3", "vended-4"]
 
 
 def test_threads_that_begin_together_look_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -250,7 +250,8 @@ def test_the_keys_of_a_records_files_go_to_no_store_that_the_catalog_names(
 def test_the_end_of_what_is_vended_is_a_time(end: str) -> None:
     said = KEYS | {"s3.session-token": "t", SESSION_END: end}
     answers = RestAnswers({"uri": "http://catalog"})
-    config = json.loads(answers.harmless(_json({"config": said}), "http://gateway/renewed"))["config"]
+    content = answers.harmless(_json({"config": said}), lambda prefix: f"http://gateway/renewed/{prefix}")
+    config = json.loads(content)["config"]
     is_known = end == "1795632023545"
     assert (config.get(SESSION_END) == end) == is_known
     assert ("client.refresh-credentials-endpoint" in config) == is_known

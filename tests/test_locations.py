@@ -127,7 +127,7 @@ def test_a_file_is_opened_by_the_very_name_that_was_checked(tmp_path: Path, name
         assert [one.name for one in (tmp_path / "lake").iterdir()] == [name]
         assert storage.read(location) == b"x"
         scheme, netloc, path = LocationFileIO.parse_location(location)
-        assert isinstance(storage.io.fs_by_scheme(scheme, netloc), pafs.LocalFileSystem)
+        assert isinstance(storage.io.at(location).fs_by_scheme(scheme, netloc), pafs.LocalFileSystem)
         assert (tmp_path / "lake" / name / str(number)).samefile(path)
 
 

@@ -131,10 +131,11 @@ class RestAnswers:
         self._of_all_tables: dict[str, str] = {}
         self.gateway_url: str | None = None
 
-    def harmless(self, content: bytes, renewal_url: str | None = None) -> bytes:
+    def harmless(self, content: bytes, renewal_url: Callable[[str], str] | None = None) -> bytes:
         """The body of an answer, with only what the catalog may decide.
 
-        renewal_url: where what it vends for S3 is had again, if the catalog does not say where.
+        renewal_url: where what it vends for S3 is had again, if the catalog does not say where: of a table as
+        such, or of locations that begin like this.
         Raises SentElsewhereError, UnreadableAnswerError, and what `check_hosts` raises.
         """
         try:
@@ -170,15 +171,16 @@ class RestAnswers:
         if self.gateway_url is None and "uri" in overrides:
             said["overrides"]["uri"] = uri
 
-    def _equip(self, said: dict[str, Any], renewal_url: str | None) -> None:
+    def _equip(self, said: dict[str, Any], renewal_url: Callable[[str], str] | None) -> None:
         """With what opens the files of a table."""
         vended = said.get("storage-credentials")
-        places = [one for one in vended if isinstance(one, dict)] if isinstance(vended, list) else []
+        places = [one for one in vended if _is_place(one)] if isinstance(vended, list) else []
         given = self._of_all_tables | self._of_files(_texts(said.get("config")))
         equipped = [given | self._of_files(_texts(one.get("config"))) for one in places]
-        for settings in (given, *equipped):
+        prefixes = ("", *(one["prefix"] for one in places))
+        for prefix, settings in zip(prefixes, (given, *equipped), strict=True):
             if renewal_url and settings.get(SESSION_END) and settings.get("s3.session-token"):
-                settings.setdefault(_S3_RENEWAL, renewal_url)
+                settings.setdefault(_S3_RENEWAL, renewal_url(prefix))
         for settings in equipped or [given]:
             if (store := self._astray(settings)) is not None:
                 own = "with no credentials for it. Those of the record or of this machine are"
@@ -275,6 +277,11 @@ def with_vended(record: Mapping[str, Any], vended: Mapping[str, Any]) -> dict[st
         for name, value in together.items()
         if (value or name not in vended) and name not in RENEWALS
     }
+
+
+def _is_place(given: object) -> bool:
+    """Whether it says which locations it is for."""
+    return isinstance(given, dict) and isinstance(given.get("prefix"), str)
 
 
 def _texts(given: object) -> dict[str, str]:

@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import fs as pafs
 
+from stores.file_io import LocationFileIO
 from stores.ranges import RangeReader
 from worker.io.cache import Cache
 from worker.io.cached_files import CachedFiles
@@ -35,8 +36,9 @@ class WaitingFiles(CachedFiles):
         self._wait_seconds = wait_seconds
         self._lock = threading.Lock()
         self._waits = Waits()
-        store = pafs.PyFileSystem(_Store(self))
-        self.io.fs_by_scheme = lambda *_: store
+        store, opener = pafs.PyFileSystem(_Store(self)), LocationFileIO()
+        opener.fs_by_scheme = lambda *_: store
+        self.io.at = lambda _: opener  # type: ignore[method-assign, assignment]
 
     def open_input(self, location: str) -> Any:
         path = super().resolve(location)[1]

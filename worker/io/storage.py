@@ -6,13 +6,16 @@ Invariant: a location is used as it was written; only comparisons normalise it.
 from __future__ import annotations
 
 import errno
+import json
 import math
 import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -23,14 +26,13 @@ import pyarrow as pa
 from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import GCSStore, LocalStore, S3Store
 from pyarrow import fs as pafs
-from pyiceberg.io import InputFile, OutputFile
+from pyiceberg.io import FileIO, InputFile, OutputFile
 from pyiceberg.io.pyarrow import PyArrowFile
 
 from stores.aws import S3_SCHEMES
 from stores.azure import AZURE_SCHEMES, AzureAccount, azure_container, without_signature
 from stores.file_io import GOOGLE_SCHEMES, LocationFileIO, is_google_public
 from trust.locations import Places
-from trust.properties import without_code
 from trust.rest_answers import SESSION_END
 from worker.process.deadline import check_time
 from worker.process.errors import JobError
@@ -43,6 +45,8 @@ ALLOWED_LOCATIONS = "icestream.allowed-locations"
 """The property that names the places, a line each, beyond which nothing is opened; else everything is."""
 OWN_FILES = "icestream.own-files"
 """The property that names files and folders of the service itself, a line each, which are never opened."""
+PLACES = "icestream.places"
+"""The property that has others for files whose locations begin alike: as JSON, by these beginnings."""
 
 _RENEW_SECONDS = 10.0
 """After which a catalog is asked for a session again at the earliest, whatever end it tells."""
@@ -62,7 +66,7 @@ class StoredFile:
     modified_at: float
 
 
-class LimitedFileIO(LocationFileIO):
+class LimitedFileIO(FileIO):
     """PyIceberg's FileIO, which opens only what is allowed.
 
     renew: gives the properties anew, with keys of S3 that are good for longer. Of the former ones, only what
@@ -72,13 +76,19 @@ class LimitedFileIO(LocationFileIO):
     def __init__(
         self, properties: Mapping[str, str], renew: Callable[[], Mapping[str, str]] | None = None
     ) -> None:
-        super().__init__(properties)
+        super().__init__(dict(properties))
         self._limits = {key: properties[key] for key in (ALLOWED_LOCATIONS, OWN_FILES) if key in properties}
         self._renew, self._renewing = renew, threading.Lock()
+        self._openers = _Openers.of(self.properties)
         self._renew_at = self._half_time()
 
+    def at(self, location: str) -> LocationFileIO:
+        """What opens a file now, by all that is for its place, and that nobody changes any more."""
+        self.current()
+        return self._openers.at(location)
+
     def current(self) -> Mapping[str, str]:
-        """With a session of which at least half is left, if it can be renewed."""
+        """The properties now: with sessions of which at least half is left, if they can be renewed."""
         if self._renew is not None and time.time() >= self._renew_at:
             with self._renewing:
                 if time.time() >= self._renew_at:
@@ -89,18 +99,18 @@ class LimitedFileIO(LocationFileIO):
         try:
             renewed = renew()
         except JobError as error:
-            is_over = time.time() >= int(self.properties[SESSION_END]) / 1000
+            is_over = time.time() >= _session_end(self.properties)
             if is_over or not error.retryable:
                 raise
             self._renew_at = time.time() + _RENEW_SECONDS
             return
-        self.properties = without_code(renewed) | self._limits
+        self.properties = {**renewed, **self._limits}
+        self._openers = _Openers.of(self.properties)
         self._renew_at = max(self._half_time(), time.time() + _RENEW_SECONDS)
 
     def _half_time(self) -> float:
-        """By when half of a session's time is over; never for keys that have no end."""
-        end = self.properties.get(SESSION_END, "")
-        return (time.time() + int(end) / 1000) / 2 if re.fullmatch(r"\d{1,15}", end) else math.inf
+        """By when half of a session's time is over."""
+        return (time.time() + _session_end(self.properties)) / 2
 
     def check(self, location: str) -> None:
         """Raises LocationNotAllowedError."""
@@ -111,15 +121,77 @@ class LimitedFileIO(LocationFileIO):
     def new_input(self, location: str) -> PyArrowFile:
         check_time()
         self.check(location)
-        return super().new_input(location)
+        return self.at(location).new_input(location)
 
     def new_output(self, location: str) -> PyArrowFile:
         self.check(location)
-        return super().new_output(location)
+        return self.at(location).new_output(location)
 
     def delete(self, location: str | InputFile | OutputFile) -> None:
-        self.check(location if isinstance(location, str) else location.location)
-        super().delete(location)
+        named = location if isinstance(location, str) else location.location
+        self.check(named)
+        self.at(named).delete(named)
+
+
+@dataclass(frozen=True, slots=True)
+class _Openers:
+    """What opens files, by the beginnings of their locations, longest first; and what opens all others."""
+
+    places: tuple[tuple[str, LocationFileIO], ...]
+    others: LocationFileIO
+
+    @staticmethod
+    def of(properties: Mapping[str, str]) -> _Openers:
+        places = _places(properties)
+        longest = sorted(places, key=len, reverse=True)
+        return _Openers(
+            tuple((prefix, LocationFileIO(places[prefix])) for prefix in longest), LocationFileIO(properties)
+        )
+
+    def at(self, location: str) -> LocationFileIO:
+        return next((io for prefix, io in self.places if location.startswith(prefix)), self.others)
+
+
+def _places(properties: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    places: dict[str, dict[str, str]] = json.loads(properties.get(PLACES, "{}"))
+    return places
+
+
+_sent: ContextVar[list[float] | None] = ContextVar("_sent", default=None)
+
+
+@contextmanager
+def sessions_sent() -> Iterator[list[float]]:
+    """The ends, in seconds since the epoch, of the sessions that what is pickled in the block has."""
+    ends: list[float] = []
+    noting = _sent.set(ends)
+    try:
+        yield ends
+    finally:
+        _sent.reset(noting)
+
+
+def _note_session(properties: Mapping[str, str]) -> None:
+    if (ends := _sent.get()) is not None and (end := _session_end(properties)) < math.inf:
+        ends.append(end)
+
+
+def is_of_ended_session(error: Exception, end: float) -> bool:
+    """Whether an error can be that of a session which ended at `end`, in seconds since the epoch.
+
+    Of a file's head, a store refuses that without a word.
+    """
+    return (
+        any(isinstance(one, OSError) for one in causes_of(error))
+        and not _is_own(error)
+        and (time.time() >= end or any("ExpiredToken" in str(one) for one in causes_of(error)))
+    )
+
+
+def _session_end(properties: Mapping[str, str]) -> float:
+    """When the first of them is over, in seconds since the epoch; never for keys that have no end."""
+    ends = [one.get(SESSION_END, "") for one in (properties, *_places(properties).values())]
+    return min((int(end) / 1000 for end in ends if re.fullmatch(r"\d{1,15}", end)), default=math.inf)
 
 
 class Storage:
@@ -139,7 +211,9 @@ class Storage:
         self.io = LimitedFileIO(self.properties, renew)
 
     def __reduce__(self) -> tuple[type[Storage], tuple[dict[str, str]]]:
-        return Storage, (dict(self.io.current()),)
+        properties = dict(self.io.current())
+        _note_session(properties)
+        return Storage, (properties,)
 
     def __eq__(self, other: object) -> bool:
         """By properties: what one job has read of an immutable file, the next one need not read again."""
@@ -156,7 +230,7 @@ class Storage:
         check_time()
         self.io.check(location)
         scheme, netloc, path = LocationFileIO.parse_location(location, self.properties)
-        return self.io.fs_by_scheme(scheme, netloc), path
+        return self.io.at(location).fs_by_scheme(scheme, netloc), path
 
     def is_local(self, location: str) -> bool:
         return isinstance(self.resolve(location)[0], pafs.LocalFileSystem)
@@ -258,9 +332,10 @@ class Storage:
         if scheme == "file":
             return LocalStore(), re.sub("/+", "/", key)
         if scheme in S3_SCHEMES:
-            properties, keys = self.io.s3_access()
+            io = self.io.at(location)
+            keys = io.s3_keys()
             given = _given(
-                properties,
+                io.properties,
                 endpoint=("s3.endpoint",),
                 region=("s3.region", "client.region"),
                 virtual_hosted_style_request=("s3.force-virtual-addressing",),

@@ -24,6 +24,7 @@ from trust.egress import Egress, HostNotAllowedError
 from trust.locations import sqlite_path
 from trust.properties import chooses_code, unknown_database_options
 from trust.rest_answers import SentElsewhereError
+from worker.io.storage import PLACES
 from worker.process.slots import ALONE, Slot
 from worker.spark.jvm import java_object, jvm_of
 from worker.table.manifests import EncryptedTableError
@@ -389,8 +390,9 @@ def _jdbc_properties(uri: str) -> dict[str, str]:
 def file_io_properties(java_table: JavaObject) -> dict[str, str]:
     """What `Storage` needs to read and write a table's files, in PyIceberg's words.
 
-    The file properties of the catalog, over them those that it vends for this table. Nothing else of the
-    catalog, such as its password, is among them, since they travel to every task. Raises EncryptedTableError.
+    The file properties of the catalog, over them those that it vends for the table's location, and where it
+    vends for other places too, likewise those. Nothing else of the catalog, such as its password, is among
+    them, since they travel to every task. Raises EncryptedTableError.
     """
     try:
         java_io = java_table.io()
@@ -400,19 +402,24 @@ def file_io_properties(java_table: JavaObject) -> dict[str, str]:
             raise
         raise EncryptedTableError(f"its encryption.key-id is {key}: {java_message(error)}") from None
     java = _string_map(java_io, java_io.properties())
-    return python_properties(java | _storage_credentials(java_io, java_table.location()))
+    vended = _storage_credentials(java_io)
+    location = java_table.location()
+    nearest = max((prefix for prefix in vended if location.startswith(prefix)), key=len, default=None)
+    properties = python_properties(java | (vended[nearest] if nearest is not None else {}))
+    if len(vended) > 1:
+        places = {prefix: python_properties(java | config) for prefix, config in vended.items()}
+        properties[PLACES] = json.dumps(places)
+    return properties
 
 
-def _storage_credentials(java_io: JavaObject, location: str) -> dict[str, str]:
-    """The credential vended for the longest prefix of `location` (REST catalog, "storage-credentials")."""
+def _storage_credentials(java_io: JavaObject) -> dict[str, dict[str, str]]:
+    """What a REST catalog vends ("storage-credentials"), by the prefix of the locations that it is for."""
     loader = java_io.getClass().getClassLoader()
     if not loader.loadClass("org.apache.iceberg.io.SupportsStorageCredentials").isInstance(java_io):
         return {}
     # An array, since other loops over what Java lists end with an exception, which costs ten milliseconds.
-    fitting = [one for one in java_io.credentials().toArray() if location.startswith(one.prefix())]
-    if not fitting:
-        return {}
-    return _string_map(java_io, max(fitting, key=lambda one: len(one.prefix())).config())
+    credentials = java_io.credentials().toArray()
+    return {one.prefix(): _string_map(java_io, one.config()) for one in credentials}
 
 
 def java_types(error: Exception) -> frozenset[str]:

@@ -60,7 +60,8 @@ _HOP = frozenset(
 )
 _AUTHORIZING = ("authorization", "original-authorization", "x-amz-security-token")
 _RENEWAL = "renewed/"
-"""Before the path of a table, of whose answer only the credentials are wanted."""
+"""Before the path of a table, of whose answer only the credentials are wanted. In between stands for which
+locations: how these begin, in hex, or nothing."""
 _NAMESPACE = "/namespaces/[^/]+"
 _TABLE = f"{_NAMESPACE}/tables/[^/]+"
 _OPERATIONS = (
@@ -123,23 +124,25 @@ class RestGateway:
                 return self._renew(path.removeprefix(_RENEWAL), headers)
             return self._ask(method, path, headers, body)
 
-    def _renew(self, table: str, headers: Mapping[str, str]) -> _Answer:
+    def _renew(self, asked: str, headers: Mapping[str, str]) -> _Answer:
         """The credentials that the catalog vends for a table by now, as Iceberg's protocol tells them alone.
 
-        table: its path. What is vended with a table is had again with it, whatever else a catalog offers.
+        asked: what `_renewal_url` has behind `renewed/`. What is vended with a table is had again with it,
+        whatever else a catalog offers. Java takes an answer with one place only.
         """
+        of, _, table = asked.partition("/")
         status, kept, content = answer = self._ask("GET", f"{table}?snapshots=refs", headers, b"")
         if status != HTTPStatus.OK:
             return answer
         said = json.loads(content)
-        location = str(said.get("metadata-location"))
-        given = {"prefix": "s3", "config": said.get("config", {})}
-        fitting = [
-            one for one in said.get("storage-credentials", []) if location.startswith(one.get("prefix", ""))
-        ]
-        best = max(fitting, key=lambda one: len(one["prefix"]), default=given)
-        config = {name: value for name, value in best["config"].items() if value and name.startswith("s3.")}
-        told = {"storage-credentials": [{"prefix": best["prefix"], "config": config}]}
+        if not isinstance(said, dict):
+            return _error(403, UnreadableAnswerError("What it answered is not what a catalog says."))
+        wanted = bytes.fromhex(of).decode(errors="surrogatepass") or str(said.get("metadata-location"))
+        places = {one["prefix"]: one.get("config", {}) for one in said.get("storage-credentials", [])}
+        nearest = max((prefix for prefix in places if wanted.startswith(prefix)), key=len, default=None)
+        given = said.get("config", {}) if nearest is None else places[nearest]
+        config = {name: value for name, value in given.items() if value and name.startswith("s3.")}
+        told = {"storage-credentials": [{"prefix": "s3" if nearest is None else nearest, "config": config}]}
         return status, kept, json.dumps(told).encode()
 
     def _ask(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> _Answer:
@@ -225,13 +228,18 @@ class _GuardedRestCatalog(RestCatalog):
             response._content = self.answers.harmless(response.content, self._renewal_url(response.request))
             response.encoding = "utf-8"
 
-    def _renewal_url(self, request: PreparedRequest) -> str | None:
-        """Where Java has anew what is vended with a table that it asked for."""
+    def _renewal_url(self, request: PreparedRequest) -> Callable[[str], str] | None:
+        """Where Java has anew what is vended with a table that it asked for, by the place that it is for."""
         base = f"{self.uri.rstrip('/')}/"
         path = str(request.url).partition("?")[0]
         if not self.gateway_url or request.method != "GET" or not path.startswith(base):
             return None
-        return f"{self.gateway_url}/{_RENEWAL}{path.removeprefix(base)}"
+        table = path.removeprefix(base)
+
+        def url(prefix: str) -> str:
+            return f"{self.gateway_url}/{_RENEWAL}{prefix.encode(errors='surrogatepass').hex()}/{table}"
+
+        return url
 
     def _hide_what_was_sent(self, response: Response, *_: Any, **__: Any) -> None:
         """Before anybody quotes a refusal, or a part of it, which may repeat what it refuses."""

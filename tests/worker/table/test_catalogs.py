@@ -21,6 +21,7 @@ from pyspark.sql import SparkSession
 from tests.factories import Catalog, TableBuilder
 from tests.rest_catalog import running_rest_catalog
 from tests.service.postgresql import running_server
+from worker.io.storage import PLACES
 from worker.table.catalogs import (
     CatalogUnreachableError,
     StoreNotSupportedError,
@@ -365,4 +366,8 @@ class TestFileIoProperties:
             for prefix, key in vended.items()
         ]
         table.io().setCredentials(jvm.java.util.List.of(*credentials))
-        assert file_io_properties(table) == {"s3.access-key-id": "the table's"}
+        found = file_io_properties(table)
+        assert json.loads(found.pop(PLACES)) == {
+            prefix: {"s3.access-key-id": key} for prefix, key in vended.items()
+        }
+        assert found == {"s3.access-key-id": "the table's"}

@@ -1,6 +1,7 @@
 """Whatever a catalog answers, a worker and its Java reach only allowed hosts, and load no code by name."""
 
 import gc
+import json
 import socket
 import time
 from collections.abc import Iterator, Mapping
@@ -19,7 +20,7 @@ from tests.patience import PATIENCE_SECONDS
 from tests.service.test_egress import INTERNAL, answer_names
 from trust.bounds import ANSWER_BYTES, OutOfTimeError
 from trust.egress import Egress, HostNotAllowedError
-from trust.rest_answers import SentElsewhereError
+from trust.rest_answers import SESSION_END, SentElsewhereError
 from worker.contract.control_plane import Assignment
 from worker.jobs.pipeline import run_job
 from worker.process.errors import JobError
@@ -137,6 +138,54 @@ def test_java_gets_of_answers_what_a_catalog_may_decide(catalog_server: HttpServ
         "config": equipped,
         "storage-credentials": [{"prefix": "s3://", "config": equipped}],
     }
+
+
+TABLE = "v1/namespaces/db/tables/t"
+
+
+def test_java_has_anew_what_is_vended_for_each_place(catalog_server: HttpServer) -> None:
+    def vended(key: str) -> dict[str, str]:
+        keys = {"s3.access-key-id": key, "s3.secret-access-key": "s", "s3.session-token": "t"}
+        return keys | {SESSION_END: "1795632023545"}
+
+    keys = {"s3://lake/": "of lake", "s3://data/": "of data", "s3://\ud800": "of what is no text"}
+    places = [{"prefix": prefix, "config": vended(key)} for prefix, key in keys.items()]
+    said = {"metadata-location": "s3://lake/t/metadata.json", "config": vended("of the catalog")}
+    catalog_server.answers[f"/{TABLE}"] = Answer(said | {"storage-credentials": places})
+    gateway = RestGateway("c", {"uri": catalog_server.url}, LOOPBACK)
+    loaded = ask(gateway, TABLE).json()
+    for one in loaded["storage-credentials"]:
+        url = one["config"]["client.refresh-credentials-endpoint"]
+        assert ask(gateway, url.removeprefix(f"{gateway.url}/")).json() == {
+            "storage-credentials": [{"prefix": one["prefix"], "config": vended(keys[one["prefix"]])}]
+        }
+    url = loaded["config"]["client.refresh-credentials-endpoint"].removeprefix(f"{gateway.url}/")
+    (renewed,) = ask(gateway, url).json()["storage-credentials"]
+    assert renewed["prefix"] == "s3://lake/"
+    catalog_server.answers[f"/{TABLE}"] = Answer(said)
+    (renewed,) = ask(gateway, url).json()["storage-credentials"]
+    assert renewed == {"prefix": "s3", "config": vended("of the catalog")}
+
+
+@pytest.mark.parametrize(
+    ("said", "status"),
+    [
+        ({"storage-credentials": [{"config": {"s3.access-key-id": "k"}}, {"prefix": 1}, 2]}, 200),
+        ({"storage-credentials": None, "config": [], "metadata-location": 3}, 200),
+        ([], 403),
+        (None, 403),
+        ("x", 403),
+    ],
+)
+def test_java_learns_why_it_has_nothing_anew(catalog_server: HttpServer, said: Any, status: int) -> None:
+    catalog_server.answers[f"/{TABLE}"] = Answer(json.dumps(said))
+    gateway = RestGateway("c", {"uri": catalog_server.url}, LOOPBACK)
+    answer = ask(gateway, f"renewed//{TABLE}")
+    assert answer.status_code == status
+    if status == 200:
+        assert answer.json() == {"storage-credentials": [{"prefix": "s3", "config": {}}]}
+    else:
+        assert answer.json()["error"]["message"].startswith("what it answered is not")
 
 
 def test_java_gets_no_answer_that_this_side_can_not_read(catalog_server: HttpServer) -> None:
