@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from telemetry.traces import span
@@ -153,6 +154,7 @@ class Job:
             row_cost=row_cost,
             on_progress=on_progress,
             on_work=counter.count,
+            on_again=partial(self._tell_again, stage),
             about=self._about(stage),
         )
 
@@ -173,6 +175,7 @@ class Job:
             partitions,
             on_progress=on_progress,
             on_work=counter.count,
+            on_again=partial(self._tell_again, stage),
             about=self._about(stage),
         )
 
@@ -187,6 +190,12 @@ class Job:
             return self.runner.watched(
                 action, on_progress=on_progress, on_work=counter.count, about=self._about(stage)
             )
+
+    def _tell_again(self, stage: str, tasks: int) -> None:
+        self.decide(
+            f"{tasks} tasks of {stage} run again: the credentials that the catalog had vended ended while"
+            " they ran, and executors can't renew them."
+        )
 
     def _about(self, stage: str) -> str:
         return f"{stage} of job {self.assignment.job.id}, attempt {self.assignment.attempt}"

@@ -2,10 +2,14 @@
 
 A Spark job costs half a second before it does anything; a lookup of a few keys costs milliseconds. So a
 stage whose planned rows are few runs its tasks in threads of the driver, with the same functions.
+
+What tasks on Spark take along to open files by may be good for some minutes only, and executors can't renew
+it. So a task whose session is over, or is not good for long when its turn comes, is sent again, with another.
 """
 
 from __future__ import annotations
 
+import math
 import subprocess
 import threading
 import time
@@ -20,10 +24,12 @@ from queue import Empty, SimpleQueue
 from typing import Any, Protocol, TypeVar
 
 from py4j.protocol import Py4JJavaError
-from pyspark import RDD, StorageLevel
+from pyspark import RDD, Accumulator, Broadcast, SparkContext, StorageLevel
 from pyspark.sql import SparkSession
 
 from telemetry.traces import span
+from worker.io.storage import is_of_ended_session, sessions_sent
+from worker.process.errors import StorageError
 from worker.process.slots import ALONE, Slot, Threads
 
 S = TypeVar("S", contravariant=True)
@@ -75,6 +81,127 @@ class Work:
 
 
 OnWork = Callable[[Work], None]
+
+
+class _Total:
+    """Tells what several jobs of Spark came to together, one after the other."""
+
+    def __init__(self, on_work: OnWork) -> None:
+        self._on_work, self._work = on_work, Work()
+
+    def of_next(self) -> OnWork:
+        before = self._work
+
+        def count(work: Work) -> None:
+            self._work = before + work
+            self._on_work(self._work)
+
+        return count
+
+
+class SessionTooShortError(StorageError):
+    title = "The catalog's credentials end sooner than a task does"
+    remedy = (
+        "Let the catalog vend credentials that are good for longer, or let the executors ask the store with"
+        " an identity of their own."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Late:
+    """What a task came to that has to be sent again. error: with which its session ended it, if it began."""
+
+    number: int
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """How tasks run on Spark: as long as the sessions are good that were sent along. Pickles.
+
+    start_by, end: in seconds since the epoch. late: how many tasks were; None where no session ends.
+    """
+
+    start_by: float
+    end: float
+    late: Accumulator[int] | None
+
+    def run(self, number: int, work: Callable[[], R]) -> R | _Late:
+        if time.time() >= self.start_by:
+            return self._late(number)
+        try:
+            return work()
+        except Exception as error:
+            return self._late(number, self._ended_by(error))
+
+    def each(self, number: int, work: Callable[[], Iterator[R]]) -> Iterator[R | _Late]:
+        """What a task yields. If it is late, that comes last, and what came before it does not count."""
+        if time.time() >= self.start_by:
+            yield self._late(number)
+            return
+        try:
+            yield from work()
+        except Exception as error:
+            yield self._late(number, self._ended_by(error))
+
+    def _ended_by(self, error: Exception) -> str:
+        if self.late is None or not is_of_ended_session(error, self.end):
+            raise error
+        return " ".join(f"{type(error).__name__}: {error}".split())[:500]
+
+    def in_time(self, done: int) -> int:
+        """Of tasks that Spark has done."""
+        return done if self.late is None else max(0, done - self.late.value)
+
+    def _late(self, number: int, error: str | None = None) -> _Late:
+        if self.late is not None:
+            self.late.add(1)
+        return _Late(number, error)
+
+
+class _Rounds:
+    """Which tasks, or partitions, of a stage wait to be sent to Spark, again for those that were late.
+
+    on_again: told how many of those had begun.
+    """
+
+    def __init__(self, size: int, on_again: Callable[[int], None]) -> None:
+        self.waiting = list(range(size))
+        self._on_again = on_again
+        self._idle = 0  # rounds in which nothing was done, one after another
+
+    def sent(self, context: SparkContext, ends: Sequence[float]) -> _Sent:
+        """ends: of the sessions that were sent along, in seconds since the epoch."""
+        if not ends:
+            return _Sent(math.inf, math.inf, None)
+        now, end = time.time(), min(ends)
+        # Executors that only came meanwhile, or whose clocks are ahead, must not be late for ever.
+        start_by = math.inf if self._idle or end <= now else (now + end) / 2
+        return _Sent(start_by, end, context.accumulator(0))
+
+    def ended(self, late: Sequence[_Late]) -> None:
+        """Raises SessionTooShortError where another round would come to nothing either."""
+        self._idle = self._idle + 1 if len(late) == len(self.waiting) else 0
+        self.waiting = [one.number for one in late]
+        if errors := [one.error for one in late if one.error]:
+            if self._idle > 1:
+                raise SessionTooShortError(errors[0])
+            self._on_again(len(errors))
+
+
+@dataclass(frozen=True, slots=True)
+class _InFull:
+    """What the partitions of a round yielded, without those that were late. Pickles."""
+
+    late: frozenset[int]
+
+    def __call__(self, partition: int, yielded: Iterable[V | _Late]) -> Iterator[V]:
+        if partition in self.late:
+            return
+        for one in yielded:
+            if isinstance(one, _Late):  # it was in time at first, and is computed again for another executor
+                raise OSError(f"an executor is gone, and a session of the catalog has ended: {one.error}")
+            yield one
 
 
 def _processors(spark: SparkSession) -> int:
@@ -161,6 +288,7 @@ class TaskRunner:
         planned_rows: int,
         on_progress: Callable[[float], None],
         on_work: OnWork = lambda _: None,
+        on_again: Callable[[int], None] = lambda _: None,
         about: str = "",
         row_cost: float = 1.0,
     ) -> Iterator[R]:
@@ -170,14 +298,17 @@ class TaskRunner:
 
         `on_progress` is told the number of tasks done, with the shares that running ones have told of
         themselves (`tell_share`), about once a second at least, and may raise
-        JobCancelledError: no further task starts then. `on_work` is told before that what tasks came to.
+        JobCancelledError: no further task starts then. `on_work` is told before that what tasks came to, and
+        `on_again` how many are sent again since their session ended while they ran.
         about: how Spark's jobs are described in its UI and event log.
         A task's own error is raised as it is locally, and as Spark wraps it otherwise.
         """
         if planned_rows * row_cost <= self.local_rows or not tasks:
             yield from self._run_locally(tasks, shared, on_progress, on_work)
         else:
-            yield from self._run_on_spark(tasks, shared, on_progress, on_work, about)
+            rounds, total = _Rounds(len(tasks), on_again), _Total(on_work)
+            while rounds.waiting:
+                yield from self._round(rounds, tasks, shared, on_progress, total, about)
 
     def _run_locally(
         self, tasks: Sequence[Task[S, R]], shared: S, on_progress: Callable[[float], None], on_work: OnWork
@@ -229,23 +360,50 @@ class TaskRunner:
             raise
         threads.shutdown()
 
-    def _run_on_spark(
+    def _round(
         self,
+        rounds: _Rounds,
         tasks: Sequence[Task[S, R]],
         shared: S,
         on_progress: Callable[[float], None],
-        on_work: OnWork,
+        total: _Total,
         about: str,
     ) -> Iterator[R]:
+        """Runs on Spark what waits; what is late waits again."""
         context = self.spark.sparkContext
-        broadcast = context.broadcast(shared)
-        results = context.parallelize(tasks, len(tasks)).map(lambda task: task.run(broadcast.value))
+        before = len(tasks) - len(rounds.waiting)
+        with sessions_sent() as ends:
+            broadcast, numbered = context.broadcast(shared), self._numbered(tasks, rounds.waiting)
+        sent = rounds.sent(context, ends)
+        results = numbered.map(lambda one: sent.run(one[0], lambda: one[1].run(broadcast.value)))
         try:
-            yield from self._results(
-                results, self.slot.share(RESULTS_AT_ONCE), lambda done, _: on_progress(done), on_work, about
+            yield from self._in_time(
+                rounds,
+                self._results(
+                    results,
+                    range(len(rounds.waiting)),
+                    self.slot.share(RESULTS_AT_ONCE),
+                    lambda done, _: on_progress(before + sent.in_time(done)),
+                    total,
+                    about,
+                ),
             )
         finally:
             broadcast.destroy()  # with the file that Python keeps of it, which may have keys
+
+    def _in_time(self, rounds: _Rounds, results: Iterator[R | _Late]) -> Iterator[R]:
+        """Those that count; what is late waits again."""
+        late: list[_Late] = []
+        for result in results:
+            if isinstance(result, _Late):
+                late.append(result)
+            else:
+                yield result
+        rounds.ended(late)
+
+    def _numbered(self, tasks: Sequence[A], numbers: Sequence[int]) -> RDD[tuple[int, A]]:
+        """A partition for each."""
+        return self.spark.sparkContext.parallelize([(n, tasks[n]) for n in numbers], len(numbers))
 
     def shuffle(
         self,
@@ -256,62 +414,75 @@ class TaskRunner:
         *,
         on_progress: Callable[[int, int], None],
         on_work: OnWork = lambda _: None,
+        on_again: Callable[[int], None] = lambda _: None,
         about: str = "",
     ) -> Iterator[R]:
         """Each task yields (partition, value); `reducer` sees all values of a partition, in any order.
 
         Values and results lie on the disks of Spark's executors; the driver gets one result at a time.
-        `on_progress` is told of Spark tasks: how many are done, and of how many.
+        `on_progress` is told of Spark tasks: how many are done, and of how many. on_again: see `run`.
         """
         context = self.spark.sparkContext
-        broadcast, reduce = context.broadcast(shared), context.broadcast(reducer)
-        results = (
-            # Each partition runs its tasks one after another.
-            context.parallelize(tasks, self.parallelism if self._is_limited else len(tasks))
-            .flatMap(lambda task: task.run(broadcast.value))
-            .groupByKey(partitions, lambda partition: partition)
-            .map(lambda group: reduce.value.run(group[1]))
-        )
+        broadcasts: list[Broadcast[Any]] = []
+        kept: list[RDD[Any]] = []
+        yielded: list[RDD[tuple[int, V]]] = []
+        rounds, total = _Rounds(len(tasks), on_again), _Total(on_work)
         try:
-            yield from self._results(results, 1, on_progress, on_work, about)
+            while rounds.waiting:
+                with sessions_sent() as ends:
+                    broadcasts.append(context.broadcast(shared))
+                    numbered = self._numbered(tasks, rounds.waiting)
+                sent = rounds.sent(context, ends)
+                of_round: RDD[Any] = numbered.flatMap(partial(_run_each, sent, broadcasts[-1]))
+                if not ends:
+                    # Each partition runs its tasks one after another.
+                    yielded.append(of_round.coalesce(self.parallelism) if self._is_limited else of_round)
+                    break
+                # Before the keys of what comes next are sent: these tasks may take as long as a session.
+                kept.append(of_round.persist(StorageLevel.DISK_ONLY))
+                late = self._computed(
+                    of_round, range(len(rounds.waiting)), _late_ones, on_progress, total, about
+                )
+                numbers = {one.number for one in late}
+                missing = frozenset(i for i, number in enumerate(rounds.waiting) if number in numbers)
+                yielded.append(of_round.mapPartitionsWithIndex(_InFull(missing)))
+                rounds.ended(late)
+            grouped = context.union(yielded).groupByKey(partitions, lambda partition: partition)
+            rounds = _Rounds(partitions, on_again)
+            while rounds.waiting:
+                with sessions_sent() as ends:
+                    broadcasts.append(reduce := context.broadcast(reducer))
+                results = grouped.map(partial(_run_one, rounds.sent(context, ends), reduce))
+                yield from self._in_time(
+                    rounds, self._results(results, rounds.waiting, 1, on_progress, total, about)
+                )
         finally:
-            for used in (broadcast, reduce):
-                used.destroy()
+            for rdd in kept:
+                rdd.unpersist()
+            for broadcast in broadcasts:
+                broadcast.destroy()
 
     def _results(
         self,
         results: RDD[R],
+        partitions: Sequence[int],
         at_once: int,
         on_progress: Callable[[int, int], None],
-        on_work: OnWork,
+        total: _Total,
         about: str,
     ) -> Iterator[R]:
         """Computes all, which then lie on the executors' disks, and hands over a few partitions at a time."""
         context = self.spark.sparkContext
-        partitions = results.getNumPartitions()
         results.persist(StorageLevel.DISK_ONLY)
-        earlier = latest = Work()
         told = 0, 0
 
-        def tell(done: int, total: int) -> None:
+        def tell(done: int, of: int) -> None:
             nonlocal told
-            told = done, total
-            on_progress(done, total)
-
-        def on_work_of_wave(work: Work) -> None:
-            nonlocal latest
-            latest = earlier + work
-            on_work(latest)
+            told = done, of
+            on_progress(done, of)
 
         try:
-            for wave in _parts(partitions, self.parallelism if self._is_limited else partitions):
-                self.watched(
-                    partial(context.runJob, results, _count, wave),
-                    on_progress=partial(_report, tell, wave[0]),
-                    on_work=on_work_of_wave,
-                    about=about,
-                )
-                earlier = latest
+            self._computed(results, partitions, _count, tell, total, about)
             for chosen in _parts(partitions, at_once):
                 # Spark computes again what lay on an executor that is gone: that may take as long, and be
                 # cancelled.
@@ -321,6 +492,28 @@ class TaskRunner:
                 )
         finally:
             results.unpersist()
+
+    def _computed(
+        self,
+        computed: RDD[V],
+        partitions: Sequence[int],
+        look: Callable[[Iterable[V]], list[A]],
+        on_progress: Callable[[int, int], None],
+        total: _Total,
+        about: str,
+    ) -> list[A]:
+        """What `look` finds in each partition, as many at a time as may be."""
+        found: list[A] = []
+        before = 0
+        for wave in _parts(partitions, self.parallelism if self._is_limited else len(partitions)):
+            found += self.watched(
+                partial(self.spark.sparkContext.runJob, computed, look, wave),
+                on_progress=partial(_report, on_progress, before),
+                on_work=total.of_next(),
+                about=about,
+            )
+            before += len(wave)
+        return found
 
     def watched(
         self,
@@ -404,13 +597,30 @@ class TaskRunner:
         return work, total
 
 
-def _parts(partitions: int, size: int) -> Iterator[list[int]]:
-    for start in range(0, partitions, size):
-        yield list(range(start, min(start + size, partitions)))
+def _parts(partitions: Sequence[int], size: int) -> Iterator[list[int]]:
+    for start in range(0, len(partitions), size):
+        yield list(partitions[start : start + size])
 
 
 def _count(results: Iterable[object]) -> list[int]:
     return [sum(1 for _ in results)]
+
+
+def _late_ones(yielded: Iterable[object]) -> list[_Late]:
+    return [one for one in yielded if isinstance(one, _Late)]
+
+
+def _run_one(sent: _Sent, shared: Broadcast[Task[V, R]], group: tuple[int, V]) -> R | _Late:
+    """What a reducer makes of a partition's values."""
+    number, values = group
+    return sent.run(number, lambda: shared.value.run(values))
+
+
+def _run_each(
+    sent: _Sent, shared: Broadcast[S], numbered: tuple[int, Task[S, Iterator[R]]]
+) -> Iterator[R | _Late]:
+    number, task = numbered
+    return sent.each(number, lambda: task.run(shared.value))
 
 
 def _report(on_progress: Callable[[int, int], None], before: int, done: int, total: int) -> None:
