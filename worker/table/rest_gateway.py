@@ -14,6 +14,7 @@ import secrets
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cache, lru_cache, partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -308,8 +309,9 @@ def _server() -> tuple[ThreadingHTTPServer, WeakValueDictionary[str, RestGateway
             for name, value in answered.items():
                 self.send_header(name, value)
             self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
+            with suppress(ConnectionError):  # Java has left, and nobody reads it
+                self.end_headers()
+                self.wfile.write(content)
 
         def log_message(self, *_: object) -> None:
             """Into nobody's log: the path holds the token."""

@@ -3,6 +3,9 @@
 import gc
 import json
 import socket
+import struct
+import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -453,3 +456,26 @@ def conversion(server: HttpServer, catalog: Catalog, further: Mapping[str, str] 
             "allowed_hosts": list(LOOPBACK.rules or ()),
         }
     )
+
+
+def test_java_that_leaves_before_its_answer_leaves_no_traceback(
+    catalog_server: HttpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway = open_gateway("lake", (("uri", catalog_server.url),), Egress())
+    server, _ = rest_gateway._server()
+    has_left, is_done, errors = threading.Event(), threading.Event(), list[object]()
+
+    def answer(*_: object) -> tuple[int, Mapping[str, str], bytes]:
+        assert has_left.wait(PATIENCE_SECONDS)
+        return 200, {}, bytes(100_000_000)  # more than a socket takes without a reader
+
+    monkeypatch.setattr(gateway, "ask", answer)
+    monkeypatch.setattr(server, "handle_error", lambda *_: errors.append(sys.exception()))
+    monkeypatch.setattr(server, "shutdown_request", lambda _: is_done.set())
+    port, path = server.server_address[1], gateway.url.rpartition("/")[2]
+    with socket.create_connection(("127.0.0.1", port)) as client:
+        client.sendall(f"GET /{path}/v1/config HTTP/1.0\r\n\r\n".encode())
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    has_left.set()
+    assert is_done.wait(PATIENCE_SECONDS)
+    assert errors == []
