@@ -265,6 +265,26 @@ def check_connection(settings: Settings, catalogs: IcebergCatalogs, catalog: Cat
     return check
 
 
+def try_connection(settings: Settings, request: CatalogRequest) -> CatalogCheck:
+    """What a check would say of a catalog that is not registered yet. Slow, as `check_connection`.
+
+    Raises InvalidError for what could not be registered.
+    """
+    check_catalog(settings, request.type, request.properties, request.index_warehouse)
+    catalog = Catalog(
+        name=request.name,
+        type=request.type.value,
+        properties=request.properties,
+        index_warehouse=request.index_warehouse,
+    )
+    return CatalogProbe(settings, catalog, index_warehouse(settings, catalog)).run()
+
+
+def authorize_trial(session: Session, principal: Principal, name: str) -> None:
+    """Whoever may register a catalog may try it before."""
+    authorize(session, principal, Role.ADMIN, "catalog.check", name)
+
+
 def register_embedded_catalog(session: Session, settings: Settings, principal: Principal) -> CatalogView:
     """The catalog `embedded` in the data directory, created empty before it is registered first.
 

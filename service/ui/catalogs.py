@@ -1,5 +1,6 @@
 """The pages of catalogs: how they are reached, whether that works, and the forms that change it."""
 
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request, Response
@@ -37,6 +38,58 @@ _OF_PROPERTIES = {
     "catalog_exists": "name",
 }
 """Which field an error is about."""
+_PROPERTY = "property."
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A property that the form of a type has a field for."""
+
+    name: str
+    label: str
+    placeholder: str
+    help: str = ""
+    is_needed: bool = True
+
+
+_WAREHOUSE = _Asked("warehouse", "Warehouse", "s3://lake/warehouse", "Where its tables lie.")
+_ASKED: dict[CatalogType, tuple[_Asked, ...]] = {
+    CatalogType.SQL: (
+        _Asked(
+            "uri",
+            "Database",
+            "sqlite:////data/catalog.db",
+            "Or postgresql://host/database, as a reference such as env:CATALOG_URI if it has a password.",
+        ),
+        _WAREHOUSE,
+    ),
+    CatalogType.REST: (
+        _Asked("uri", "Address", "https://catalog.example.com", "It ends before /v1/config."),
+        _Asked("warehouse", "Warehouse", "lake", "Its name there, if there are several.", is_needed=False),
+        _Asked(
+            "credential",
+            "Credential",
+            "env:CATALOG_CREDENTIAL",
+            "A reference to id:secret, for OAuth; nothing if the catalog asks for none.",
+            is_needed=False,
+        ),
+        _Asked(
+            "token", "Token", "env:CATALOG_TOKEN", "A reference, if it takes no credential.", is_needed=False
+        ),
+    ),
+    CatalogType.HIVE: (_Asked("uri", "Metastore", "thrift://metastore:9083"),),
+    CatalogType.GLUE: (
+        _Asked(
+            "glue.region",
+            "Region",
+            "eu-central-1",
+            "Credentials are those of the service, unless other properties name some.",
+            is_needed=False,
+        ),
+    ),
+    CatalogType.HADOOP: (_WAREHOUSE,),
+}
+"""What each type is asked for by name; all else goes as further properties."""
 
 
 @router.get("")
@@ -70,16 +123,26 @@ def show_catalogs(
 
 
 @router.get("/new")
-def show_new_catalog(request: Request, sender: Admin) -> Response:
-    return _catalog_form(request, sender, Form.of(type="sql"))
+def show_new_catalog(
+    request: Request,
+    sender: Admin,
+    kind: Annotated[CatalogType, Query(alias="type")] = CatalogType.SQL,
+) -> Response:
+    return _catalog_form(request, sender, Form.of(type=kind.value))
 
 
 @router.post("/new")
+@waits_for_catalog(lambda given: str(given["typed"]["name"]))
 def create_catalog(
     request: Request, database: CurrentDatabase, settings: CurrentSettings, sender: Admin, typed: Typed
 ) -> Response:
+    """Register a catalog, or try how it answers (`try`): then the form comes back with what was found."""
     try:
         body = typed.read(CatalogRequest, _said(typed) | {"type": typed["type"]})
+        if typed["what"] == "try":
+            with database.write() as session:
+                catalogs.authorize_trial(session, sender, body.name)
+            return _catalog_form(request, sender, typed, check=catalogs.try_connection(settings, body))
         with database.write() as session:
             created = catalogs.create_catalog(session, settings, sender, body)
     except IcestreamError as error:
@@ -202,8 +265,13 @@ def _catalog_page(
 
 
 def _catalog_form(
-    request: Request, sender: Principal, form: Form, catalog: CatalogView | None = None
+    request: Request,
+    sender: Principal,
+    form: Form,
+    catalog: CatalogView | None = None,
+    check: CatalogCheck | None = None,
 ) -> Response:
+    is_known = form["type"] in {kind.value for kind in CatalogType}
     return render(
         request,
         "catalogs/form.html",
@@ -212,6 +280,8 @@ def _catalog_form(
         form=form,
         catalog=catalog,
         types=list(CatalogType),
+        asked=_ASKED[CatalogType(form["type"])] if is_known and catalog is None else (),
+        check=check,
     )
 
 
@@ -241,6 +311,9 @@ def _said(typed: Form) -> dict[str, Any]:
                 errors=[{"field": "properties", "message": f"{line!r}: {why}."}],
             )
         properties[name] = value
+    for field, text in typed.fields(_PROPERTY):
+        if text:
+            properties[field] = text
     return {
         "name": typed["name"],
         "properties": properties,

@@ -65,6 +65,10 @@ class Form:
         """The text of a field; None if it was left empty."""
         return self[name] or None
 
+    def fields(self, prefix: str) -> list[tuple[str, str]]:
+        """What follows the prefix in the names of fields, and their texts."""
+        return [(name.removeprefix(prefix), self[name]) for name in self._values if name.startswith(prefix)]
+
     def lines(self, name: str) -> list[str]:
         """The lines of a field that say something."""
         return [line.strip() for line in self[name].splitlines() if line.strip()]

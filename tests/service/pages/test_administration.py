@@ -537,3 +537,33 @@ def test_a_webhook_is_made_tried_changed_and_removed(
     admin.open(path)
     assert admin.send(f"{path}/delete").path == "/webhooks"
     assert "There is no webhook yet" in admin.page.text
+
+
+def test_each_type_of_catalog_is_asked_for_what_it_needs_and_tried_before_it_is_registered(
+    service: Running, admin: Person, iceberg: IcebergCatalog, tmp_path: Path
+) -> None:
+    for kind, needed in (
+        ("sql", {"property.uri", "property.warehouse"}),
+        ("rest", {"property.uri", "property.warehouse", "property.credential", "property.token"}),
+        ("hive", {"property.uri"}),
+        ("glue", {"property.glue.region"}),
+        ("hadoop", {"property.warehouse"}),
+    ):
+        fields = dict(admin.open(f"/catalogs/new?type={kind}").form("/catalogs/new?type=" + kind).fields)
+        assert {name for name in fields if name.startswith("property.")} == needed
+        assert fields["type"] == kind
+    admin.open("/catalogs/new?type=sql")
+    gone = {"property__uri": f"sqlite:///{service.settings.data_dir}/none.db"}
+    place = {"name": "tried", "property__warehouse": iceberg.properties["warehouse"]}
+    failed = admin.send("/catalogs/new?type=sql", **place, **gone, what="try")
+    assert "What the check found unreachable" in failed.text
+    assert dict(failed.forms[-1].fields)["property.uri"] == gone["property__uri"]
+    said = {"property__uri": iceberg.properties["uri"], "properties": "catalog_name = local"}
+    found = admin.send("/catalogs/new?type=sql", **place, **said, what="try")
+    assert "What the check found ok" in found.text
+    assert "db.t" in found.text
+    assert service.admin.get("/catalogs/tried").status_code == 404
+    admin.send("/catalogs/new?type=sql", name="tried")
+    made = service.admin.get("/catalogs/tried").json()
+    assert made["properties"] == {**iceberg.properties, "catalog_name": "local"}
+    service.admin.delete("/catalogs/tried").raise_for_status()
