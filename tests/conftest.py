@@ -1,8 +1,9 @@
 """What holds for all tests, whatever starts them."""
 
+import gc
 import os
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import pytest
@@ -51,6 +52,17 @@ def compiled_once() -> Iterator[None]:
         patch.setattr(DefaultDialect, "__hash__", lambda self: hash(type(self)))
         patch.setattr(DefaultDialect, "__eq__", lambda self, other: type(self) is type(other))
         yield
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is imported and collected stays: to look for garbage in it, again and again, is a waste."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_configure(config: pytest.Config) -> None:
