@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from trust import refusals
+
 PROBLEM_PATH = "/problems/"
 """Where each `type` is explained."""
 DOCUMENT = Path(__file__).parents[1] / "docs" / "errors.md"
@@ -36,10 +38,10 @@ PROBLEMS: dict[str, ProblemType] = {
     ),
     "answer-too-large": ProblemType(
         (422,),
-        "The answer is too large",
+        refusals.ANSWER_TOO_LARGE.title,
         "There are more than 100,000 rows, or 64 MiB of them; or 4 MiB in one snapshot of a history, or "
         "8 MiB in all of its snapshots.",
-        "Ask for fewer keys at once, or select fewer columns.",
+        refusals.ANSWER_TOO_LARGE.remedy,
     ),
     "api-key-given": ProblemType(
         (409,),
@@ -261,10 +263,10 @@ PROBLEMS: dict[str, ProblemType] = {
     ),
     "invalid-arrow": ProblemType(
         (422,),
-        "The keys are no Arrow stream of plain columns",
+        refusals.INVALID_ARROW.title,
         "The body is said to be an Arrow IPC stream and is none, has no key or more than 10,000, or has "
         "dictionaries, compression or columns within columns.",
-        "Send an Arrow IPC stream of plain columns, one for each key column, uncompressed.",
+        refusals.INVALID_ARROW.remedy,
     ),
     "invalid-cursor": ProblemType(
         (400,),
@@ -280,9 +282,9 @@ PROBLEMS: dict[str, ProblemType] = {
     ),
     "invalid-key": ProblemType(
         (422,),
-        "A key is not of the table's key columns",
+        refusals.INVALID_KEY.title,
         "A key lacks a column, has one too many, or holds what is no value of the column's type.",
-        "Give each key column a value of its type, as Iceberg writes it in JSON, or null.",
+        refusals.INVALID_KEY.remedy,
     ),
     "invalid-key-set": ProblemType(
         (422,),
@@ -437,9 +439,9 @@ PROBLEMS: dict[str, ProblemType] = {
     ),
     "not-covered": ProblemType(
         (409,),
-        "The index does not cover enough of the table",
+        refusals.NOT_COVERED.title,
         "More rows would have to be scanned than one question may scan, and no answer is given in part.",
-        "Run a job of kind `index`, or wait for the next one, and ask again.",
+        refusals.NOT_COVERED.remedy,
     ),
     "not-found": ProblemType(
         (404,),
@@ -623,9 +625,9 @@ PROBLEMS: dict[str, ProblemType] = {
     ),
     "table-changed": ProblemType(
         (503,),
-        "The table changed in the meantime",
+        refusals.TABLE_CHANGED.title,
         "What the question is about was replaced while it was being answered, and again on the second try.",
-        "Ask again.",
+        refusals.TABLE_CHANGED.remedy,
     ),
     "table-ambiguous": ProblemType(
         (422,),
@@ -719,21 +721,21 @@ PROBLEMS: dict[str, ProblemType] = {
     ),
     "unknown-columns": ProblemType(
         (422,),
-        "The table has no such column",
+        refusals.UNKNOWN_COLUMNS.title,
         "A selected column is not in the schema that is read: of a branch the table's, else the snapshot's.",
-        "Select columns of that schema, by their dotted names.",
+        refusals.UNKNOWN_COLUMNS.remedy,
     ),
     "unknown-key-columns": ProblemType(
         (422,),
-        "The table has no such key",
+        refusals.UNKNOWN_KEY_COLUMNS.title,
         "The key columns are not in the table's schema, or it has several key sets, or none yet.",
-        "Name columns of the table's schema, or leave `key_columns` out where it has one key set.",
+        refusals.UNKNOWN_KEY_COLUMNS.remedy,
     ),
     "unknown-snapshot": ProblemType(
         (404,),
-        "The table has no such snapshot or branch",
+        refusals.UNKNOWN_SNAPSHOT.title,
         "The snapshot has expired or never was, or there is no such branch or tag.",
-        "Name a snapshot that has not expired, or a branch or tag that is there.",
+        refusals.UNKNOWN_SNAPSHOT.remedy,
     ),
     "uri-not-supported": ProblemType(
         (422,),

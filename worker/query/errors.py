@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from trust import refusals
 from worker.keys.key_set import KeyColumnError
 from worker.keys.read import missing_file
 from worker.process.errors import JobError
@@ -16,46 +17,39 @@ class QuestionError(JobError):
 
 class InvalidKeyError(QuestionError):
     code = "invalid_key"
-    title = "A key is not of the table's key columns"
-    remedy = "Give each key column a value of its type, as Iceberg writes it in JSON, or null."
+    title, remedy = refusals.INVALID_KEY
 
 
 class InvalidArrowError(QuestionError):
     code = "invalid_arrow"
-    title = "The keys are no Arrow stream of plain columns"
-    remedy = "Send an Arrow IPC stream of plain columns, one for each key column, uncompressed."
+    title, remedy = refusals.INVALID_ARROW
 
 
 class UnknownKeyColumnsError(QuestionError):
     code = "unknown_key_columns"
-    title = "The table has no such key"
-    remedy = "Name columns of the table's schema, or leave `key_columns` out where it has one key set."
+    title, remedy = refusals.UNKNOWN_KEY_COLUMNS
 
 
 class UnknownColumnsError(QuestionError):
     code = "unknown_columns"
-    title = "The table has no such column"
-    remedy = "Select columns of the table's schema (in the past, the snapshot's), by their dotted names."
+    title, remedy = refusals.UNKNOWN_COLUMNS
 
 
 class UnknownSnapshotError(QuestionError):
     code = "unknown_snapshot"
-    title = "The table has no such snapshot or branch"
-    remedy = "Name a snapshot that has not expired, or a branch or tag that is there."
+    title, remedy = refusals.UNKNOWN_SNAPSHOT
     status = 404
 
 
 class AnswerTooLargeError(QuestionError):
     code = "answer_too_large"
-    title = "The answer is too large"
-    remedy = "Ask for fewer keys at once, or select fewer columns."
+    title, remedy = refusals.ANSWER_TOO_LARGE
     status = 422
 
 
 class NotCoveredError(QuestionError):
     code = "not_covered"
-    title = "The index does not cover enough of the table"
-    remedy = "Run a job of kind `index`, or wait for the next one, and ask again."
+    title, remedy = refusals.NOT_COVERED
     status = 409
 
 
@@ -80,7 +74,6 @@ class OutdatedError(QuestionError):
     """What was known of the table is gone: the next look finds what is there now."""
 
     code = "outdated"
-    title = "The table changed in the meantime"
-    remedy = "Ask again."
+    title, remedy = refusals.TABLE_CHANGED
     status = 503
     retryable = True
