@@ -15,7 +15,6 @@ from tests.soak.history import History
 from tests.soak.planted import other_rows, take_null_for_its_placeholder
 from tests.soak.seeds import TABLES, WRITES, Kind, run_seed
 from tests.soak.world import World
-from tests.thorough import first_always
 from worker.deletes.existing import ExistingDeletes
 from worker.deletes.merge import plan_deletes
 from worker.lookup.index_lookup import GLOBAL, DeleteKeys
@@ -25,7 +24,8 @@ from worker.table.files import DataFile, DataFiles
 from worker.writes.live_rows import KeysInTable
 from worker.writes.rows import last_of_each_key
 
-pytestmark = pytest.mark.integration
+# They test what the histories find; the histories themselves are tried with every change.
+pytestmark = [pytest.mark.integration, pytest.mark.thorough]
 
 DeleteBatch = tuple[int, int, pa.RecordBatch]  # partition id, sequence number and keys
 Fault = Callable[[pytest.MonkeyPatch], None]
@@ -123,7 +123,6 @@ WRITE_FAULTS: dict[str, Fault] = {
 }
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("fault", list(FAULTS))
 def test_a_fault_is_found(world: World, fault: str) -> None:
     """A seed shows rows that contradict the model, and only with the fault."""
@@ -135,12 +134,12 @@ def test_a_fault_is_found(world: World, fault: str) -> None:
     find(world, conversions_alone)
 
 
-@first_always("fault", list(LOOKUP_FAULTS))
+@pytest.mark.parametrize("fault", list(LOOKUP_FAULTS))
 def test_a_fault_of_lookups_is_found(world: World, fault: str) -> None:
     find(world, LOOKUP_FAULTS[fault])
 
 
-@first_always("fault", list(WRITE_FAULTS))
+@pytest.mark.parametrize("fault", list(WRITE_FAULTS))
 def test_a_fault_of_writes_is_found(world: World, fault: str) -> None:
     def writes_alone(patch: pytest.MonkeyPatch) -> None:
         WRITE_FAULTS[fault](patch)
