@@ -27,7 +27,20 @@ def deny_deletes(environment, start_response):
         return [b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"]
     return serve(environment, start_response)
 
-application = deny_deletes if "denies-deletes" in sys.argv else serve
+def deny_in_table_buckets(environment, start_response):
+    method, (bucket, _, key) = environment["REQUEST_METHOD"], environment["PATH_INFO"][1:].partition("/")
+    lists = method == "GET" and not key
+    deletes = method == "DELETE" or "delete" in environment["QUERY_STRING"]
+    if bucket.endswith("--table-s3") and (lists or deletes):
+        environment["wsgi.input"].read(int(environment.get("CONTENT_LENGTH") or 0))
+        start_response("405 Method Not Allowed", [("Content-Type", "application/xml")])
+        return [b"<Error><Code>MethodNotAllowed</Code><Message>Not allowed here.</Message></Error>"]
+    return serve(environment, start_response)
+
+if "denies-deletes" in sys.argv:
+    application = deny_deletes
+else:
+    application = deny_in_table_buckets if "has-table-buckets" in sys.argv else serve
 run_simple("127.0.0.1", int(sys.argv[1]), application, threaded=False)
 """
 
@@ -61,9 +74,13 @@ class S3:
 
 
 @contextmanager
-def s3_server(*, denies_deletes: bool = False) -> Iterator[S3]:
-    """denies_deletes: to everybody, as a policy of the bucket may."""
+def s3_server(*, denies_deletes: bool = False, has_table_buckets: bool = False) -> Iterator[S3]:
+    """denies_deletes: to everybody, as a policy of the bucket may.
+
+    has_table_buckets: those with names as of S3 Tables let nobody list and delete.
+    """
     port = free_port()
     options = ["denies-deletes"] if denies_deletes else []
+    options += ["has-table-buckets"] if has_table_buckets else []
     with serving([sys.executable, "-c", _SERVE, str(port), *options], port):
         yield S3(port)

@@ -467,6 +467,7 @@ def _manifests(trial: Trial) -> int:
 
 
 def expire_snapshots(trial: Trial) -> str:
+    trial.needs("delete files")
     head, before = trial.head(), trial.load().operations().current().snapshots().size()
     told_of = trial.service.run(trial.id, "expire_snapshots", older_than_seconds=0, retain_last=1)["expiry"]
     after = trial.load().operations().current().snapshots().size()

@@ -1,5 +1,6 @@
 """Catalogs and stores of every kind on loopback, as the service knows them."""
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from itertools import count
@@ -13,9 +14,11 @@ from pyspark.sql import SparkSession
 from tests.factories import register_jdbc_catalog
 from tests.object_stores import ObjectStore, azure_store, google_store
 from tests.s3 import s3_server
+from tests.worker.acceptance import limited_catalog
 from tests.worker.acceptance.working import Working
 from tests.worker.table.catalog_servers import hive_metastore, rest_server
 from worker.io.storage import Storage
+from worker.spark.jars import cached_jars, jars_folder, own_jars
 
 _numbers = count(1)
 _SECRETS = (
@@ -42,6 +45,34 @@ def rest(spark: SparkSession, directory: Path, _: pytest.MonkeyPatch) -> Iterato
         Working.on(spark, directory, "rest", {"uri": uri}, directory.as_uri()) as working,
     ):
         yield working
+
+
+@contextmanager
+def without_version_3(spark: SparkSession, directory: Path, _: pytest.MonkeyPatch) -> Iterator[Working]:
+    with (
+        rest_server(directory, directory.as_uri()) as uri,
+        limited_catalog.limited(uri, limited_catalog.without_version_3) as limited_uri,
+        Working.on(spark, directory, "rest", {"uri": limited_uri}, directory.as_uri()) as working,
+    ):
+        yield working
+
+
+@contextmanager
+def s3_tables(spark: SparkSession, directory: Path, patch: pytest.MonkeyPatch) -> Iterator[Working]:
+    with s3_server(has_table_buckets=True) as store:
+        index = f"{store.create_bucket('lake-index')}/index"
+        of_store = {**store.properties(), "client.region": "us-east-1"}
+        of_server = {**of_store, "io-impl": "org.apache.iceberg.aws.s3.S3FileIO"}
+        of_server |= {"s3.path-style-access": "true"}
+        jars = cached_jars(jars_folder(os.environ), own_jars())  # which have S3FileIO
+        properties = {"rest.signing-name": "s3tables", **_hidden(of_store, patch)}
+        properties["warehouse"] = "arn:aws:s3tables:us-east-1:123456789012:bucket/lake"
+        with (
+            rest_server(directory, "s3://nowhere", of_server, jars) as uri,
+            limited_catalog.limited(uri, limited_catalog.s3_tables(store)) as properties["uri"],
+            Working.on(spark, directory, "rest", properties, "s3://", index=index) as working,
+        ):
+            yield working
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from service.records.jobs import JobKind
 from tests.factories import Catalog, TableBuilder, sqlite_catalog, visible_rows
 from tests.worker.acceptance import lakes
 from tests.worker.acceptance.working import NAMESPACE, Working
+from worker.acceptance.checks import checks_of
 from worker.acceptance.leftovers import find
 from worker.acceptance.report import Outcome, Report, Step
 from worker.acceptance.run import Acceptance, remove_leftovers
@@ -130,6 +131,37 @@ def test_a_row_that_comes_behind_a_job_s_back_fails_the_step_and_ends_the_table(
     assert (after.name, after.outcome) == ("verify", Outcome.NOT_TRIED)
     assert after.said == "It rests on `convert`, which failed."
     assert files(tmp_path) == before
+
+
+@pytest.mark.thorough
+def test_a_catalog_that_refuses_version_3_is_accepted_with_version_2(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with lakes.without_version_3(spark, tmp_path, monkeypatch) as working, working.acceptance() as acceptance:
+        report = acceptance.go(working.versions())
+    assert report.exit_code == 0, report.to_markdown()
+    not_possible = [step for step in report.steps if step.outcome is Outcome.NOT_POSSIBLE]
+    assert {step.table for step in not_possible} == {"v3"}
+    assert len(not_possible) == len(checks_of(3))
+    assert "Malformed request: Unsupported format version: v3" in not_possible[0].said
+    assert report.requests["catalog"]["createTable"] >= 5  # of version 3 twice, then of version 2
+
+
+@pytest.mark.thorough
+def test_s3_tables_are_accepted_for_what_they_let_anybody_do(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with lakes.s3_tables(spark, tmp_path, monkeypatch) as working, working.acceptance() as acceptance:
+        acceptance.trials = acceptance.trials[1:]  # versions are alike there
+        report = acceptance.go(working.versions())
+    assert report.exit_code == 0, report.to_markdown()
+    assert named(report, Outcome.NOT_POSSIBLE) == [
+        "v3: expire_snapshots",
+        "v3: remove_orphan_files: young ones stay",
+        "v3: remove_orphan_files: old ones go",
+        "v3: erase keys",
+        "faults: fault: a data file is missing",
+    ]
 
 
 @pytest.mark.thorough

@@ -133,6 +133,7 @@ def test_what_s3_tables_refuses_to_everybody_is_told_and_steps_that_need_it_are_
     for check in (
         checks.keep_young_orphans,
         checks.remove_old_orphans,
+        checks.expire_snapshots,
         checks.erase,
         checks.miss_a_data_file,
     ):

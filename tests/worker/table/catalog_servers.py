@@ -18,15 +18,23 @@ REST_PROJECT = Path(__file__).parent / "rest_server"
 
 
 @contextmanager
-def rest_server(directory: Path, warehouse: str) -> Iterator[str]:
-    """The address of a REST catalog that keeps its tables' heads in `directory`."""
+def rest_server(
+    directory: Path, warehouse: str, properties: Mapping[str, str] | None = None, jars: Sequence[Path] = ()
+) -> Iterator[str]:
+    """The address of a REST catalog that keeps its tables' heads in `directory`.
+
+    properties: by which it opens files, if not on the local disk. jars: what that takes.
+    """
     port = free_port()
     environment = {
         "CATALOG_URI": f"jdbc:sqlite:{directory}/rest.db",
         "CATALOG_WAREHOUSE": warehouse,
         "CATALOG_REST_PORT": str(port),
     }
-    main = ["-cp", maven.build(REST_PROJECT), "org.apache.iceberg.rest.RESTCatalogServer"]
+    for name, value in (properties or {}).items():
+        environment[f"CATALOG_{name.replace('-', '__').replace('.', '_').upper()}"] = value
+    class_path = ":".join([maven.build(REST_PROJECT), *map(str, jars)])
+    main = ["-cp", class_path, "org.apache.iceberg.rest.RESTCatalogServer"]
     with _running(main, port, directory / "rest.log", environment):
         yield f"http://127.0.0.1:{port}"
 
