@@ -5,16 +5,21 @@ STS, a container's agent and an instance's metadata give them; the store refuses
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import count
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from tests.patience import PATIENCE_SECONDS
+
 _ROLE = "/latest/meta-data/iam/security-credentials"
+_EXPIRED = b"<Error><Code>ExpiredToken</Code><Message>It has expired.</Message></Error>"
+_HOP = frozenset(("connection", "expect", "transfer-encoding", "date", "server"))
 _STS = "https://sts.amazonaws.com/doc/2011-06-15/"
 
 
@@ -53,6 +58,13 @@ class Aws:
     def over(self) -> None:
         """All sessions that were given are over."""
         self.ends |= dict.fromkeys(self.ends, datetime.now(UTC) - timedelta(seconds=1))
+
+    def lets_in(self, key: str, token: str | None) -> bool:
+        """Whether a store may answer who shows this: a session that is good, or lasting keys."""
+        end = self.ends.get(key)
+        is_good = (end is None or end > datetime.now(UTC)) and token == (f"token-of-{key}" if end else None)
+        (self.used if is_good else self.refused).append(key)
+        return is_good
 
 
 @contextmanager
@@ -115,14 +127,8 @@ def aws() -> Iterator[Aws]:
             return self._answer(200, answer.encode(), {"content-type": "text/xml"})
 
         def _store(self, name: str, body: bytes) -> None:
-            key, token = self._key(), self.headers.get("x-amz-security-token")
-            end = server.ends.get(key)
-            is_over = end is not None and end <= datetime.now(UTC)
-            if is_over or token != (f"token-of-{key}" if end else None):
-                server.refused.append(key)
-                said = b"<Error><Code>ExpiredToken</Code><Message>It has expired.</Message></Error>"
-                return self._answer(400, said, {"content-type": "application/xml"})
-            server.used.append(key)
+            if not server.lets_in(self._key(), self.headers.get("x-amz-security-token")):
+                return self._answer(400, _EXPIRED, {"content-type": "application/xml"})
             if self.command == "PUT":
                 server.files[name] = body
                 return self._answer(200, b"", {"ETag": '"1"'})
@@ -158,6 +164,56 @@ def aws() -> Iterator[Aws]:
     thread.start()
     try:
         yield server
+    finally:
+        http.shutdown()
+        thread.join()
+        http.server_close()
+
+
+@contextmanager
+def sessions_only(port: int, sessions: Aws) -> Iterator[int]:
+    """The port of a proxy before a store on loopback, which lets in who shows a session that is good."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def _pass_on(self) -> None:
+            body = self.rfile.read(int(self.headers.get("content-length", 0)))
+            key = self.headers.get("authorization", "").partition("Credential=")[2].partition("/")[0]
+            token = self.headers.get("x-amz-security-token")
+            if key not in sessions.ends or not sessions.lets_in(key, token):
+                return self._answer(400, {"content-type": "application/xml"}, _EXPIRED)
+            connection = HTTPConnection("127.0.0.1", port, timeout=PATIENCE_SECONDS)
+            try:
+                kept = {name: value for name, value in self.headers.items() if name.lower() not in _HOP}
+                connection.request(self.command, self.path, body, kept)
+                answer = connection.getresponse()
+                self._answer(answer.status, dict(answer.getheaders()), answer.read())
+            finally:
+                connection.close()
+
+        def _answer(self, status: int, headers: Mapping[str, str], content: bytes) -> None:
+            self.send_response(status)
+            told = {name.lower(): value for name, value in headers.items() if name.lower() not in _HOP}
+            if self.command != "HEAD" or "content-length" not in told:
+                told["content-length"] = str(len(content))
+            for name, value in told.items():
+                self.send_header(name, value)
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(content)
+
+        def log_message(self, *_: object) -> None:
+            """Into nobody's terminal."""
+
+    for method in ("GET", "HEAD", "POST", "PUT", "DELETE"):
+        setattr(Handler, f"do_{method}", Handler._pass_on)
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    http.daemon_threads = True
+    thread = threading.Thread(target=http.serve_forever, args=(0.02,))
+    thread.start()
+    try:
+        yield http.server_address[1]
     finally:
         http.shutdown()
         thread.join()

@@ -48,12 +48,12 @@ class RestCatalog:
 def running_rest_catalog(
     catalog: Catalog,
     commit: Callable[[Body], object] | None = None,
-    vended: Mapping[str, Mapping[str, str]] | None = None,
+    vended: Callable[[], Mapping[str, Mapping[str, str]]] = dict,
 ) -> Iterator[RestCatalog]:
     """Serves the tables of `catalog`.
 
     commit: carries out a request in the form of the protocol; PyIceberg's, which knows no tables of V3.
-    vended: credentials by the prefix of locations, for those who ask for them.
+    vended: gives credentials by the prefix of locations, for those who ask for them.
     """
 
     def commit_by_pyiceberg(body: Body) -> object:
@@ -65,7 +65,7 @@ def running_rest_catalog(
     answers: list[int] = []
     statuses: list[int] = []
     config = uvicorn.Config(
-        _app(catalog, requests, answers, statuses, commit or commit_by_pyiceberg, vended or {}),
+        _app(catalog, requests, answers, statuses, commit or commit_by_pyiceberg, vended),
         host="127.0.0.1",
         port=0,
         log_level="warning",
@@ -110,7 +110,7 @@ def _app(
     answers: list[int],
     statuses_after_commit: list[int],
     commit: Callable[[Body], object],
-    vended: Mapping[str, Mapping[str, str]],
+    vended: Callable[[], Mapping[str, Mapping[str, str]]],
 ) -> FastAPI:
     app = FastAPI()
 
@@ -151,7 +151,7 @@ def _app(
             return Response(status_code=304, headers=etag)
         loaded = _loaded(table.metadata_location, table.metadata)
         if request.headers.get("X-Iceberg-Access-Delegation") == "vended-credentials":
-            places = [{"prefix": prefix, "config": dict(config)} for prefix, config in vended.items()]
+            places = [{"prefix": prefix, "config": dict(config)} for prefix, config in vended().items()]
             loaded["storage-credentials"] = places
         return JSONResponse(loaded, headers=etag)
 

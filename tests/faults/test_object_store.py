@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator
+from datetime import timedelta
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -15,23 +17,22 @@ from pyarrow.fs import FileSelector, S3FileSystem
 from pyiceberg.catalog.sql import SqlCatalog as BackingCatalog
 from pyspark.sql import SparkSession
 
+from tests.aws import Aws, sessions_only, vended
 from tests.factories import TableBuilder, equality_delete_files, register_jdbc_catalog, visible_rows
 from tests.faults.cluster import Cluster
 from tests.faults.injection import Fault, release
 from tests.faults.proxy import CUT, HANG, PASS, Mode, Proxy, answer, lose, slow, truncate
 from tests.faults.subjects import Subject, prepare
 from tests.faults.tables import commits_by_job, orphans, strays, table_with_deletes, unnamed
-from tests.jobs import Jobs, SqlCatalog
+from tests.jobs import Jobs, RecordingReporter, SqlCatalog
 from tests.patience import wait_until
 from tests.rest_catalog import commit_by_java, running_rest_catalog
 from tests.s3 import S3, s3_server
 from tests.thorough import thorough_unless
-from trust.rest_answers import SESSION_END
 from worker.deletes.existing import FILES_AT_ONCE
 from worker.io.storage import Storage
 from worker.process.errors import JobError
-from worker.table import catalogs
-from worker.table.catalogs import file_io_properties
+from worker.spark.tasks import LOCAL_ROWS, TaskRunner
 
 pytestmark = pytest.mark.integration
 
@@ -39,6 +40,7 @@ ROWS = 300
 WAREHOUSE = "s3://lake/warehouse"
 INDEX_WAREHOUSE = "s3://lake/index"
 _numbers = count(1)
+OTHERS = {"s3.access-key-id": "another", "s3.secret-access-key": "for others"}
 
 
 def s3_catalog(file: Path, server: S3) -> SqlCatalog:
@@ -349,41 +351,64 @@ def test_a_job_whose_store_is_cut_off_is_done_by_an_attempt_after_that(
     assert strays(subject.table, INDEX_WAREHOUSE, store) == set()
 
 
-def test_a_table_is_converted_with_credentials_that_its_catalog_vends(
+class Ending(RecordingReporter):
+    """Whenever a stage begins, all sessions are over."""
+
+    def __init__(self, sessions: Aws, told: timedelta) -> None:
+        super().__init__()
+        self._sessions, self._told = sessions, told
+        self.stages: list[str] = []
+
+    def progress(self, stage: str, done: int, total: int, unit: str, message: str | None = None) -> None:
+        super().progress(stage, done, total, unit, message)
+        if not total and stage not in self.stages:
+            self.stages.append(stage)
+            self._sessions.over()
+            time.sleep(self._told.total_seconds())  # as their ends were told
+
+
+@pytest.mark.parametrize(
+    "local_rows", [LOCAL_ROWS, pytest.param(-1, marks=pytest.mark.thorough)], ids=["driver", "spark"]
+)
+def test_a_table_is_converted_with_credentials_that_end_with_each_stage(
     spark: SparkSession,
     catalog_file: Path,
     server: S3,
     table: TableBuilder,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    local_rows: int,
 ) -> None:
-    """The record knows the store's address alone; nothing else here knows a key."""
-    had: list[dict[str, str]] = []
-
-    def had_with_the_table(java_table: Any) -> dict[str, str]:
-        had.append(file_io_properties(java_table))
-        # The first are over at once.
-        return had[-1] | ({SESSION_END: "1"} if len(had) == 1 else {})
-
-    monkeypatch.setattr(catalogs, "file_io_properties", had_with_the_table)
+    """The catalog vends them. The record knows the store's address alone; nothing else here knows a key."""
+    monkeypatch.setattr("worker.io.storage._RENEW_SECONDS", 0.0)
+    sessions, told = Aws(server.port), timedelta(seconds=0.5)
     backend = s3_catalog(catalog_file, server)
-    vended = {
-        "s3://lake/": {"s3.access-key-id": "vended", "s3.secret-access-key": "for this table"},
-        "s3://other/": {"s3.access-key-id": "another", "s3.secret-access-key": "for others"},
-    }
     known = {key: value for key, value in backend.properties.items() if "key" not in key}
     with (
         BackingCatalog(backend.name, **backend.properties) as tables,
-        running_rest_catalog(tables, commit_by_java(spark, backend.name, backend.properties), vended) as rest,
+        sessions_only(server.port, sessions) as port,
+        running_rest_catalog(
+            tables,
+            commit_by_java(spark, backend.name, backend.properties),
+            lambda: {"s3://lake/": vended(sessions, told), "s3://other/": OTHERS},
+        ) as rest,
     ):
-        asking = {**known, "uri": rest.url, "header.X-Iceberg-Access-Delegation": "vended-credentials"}
-        record = SqlCatalog("vending", asking, "rest")
-        jobs = Jobs(spark, record, table.identifier, tmp_path)
-        jobs.index_location = "s3://lake/index-of-vended"  # where they reach
+        asking = {
+            **known,
+            "uri": rest.url,
+            "s3.endpoint": f"http://127.0.0.1:{port}",
+            "header.X-Iceberg-Access-Delegation": "vended-credentials",
+        }
+        jobs = Jobs(spark, SqlCatalog("vending", asking, "rest"), table.identifier, tmp_path)
+        jobs.runner = TaskRunner(spark, local_rows)
+        jobs.reporter = ending = Ending(sessions, told)
+        jobs.index_location = f"s3://lake/index-of-vended-{table.identifier}"  # where they reach
         assert jobs.run("index").result["key_sets"][0]["files_indexed"] > 0
         outcome = jobs.run("convert")
-    assert len(had) == 3  # once more for the index job, and for the conversion
+    assert {"read", "lookup", "deletes"} <= set(ending.stages)
     assert [one["source"] for one in outcome.result["key_sets"]] == ["index"]
     assert outcome.result["rows_deleted"] == ROWS // 3
+    assert sessions.refused == []
+    assert len(set(sessions.used)) > len(ending.stages)
     assert visible_rows(spark, table.identifier) == EXPECTED
     assert equality_delete_files(spark, table.identifier) == []

@@ -310,9 +310,17 @@ class _StoreFileIO(PyArrowFileIO):  # type: ignore[misc]
     """
 
     def __init__(self, location: str, storage: Storage) -> None:
+        self._location, self._storage = location, storage
         super().__init__("s3://none", Options({}))
-        self.filesystem, _ = storage.resolve(location)
-        self._storage = storage
+
+    @property
+    def filesystem(self) -> pafs.FileSystem:
+        """With the keys that are good now."""
+        return self._storage.resolve(self._location)[0]
+
+    @filesystem.setter
+    def filesystem(self, _: pafs.FileSystem) -> None:
+        """pypaimon's own is for nothing here."""
 
     def to_filesystem_path(self, path: str) -> str:
         # pypaimon also asks for what it has been told already.

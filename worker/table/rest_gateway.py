@@ -148,6 +148,9 @@ class RestGateway:
 
     def _ask(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> _Answer:
         catalog = self._catalog
+        if catalog.is_vending:
+            # That a table has not changed says nothing of what was vended with it, which Java would keep.
+            headers = {name: value for name, value in headers.items() if name.lower() != "if-none-match"}
         base = catalog.given_uri if path.partition("?")[0] == "v1/config" else catalog.uri
         send = partial(
             catalog._session.request, method, f"{base.rstrip('/')}/{path}", headers=headers, data=body
@@ -204,7 +207,7 @@ class _GuardedRestCatalog(RestCatalog):
     def _config_headers(self, session: Session) -> None:
         # The first that happens to each new session, before a token is fetched through it.
         super()._config_headers(session)
-        if not any(key.lower() == _DELEGATION for key in self.properties):
+        if not self.is_vending:
             del session.headers["X-Iceberg-Access-Delegation"]  # it is Java that would use what is vended
         confine(session, self.properties[_EGRESS].addresses_of)
         each = [self._count, self._hide_what_was_sent, self._refuse_redirect, self._take_apart]
@@ -214,6 +217,11 @@ class _GuardedRestCatalog(RestCatalog):
             for key, default in zip(_TIMEOUTS, (_CONNECT_MS, _READ_MS), strict=True)
         )
         session.request = partial(session.request, timeout=(connect, read))  # type: ignore[method-assign]
+
+    @property
+    def is_vending(self) -> bool:
+        """Whether it is asked for credentials of a table's store."""
+        return any(key.lower() == _DELEGATION for key in self.properties)
 
     def _init_sigv4(self, session: Session) -> None:
         sign_requests(session, [self.given_uri, self.uri], self.properties)
