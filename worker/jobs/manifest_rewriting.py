@@ -24,6 +24,7 @@ from worker.jobs.after_commit import AfterCommit
 from worker.jobs.own_commits import OwnCommit
 from worker.process.errors import JobError
 from worker.process.plurals import counted
+from worker.spark.jvm import jvm_of
 from worker.table.catalogs import raise_lack_of_memory
 from worker.table.commit import (
     ATTEMPT,
@@ -45,6 +46,8 @@ from worker.table.row_delta import ANY_FILE, guarded
 from worker.table.small_files import number_of_bytes
 
 PLANNING_ATTEMPTS = 5
+_KEEPS_ROW_IDS = (1, 12)
+"""Since when new manifests have the first row id of each data file that they name."""
 _MAIN = "main"
 _REWRITTEN = "icestream.rewritten-manifests"
 _TARGET = "commit.manifest.target-size-bytes"
@@ -56,6 +59,15 @@ class OtherBranchError(JobError):
     code = "main_branch_only"
     title = "Iceberg rewrites manifests of the branch main alone"
     remedy = "Rewrite the manifests of the enrolment of main, or fast-forward main to this branch first."
+
+
+class RowIdsError(JobError):
+    code = "row_ids_not_kept"
+    title = "Iceberg would give the table's rows other ids"
+    remedy = (
+        "Let a worker with Spark 3.5 or 4.1, which come with Iceberg 1.12, rewrite the manifests. Nothing was"
+        " changed."
+    )
 
 
 class ManifestSizeError(JobError):
@@ -75,8 +87,18 @@ def rewrite_manifests(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -
     """Writes the small manifests of main anew, in one commit; does nothing if an earlier attempt has."""
     if table.branch != _MAIN:
         raise OtherBranchError(f"the table is enrolled with branch {table.branch}")
+    version = _iceberg_version(table)
+    if table.metadata.format_version >= 3 and version < _KEEPS_ROW_IDS:
+        told = ".".join(map(str, version))
+        raise RowIdsError(f"the action of Iceberg {told} forgets the row ids of format V3 (`_row_id`)")
     rewriting = _Rewriting(job)
     return rewriting.outcome(warehouse, *rewriting.run(table))
+
+
+def _iceberg_version(table: PinnedTable) -> tuple[int, ...]:
+    """The first two numbers of Iceberg's own."""
+    told: str = jvm_of(table.java_table).org.apache.iceberg.IcebergBuild.version()
+    return tuple(int(part) for part in told.split(".")[:2])
 
 
 @dataclass(frozen=True, slots=True)

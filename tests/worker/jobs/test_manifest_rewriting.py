@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
@@ -14,15 +15,18 @@ from tests.deaths import killed_at_call_of
 from tests.factories import TableBuilder, visible_rows
 from tests.jobs import Jobs
 from tests.readers import duckdb_rows, pyiceberg_rows
-from tests.thorough import V3_FIRST, first_always
+from tests.thorough import first_always
 from worker.attempt.job import Job
 from worker.jobs import manifest_rewriting, spark_actions
 from worker.process.errors import JobError
+from worker.spark.jars import ICEBERG
 from worker.spark.jvm import java_object, jvm_of
 from worker.table.commit_errors import CommitConflictError
 
 pytestmark = pytest.mark.integration
 NewTable = Callable[..., TableBuilder]
+# Iceberg 1.11, which goes with Spark 4.0, forgets row ids.
+VERSIONS = [3, 2] if ICEBERG[".".join(pyspark.__version__.split(".")[:2])] >= "1.12" else [2]
 _TARGET = "commit.manifest.target-size-bytes"
 
 
@@ -31,7 +35,7 @@ def new_table(spark: SparkSession, table_name: str) -> NewTable:
     """With five appends, a delete by position in one of them, and so six manifests."""
 
     def create(**how: Any) -> TableBuilder:
-        table = TableBuilder.create(spark, table_name, **{"format_version": 3, **how})
+        table = TableBuilder.create(spark, table_name, **{"format_version": VERSIONS[0], **how})
         for number in range(5):
             table.append([row(number), row(10 + number)])
         table.delete_positions({table.data_file_paths[0]: [1]})
@@ -64,7 +68,7 @@ def names(table: TableBuilder) -> set[str]:
     return {path.name for path in (place / "metadata").iterdir() if path.name.endswith("avro")}
 
 
-@V3_FIRST
+@first_always("format_version", VERSIONS)
 def test_small_manifests_become_one_and_every_reader_and_the_index_find_the_same(
     new_table: NewTable, jobs: Jobs, spark: SparkSession, format_version: int
 ) -> None:
@@ -102,6 +106,20 @@ def test_small_manifests_become_one_and_every_reader_and_the_index_find_the_same
     table.append([row(99)])
     assert rewrite(jobs)["manifests"]["manifests_rewritten"] > 0
     assert rewrite(jobs)["manifests"]["manifests_rewritten"] == 0, "one of each is worth nothing"
+
+
+def test_an_iceberg_that_forgets_row_ids_rewrites_no_table_that_has_them(
+    new_table: NewTable, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if 3 in VERSIONS:
+        monkeypatch.setattr(manifest_rewriting, "_iceberg_version", lambda _: (1, 11))
+    table = new_table(format_version=3)
+    head = table.snapshot_id
+    for dry_run in (True, False):
+        with pytest.raises(JobError, match=r"Iceberg 1\.11 forgets the row ids") as refused:
+            rewrite(jobs, dry_run=dry_run)
+        assert refused.value.code == "row_ids_not_kept"
+    assert table.snapshot_id == head
 
 
 def test_whoever_commits_meanwhile_loses_nothing(
