@@ -213,6 +213,33 @@ def test_the_timeline_draws_tables_and_what_ran_and_leads_to_the_job(
     signed_in.wait_for_url(f"{service.url}/jobs/{job}")
 
 
+def test_the_grid_of_latest_jobs_is_walked_through_by_keyboard(
+    signed_in: Page, service: RunningService, table: str
+) -> None:
+    if not service.iceberg.catalog.table_exists("shop.views"):
+        service.create_iceberg_table("shop.views")
+    other = service.enroll("shop.views", policy="manual")
+    jobs = []
+    for of, kind in ((table, "index"), (table, "verify"), (other, "index")):
+        jobs.append(service.request_job(of, kind))
+        PlayedWorker(service, "worker-7").claim().succeed(index_result())
+    signed_in.goto(f"{service.url}/timeline?search=shop.vi&sort=name")
+    views, visits = signed_in.locator(".cells").all()
+    views.locator("a").focus()
+    signed_in.keyboard.press("ArrowDown")
+    expect(visits.locator(f'a[href="/jobs/{jobs[1]}"]')).to_be_focused()
+    signed_in.keyboard.press("ArrowLeft")
+    first = visits.locator(f'a[href="/jobs/{jobs[0]}"]')
+    expect(first).to_be_focused()
+    # A shorter row is met at its own end, and Tab leaves a row.
+    signed_in.keyboard.press("ArrowUp")
+    expect(views.locator("a")).to_be_focused()
+    assert visits.locator("a").evaluate_all("cells => cells.map((cell) => cell.tabIndex)") == [-1, 0]
+    first.focus()
+    signed_in.keyboard.press("Enter")
+    signed_in.wait_for_url(f"{service.url}/jobs/{jobs[0]}")
+
+
 def test_what_is_dragged_over_in_the_timeline_is_asked_for_in_finer_intervals(
     signed_in: Page, service: RunningService, table: str
 ) -> None:

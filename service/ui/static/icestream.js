@@ -41,6 +41,8 @@ function enliven(part) {
     time.textContent = inViewersZone(new Date(time.dateTime));
   }
   for (const control of part.querySelectorAll("button[data-copy], #choose-all")) control.hidden = false;
+  // Of a table's latest jobs, Tab stops at the last one, and arrows lead to the others.
+  for (const cell of part.querySelectorAll(".cells a:not(:last-child)")) cell.tabIndex = -1;
   part.dispatchEvent(new Event("enlivened", { bubbles: true }));
 }
 
@@ -275,6 +277,21 @@ function closeOthers(event) {
     if (event.key === "Escape" || (event.type === "click" && !open.contains(event.target))) open.open = false;
   }
 }
+// In the grid of jobs, which end at the right: by as many to the left of the end, a row up or down.
+document.addEventListener("keydown", (event) => {
+  const cell = event.target.closest(".cells a");
+  if (!cell || event.altKey || event.ctrlKey || event.metaKey || event.shiftKey) return;
+  const rows = [...document.querySelectorAll(".cells:has(a)")].map((row) => [...row.querySelectorAll("a")].reverse());
+  const row = rows.findIndex((cells) => cells.includes(cell));
+  const place = rows[row].indexOf(cell);
+  const [down, back] = {
+    ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, 1], ArrowRight: [0, -1], Home: [0, Infinity], End: [0, -Infinity],
+  }[event.key] ?? [0, 0];
+  if (!down && !back) return;
+  event.preventDefault();
+  const cells = rows[Math.min(Math.max(row + down, 0), rows.length - 1)];
+  cells[Math.min(Math.max(place + back, 0), cells.length - 1)].focus();
+});
 document.addEventListener("click", closeOthers);
 document.addEventListener("keydown", closeOthers);
 enliven(document);
