@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 from fastapi import APIRouter, Request, Response
 
@@ -42,6 +43,8 @@ class BarRow:
     name: str
     words: str
     bars: Sequence[Sequence[Part]]
+    at: datetime | None = None
+    """The moment that it is of, which the viewer sees in their zone."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ class Bars:
     @property
     def data(self) -> str:
         """For the script, as JSON."""
-        rows = [[row.name, row.words, *row.bars] for row in self.rows]
+        rows = [[row.name, row.at and row.at.timestamp(), row.words, *row.bars] for row in self.rows]
         return json.dumps({"unit": self.unit.value, "rows": rows}, separators=(",", ":"))
 
 
@@ -113,7 +116,7 @@ def _partition(one: PartitionReport) -> BarRow:
     lacking = one.data_files - one.covered_data_files
     words = f"{count(one.covered_data_files)} of {plural(one.data_files, 'data file')} covered"
     bar = [(float(one.covered_data_files), "accent"), (float(lacking), "warn")]
-    return BarRow(one.partition or "not partitioned", words, [bar])
+    return BarRow(one.partition or "unpartitioned", words, [bar])
 
 
 def ages_of(pending: Sequence[PendingAge]) -> list[BarRow]:
@@ -138,7 +141,7 @@ def _lookups(lookups: Sequence[LookupCost]) -> Bars:
     """The latest first; of each, index and scan as predicted and as measured."""
     rows = [
         BarRow(
-            f"{one.ended_at:%d %b %H:%M} {', '.join(one.columns)}",
+            ", ".join(one.columns),
             f"{plural(one.keys, 'key')} by {one.source.replace('_', ' ')}; "
             f"index: {duration(one.predicted_index_seconds)} predicted, {_taken(one.index_seconds)}; "
             f"scan: {duration(one.predicted_scan_seconds)} predicted, {_taken(one.scan_seconds)}",
@@ -148,6 +151,7 @@ def _lookups(lookups: Sequence[LookupCost]) -> Bars:
                 [(one.predicted_scan_seconds, "warn-faint")],
                 [(one.scan_seconds, "warn")],
             ],
+            one.ended_at,
         )
         for one in lookups
     ]

@@ -505,7 +505,7 @@ function strips(element) {
   return kind;
 }
 
-// Rows of bars, each of parts that follow each other: [value, ink] and so on.
+// Rows of bars, each of parts that follow each other: [value, ink] and so on. A row may be of a moment.
 function bars(element) {
   let told = null;
   const kind = {
@@ -515,12 +515,16 @@ function bars(element) {
       const unit = UNITS[told.unit];
       return {
         ...timeAxis(), space: 70, incrs: told.unit === "seconds" ? [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, ...STEPS_SECONDS] : unit.steps,
-        values: (_, ticks) => ticks.map((tick) => (tick > 0 && tick < 1 ? unit.write(tick) : unit.axis(tick))),
+        values: (_, ticks) => ticks.map(told.unit === "seconds" ? seconds : unit.axis),
       };
     },
     read() {
       told = JSON.parse(element.dataset.bars);
-      kind.rows = told.rows.map(([name, said, ...drawn]) => ({ name, words: said, bars: drawn }));
+      kind.rows = told.rows.map(([name, at, said, ...drawn]) => {
+        if (at === null) return { name, words: said, bars: drawn };
+        const moment = new Date(at * 1000);
+        return { name: `${TICKS.minute.format(moment)} ${name}`, words: `${inViewersZone(moment)}\n${said}`, bars: drawn };
+      });
       kind.rowHeight = Math.max(ROW, 8 + 8 * Math.max(1, ...kind.rows.map((row) => row.bars.length)));
     },
     draw(drawn, placeOf) {

@@ -36,16 +36,17 @@ def test_runs_partitions_ages_and_costs_are_drawn_as_they_were_told(
         claim(service, worker, request_job(service, table, kind="convert")), result=told, health=health
     )
     shown = drawn(admin.open(f"/tables/{table}/index").html)
-    assert [(name, bars) for name, _, *bars in shown["Sorted runs of id"]] == [
+    assert [(name, bars) for name, _, _, *bars in shown["Sorted runs of id"]] == [
         ("Level 9", [[[40_350_000.0, "accent"], [13_450_000.0, "bad"]]]),
         ("Level 0", [[[6_000_000.0, "accent"], [0.0, "bad"]]]),
     ]
-    assert shown["Sorted runs of id"][0][1] == "53.8 MB in 4 files, 17,480,000 entries, 25% of them dead"
+    assert shown["Sorted runs of id"][0][2] == "53.8 MB in 4 files, 17,480,000 entries, 25% of them dead"
     (partition,) = shown["Coverage of partitions by id"]
-    assert partition[2] == [[48.0, "accent"], [48.0, "warn"]]
+    assert partition[3] == [[48.0, "accent"], [48.0, "warn"]]
     # Only the key with an index left a choice.
     (lookup,) = shown["What lookups and scans took"]
-    assert lookup[2:] == [
+    assert (lookup[0], lookup[1] > 0) == ("id", True)
+    assert lookup[3:] == [
         [[0.9, "accent-faint"]],
         [[1.2, "accent"]],
         [[3.6, "warn-faint"]],
