@@ -29,8 +29,10 @@ _AGES = (
     (604_800.0, "under 7 days"),
 )
 _OLDER = "older"
-_SECTIONS = 20
+_SECTIONS = 5
 """Key sets that are drawn; the API tells of all."""
+ROWS_SHOWN = 30
+"""Runs, and partitions, of each: so a page stays small."""
 
 Part = tuple[float, str]
 """A value, and the colour of the style sheet that it is drawn in."""
@@ -85,14 +87,17 @@ def show_index(
         reader,
         table=tables.view(session, settings, row),
         shown=shown,
-        sections=[_section(one) for one in shown.key_sets[:_SECTIONS]],
+        sections=[section_of(one) for one in shown.key_sets[:_SECTIONS]],
         more=max(len(shown.key_sets) - _SECTIONS, 0),
         lookups=_lookups(shown.lookups),
         now=utc_now(),
     )
 
 
-def _section(index: IndexedKeySet) -> Section:
+def section_of(index: IndexedKeySet) -> Section:
+    index = index.model_copy(
+        update={"runs": index.runs[:ROWS_SHOWN], "partitions": index.partitions[:ROWS_SHOWN]}
+    )
     name = ", ".join(index.columns or [f"field {one}" for one in index.equality_field_ids])
     return Section(
         index,

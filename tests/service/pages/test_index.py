@@ -6,8 +6,9 @@ import re
 from typing import Any
 
 from service.db.database import utc_now
-from service.index_health.models import PendingAge
-from service.ui.indexes import ages_of
+from service.index_health.models import IndexedKeySet, PendingAge
+from service.records.reports import PartitionReport, SortedRunReport
+from service.ui.indexes import ROWS_SHOWN, ages_of, section_of
 from tests.browser.running_service import convert_result, index_report
 from tests.service.conftest import Running
 from tests.service.iceberg_tables import IcebergCatalog
@@ -52,6 +53,25 @@ def test_runs_partitions_ages_and_costs_are_drawn_as_they_were_told(
         [[3.6, "warn-faint"]],
         [[0.0, "warn"]],
     ]
+
+
+def test_of_an_index_in_pieces_the_largest_runs_and_the_least_covered_partitions_are_drawn() -> None:
+    run = SortedRunReport(level=0, files=1, entries=9, bytes=9, dead_ratio=0)
+    lacking = PartitionReport(partition="day=1", data_files=9, covered_data_files=0)
+    covered = PartitionReport(partition="day=2", data_files=9, covered_data_files=9)
+    index = IndexedKeySet(
+        equality_field_ids=[7],
+        columns=[],
+        coverage=0.5,
+        sorted_runs=100,
+        runs=[run] * 100,
+        partitions=[lacking] * ROWS_SHOWN + [covered] * 50,
+        pending=[],
+    )
+    section = section_of(index)
+    assert (len(section.runs.rows), len(section.index.runs)) == (ROWS_SHOWN, ROWS_SHOWN)
+    assert [row.name for row in section.partitions.rows] == ["day=1"] * ROWS_SHOWN
+    assert section.name == "field 7"
 
 
 def test_ages_are_drawn_up_to_the_oldest_in_steps_that_stay() -> None:
