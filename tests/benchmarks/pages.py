@@ -35,8 +35,17 @@ from service.records.health import (
     Resolution,
     TableHealth,
     minute_of,
+    store_layouts,
 )
 from service.records.jobs import Event, Job, JobKind, JobStatus
+from service.records.reports import (
+    PARTITIONS_AT_MOST,
+    RUNS_AT_MOST,
+    IndexLayout,
+    KeySetReport,
+    PartitionReport,
+    SortedRunReport,
+)
 from service.records.tables import EnrolledTable
 from tests.benchmarks.measure import high_water_mark
 from tests.benchmarks.page import PAGE, Part, write_part
@@ -52,7 +61,22 @@ _SPAN = timedelta(days=30)
 _MINUTES = KEPT_CHANGES // timedelta(minutes=1)
 """In each of which something changes somewhere with 10,000 tables; with fewer, in as many fewer of them."""
 _KINDS = (JobKind.INDEX, JobKind.CONVERT, JobKind.CONVERT, JobKind.COMPACT)
-_RESULT = {"equality_delete_files_removed": 4, "equality_deletes_resolved": 500, "rows_deleted": 480}
+_LOOKUP = {
+    "equality_field_ids": [1],
+    "columns": ["id"],
+    "source": "index",
+    "reason": "the index covers all 100 data files",
+    "keys": 500,
+    "predicted_index_seconds": 0.2,
+    "predicted_scan_seconds": 1.5,
+    "index_seconds": 0.25,
+}
+_RESULT = {
+    "equality_delete_files_removed": 4,
+    "equality_deletes_resolved": 500,
+    "rows_deleted": 480,
+    "key_sets": [_LOOKUP],
+}
 _FAILED = 50
 """One job of so many has failed."""
 
@@ -224,6 +248,7 @@ def _fill(session: Session, tables: int, jobs: int) -> Mapping[str, str]:
         ),
     )
     table = ids[tables // 2]
+    _fill_index(session, table)
     return {
         "overview": "/",
         "overview, 90 days": "/?days=90",
@@ -234,6 +259,7 @@ def _fill(session: Session, tables: int, jobs: int) -> Mapping[str, str]:
         "tables by a part of the name": "/tables?search=ders_12",
         "table": f"/tables/{table}",
         "table, 30 days": f"/tables/{table}?days=30",
+        "X-ray of an index": f"/tables/{table}/index",
         "jobs": "/jobs",
         "jobs that failed": "/jobs?status=failed",
         "jobs of a kind": "/jobs?kind=compact",
@@ -246,6 +272,40 @@ def _fill(session: Session, tables: int, jobs: int) -> Mapping[str, str]:
         "audit": "/audit",
         "metrics": "/metrics",
     }
+
+
+def _fill_index(session: Session, table_id: str) -> None:
+    """As much as is ever told of two indexes of a table."""
+    run = SortedRunReport(level=0, files=1, entries=1_000_000, bytes=3_000_000, dead_ratio=0.1)
+    partitions = [
+        PartitionReport(partition=f"region=eu/day={day}", data_files=100, covered_data_files=day % 100)
+        for day in range(PARTITIONS_AT_MOST)
+    ]
+    layouts = [
+        IndexLayout(equality_field_ids=ids, runs=[run] * RUNS_AT_MOST, partitions=partitions)
+        for ids in ([1], [1, 2])
+    ]
+    store_layouts(session, table_id, layouts)
+    health = session.get_one(TableHealth, table_id)
+    health.key_sets = [
+        KeySetReport(
+            equality_field_ids=layout.equality_field_ids,
+            columns=["id", "region"][: len(layout.equality_field_ids)],
+            files_covered=90,
+            files_total=100,
+            coverage=0.9,
+            entries=100_000_000,
+            bytes=300_000_000,
+            sorted_runs=RUNS_AT_MOST,
+            dead_ratio=0.1,
+        ).model_dump()
+        for layout in layouts
+    ]
+    at = utc_now().isoformat()
+    health.pending_key_sets = [
+        {"equality_field_ids": [1], "files": 50, "oldest_at": at, "ages": [[at, 1, 500]] * 50}
+    ]
+    session.add(health)
 
 
 def _job(number: int, job_id: str, tables: Sequence[str], jobs: int) -> dict[str, Any]:
