@@ -54,6 +54,7 @@ DECISIONS: dict[str, set[str]] = {
         "GET /api/v1/tables/{table_id}/policy/preview",
         "GET /api/v1/workers",
         "GET /",
+        "POST /first-hour/dismiss",
         "GET /catalogs",
         "GET /catalogs/{catalog_id}",
         "GET /erasures",

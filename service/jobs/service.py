@@ -36,7 +36,7 @@ from service.policies.models import EffectivePolicy
 from service.policies.service import effective_policy
 from service.quantities import counted
 from service.records.catalogs import Catalog
-from service.records.jobs import REQUEST, Attempt, Job, JobKind, JobStatus
+from service.records.jobs import NEVER, REQUEST, Attempt, Job, JobKind, JobStatus
 from service.records.keys import Role
 from service.records.system import SystemState
 from service.records.tables import EnrolledTable, get_table
@@ -243,6 +243,12 @@ def converted_since(session: Session, since: datetime) -> Converted:
         rows=sum(_amount(told) * number for _, told, number, _ in results),
         bytes=int(sum(part for *_, part in results)),
     )
+
+
+def first_conversion(session: Session) -> JobView | None:
+    """The first of those that are kept that has converted anything."""
+    first = select(Job).where(*_has_converted(NEVER)).order_by(col(Job.ended_at)).limit(1)
+    return next(iter(views(session, session.exec(first).all())), None)
 
 
 def _amount(told: str | None) -> int:

@@ -14,6 +14,7 @@ from service.ui import (
     catalogs,
     enrolment,
     erasures,
+    first_hour,
     indexes,
     jobs,
     keys,
@@ -58,6 +59,7 @@ def get_static(digest: str, name: str) -> Response:  # noqa: ARG001
 for page in (
     sign_in,
     overview,
+    first_hour,
     timeline,
     search,
     enrolment,

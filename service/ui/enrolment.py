@@ -18,7 +18,11 @@ from service.discovery import candidates, patterns
 from service.discovery.models import StandingPatternPatch, StandingPatternRequest
 from service.errors import ForbiddenError, IcestreamError, InvalidError, NotFoundError, PreconditionError
 from service.http.paging import PageRequest
+from service.jobs import service as jobs
+from service.jobs.models import JobRequest
 from service.policies.models import NO_BRANCH
+from service.policies.service import MANUAL
+from service.records.jobs import JobKind
 from service.settings import CurrentSettings
 from service.tables import service as tables
 from service.tables.models import PatternRequest, PatternResult, TableRequest, TableView
@@ -38,6 +42,7 @@ _FIELDS = {
     "staging_branch_in_use": "publish",
 }
 """Which field an error is about."""
+_DRY_RUN = JobRequest(kind=JobKind.CONVERT, dry_run=True)
 
 
 @router.get("/tables/new")
@@ -129,21 +134,26 @@ def enrol_candidates(
     """Enrol each table that was chosen; what became of each, if there is more to say than its page does."""
     with database.read() as session:
         catalog = catalogs.view(session, catalogs.get_catalog(session, catalog_id))
-    enrolled, failed = [], []
+    enrolled, failed, job = [], [], None
+    only_looks = typed["then"] == "look"
+    policy = MANUAL if only_looks else typed.given("policy")
     chosen = [_chosen_table(text) for text in typed.all("identifier")]
     for identifier in chosen:
         try:
             body = typed.read(
                 TableRequest,
-                {"catalog": catalog.id, "identifier": identifier, "policy": typed.given("policy")},
+                {"catalog": catalog.id, "identifier": identifier, "policy": policy},
             )
             enrolled.append(_enrol(database, opened, settings, sender, body))
+            if only_looks:
+                with database.write() as session:
+                    job = jobs.request_job(session, sender, enrolled[-1].id, _DRY_RUN)
         except ForbiddenError:
             raise
         except IcestreamError as error:
             failed.append(tables.miss(tuple(identifier), error))
     if len(enrolled) == 1 and not failed:
-        return see(f"/tables/{enrolled[0].id}")
+        return see(f"/jobs/{job.id}" if job is not None else f"/tables/{enrolled[0].id}")
     result = PatternResult(
         dry_run=False,
         matched=[".".join(identifier) for identifier in chosen],

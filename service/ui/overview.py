@@ -20,6 +20,7 @@ from service.records.jobs import JobStatus
 from service.settings import CurrentSettings, Settings
 from service.tables import service as tables
 from service.tables.models import TableView
+from service.ui.first_hour import first_hour
 from service.ui.forms import see
 from service.ui.pages import PageRoute, address_of, render
 from service.ui.plot import Unit, moments, plot
@@ -85,6 +86,7 @@ def show_overview(
         waiting=numbers[JobStatus.QUEUED],
         workers=workers.list_workers(session, settings, PageRequest(limit=EVERYTHING)).items,
         catalogs=catalogs.list_catalogs(session, PageRequest(limit=1)).items,
+        first=first_hour(session, settings, request, now),
         system=jobs.system_view(session),
         now=now,
         address=address_of(request),

@@ -1,0 +1,84 @@
+"""From nothing to a converted table by what the overview offers next, and what it tells then."""
+
+from datetime import timedelta
+from pathlib import Path
+
+from sqlalchemy import update
+
+from service.db.database import utc_now
+from service.records.catalogs import Catalog
+from service.records.jobs import Job
+from service.records.keys import Role
+from service.settings import Settings
+from tests.browser.running_service import convert_result
+from tests.service.conftest import ADMIN_KEY, running
+from tests.service.iceberg_tables import IcebergCatalog
+from tests.service.pages.person import Person
+
+
+def test_who_follows_the_steps_sees_what_the_first_conversion_has_changed(
+    tmp_path: Path, migrated_sqlite: Path
+) -> None:
+    (tmp_path / "icestream.db").write_bytes(migrated_sqlite.read_bytes())
+    settings = Settings(
+        data_dir=tmp_path,
+        database_url=f"sqlite:///{tmp_path / 'icestream.db'}",
+        bootstrap_key=ADMIN_KEY,
+        background=False,
+    )
+    iceberg = IcebergCatalog(tmp_path)
+    iceberg.create("shop.orders")
+    iceberg.append("shop.orders", list(range(10)))
+    iceberg.delete_keys("shop.orders", [1, 2, 3])
+    with running(settings) as service, Person(service) as admin:
+        begins = admin.open("/")
+        assert "Connect a catalog next" in begins.text
+        assert "Choose a table by what its readers pay later" in begins.text
+        admin.follow("Register a catalog")
+        said = {f"property__{name}": value for name, value in iceberg.properties.items()}
+        admin.send("/catalogs/new", name="local", **said)
+
+        assert "Connect a catalog done local is registered." in admin.open("/").text
+        admin.follow("See what local holds")
+        job = admin.send("/candidates", {"policy": ""}, then="look")
+        assert "Dry run: convert" in job.text
+        (table,) = service.admin.get("/tables").json()["items"]
+        assert table["policy"] == "manual"
+        service.poll(table["id"])
+        waits = admin.open("/")
+        assert "See what a conversion would do next Dry run: convert queued" in waits.text
+        assert "Convert it later" in waits.text
+
+        worker = service.start_worker()
+        assignment = service.claim(worker)
+        assert assignment is not None
+        service.finish(assignment, result=convert_result(dry_run=True)).raise_for_status()
+        seen = admin.open("/")
+        assert "The dry run : would resolve 48,210" in seen.text.replace("\N{NO-BREAK SPACE}", " ")
+        with Person(service, Role.VIEWER) as viewer:
+            assert "Convert it next That takes the role operator." in viewer.open("/").text
+            assert not viewer.page.offers(f"/tables/{table['id']}/jobs")
+        admin.send(f"/tables/{table['id']}/jobs", {"dry_run": "false"})
+        assignment = service.claim(worker)
+        assert assignment is not None
+        assert not assignment["job"]["dry_run"]
+        service.finish(assignment, result=convert_result()).raise_for_status()
+
+        told = admin.open("/").text.replace("\N{NO-BREAK SPACE}", " ")
+        assert "The first hour" not in told
+        assert "deleted 47,985 rows that its equality deletes stood for" in told
+        assert "Equality delete files 24 0 Equality deletes 48,210 0 Full read by Spark" in told
+        admin.send("/first-hour/dismiss")
+        assert "The first conversion" not in admin.page.text
+        with Person(service) as other:
+            assert "The first conversion" in other.open("/").text
+            with service.database.write() as session:
+                session.execute(update(Job).values(ended_at=utc_now() - timedelta(days=2)))
+            assert "The first conversion" not in other.open("/").text
+            with service.database.write() as session:
+                session.execute(update(Job).values(result={}))
+            assert "The first hour" in other.open("/").text
+            with service.database.write() as session:
+                session.execute(update(Catalog).values(created_at=utc_now() - timedelta(days=8)))
+            assert "The first hour" not in other.open("/").text, "who is there for long knows the way"
+    iceberg.close()
