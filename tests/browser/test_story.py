@@ -85,11 +85,11 @@ def test_a_person_registers_a_catalog_enrols_a_table_and_sees_its_deletes_conver
     page.get_by_role("link", name="Catalogs").click()
     page.get_by_role("link", name="Register a catalog").click()
     page.get_by_label("Name", exact=True).fill("lake")
-    page.get_by_label("Type").select_option("sql")
-    page.get_by_label("Properties").fill("\n".join(f"{name} = {it}" for name, it in lake.properties.items()))
-    page.get_by_role("button", name="Register").click()
-    page.get_by_role("button", name="Check").click()
+    page.get_by_label("Database").fill(lake.properties["uri"])
+    page.get_by_label("Warehouse").fill(lake.properties["warehouse"])
+    page.get_by_role("button", name="Check it").click()
     expect(page.get_by_role("status")).to_contain_text("ok")
+    page.get_by_role("button", name="Register").click()
 
     # What needs it is found and chosen already.
     page.get_by_role("link", name="Enrol tables").click()
