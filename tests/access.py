@@ -120,6 +120,7 @@ DECISIONS: dict[str, set[str]] = {
         "POST /policies/new",
         "GET /policies/{policy_id}/edit",
         "POST /policies/{policy_id}/edit",
+        "POST /policies/{policy_id}/try",
         "POST /policies/{policy_id}/delete",
         "POST /policies/{policy_id}/attach",
         "GET /erasures/new",

@@ -511,6 +511,15 @@ def policy_with(
     return _with_own(effective, table)
 
 
+def tables_under(session: Session, policy: Policy, most: int) -> list[EnrolledTable]:
+    """Enrolled tables that a policy reaches, of the first thousand by name; so many at most."""
+    attached = select(PolicyAttachment.target).where(PolicyAttachment.policy_id == policy.id)
+    targets = set(session.exec(attached).all())
+    enrolled = select(EnrolledTable).where(col(EnrolledTable.deleted_at).is_(None))
+    first = session.exec(enrolled.order_by(EnrolledTable.name, EnrolledTable.id).limit(1000))
+    return [table for table in first if targets.intersection(targets_of_table(table))][:most]
+
+
 def _flat(policy: EffectivePolicy) -> dict[str, Any]:
     """By dotted name."""
     return {

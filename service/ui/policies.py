@@ -1,5 +1,6 @@
 """The pages of policies: what they say, where they hold, and the forms that change that."""
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request, Response
@@ -8,7 +9,7 @@ from sqlmodel import Session
 from service.auth.access import Operator, Viewer
 from service.auth.models import Principal
 from service.catalogs import service as catalogs
-from service.db.database import CurrentDatabase, ReadSession
+from service.db.database import CurrentDatabase, ReadSession, utc_now
 from service.errors import IcestreamError, NotFoundError, PreconditionError
 from service.http.paging import EVERYTHING, PageRequest, Search
 from service.policies import service as policies
@@ -20,13 +21,21 @@ from service.policies.models import (
     PolicySettings,
     PolicyView,
 )
+from service.records.health import TableHealth
+from service.records.jobs import JobKind
 from service.records.policies import Level, Policy
 from service.records.tables import get_table
+from service.scheduling.models import PolicyReplay, ReplayedOutcome
+from service.scheduling.replay import replay
 from service.settings import CurrentSettings
+from service.ui import formats
 from service.ui.formats import POLICY_SECTIONS, POLICY_SETTINGS, setting
 from service.ui.forms import Form, Typed, see
 from service.ui.pages import PageRoute, render
 from service.ui.policy_form import read_setting, sections, write_setting
+
+_TRIED_ON = 200
+"""Tables to choose from."""
 
 router = APIRouter(prefix="/policies", route_class=PageRoute)
 
@@ -113,6 +122,30 @@ def update_policy(
     return see(f"/policies/{policy_id}")
 
 
+@router.post("/{policy_id}/try")
+def try_policy(
+    request: Request,
+    session: ReadSession,
+    settings: CurrentSettings,
+    sender: Operator,
+    policy_id: str,
+    typed: Typed,
+) -> Response:
+    """The form as it was typed, with what it would have made of a table. Nothing is changed."""
+    row = policies.get_policy(session, policy_id)
+    tried: PolicyReplay | None = None
+    try:
+        body = typed.read(PolicyPatch, _said(typed))
+        wanted = body.settings or PolicySettings()
+        policies.refuse_mistakes(policies.find_mistakes(session, settings, wanted, row))
+        table = get_table(session, typed["table_id"])
+        health = session.get(TableHealth, table.id) or TableHealth(table_id=table.id)
+        tried = replay(session, table, health, wanted, row.id, utc_now())
+    except IcestreamError as error:
+        typed = typed.refused(error, table_not_found="table_id")
+    return _policy_form(request, session, sender, typed, row, tried)
+
+
 @router.post("/{policy_id}/delete")
 def delete_policy(
     request: Request, database: CurrentDatabase, sender: Operator, policy_id: str, typed: Typed
@@ -191,8 +224,15 @@ def _policy_page(
 
 
 def _policy_form(
-    request: Request, session: Session, sender: Principal, form: Form, row: Policy | None = None
+    request: Request,
+    session: Session,
+    sender: Principal,
+    form: Form,
+    row: Policy | None = None,
+    tried: PolicyReplay | None = None,
 ) -> Response:
+    """tried: what the form would have made of a table."""
+    tables = policies.tables_under(session, row, _TRIED_ON) if row else []
     return render(
         request,
         "policies/form.html",
@@ -201,7 +241,43 @@ def _policy_form(
         form=form,
         policy=policies.view(row) if row else None,
         sections=list(sections(policies.inherited_values(session, row))),
+        tables=[(table.id, table.name) for table in tables],
+        tried=tried,
+        figures=_figures(tried) if tried else [],
     )
+
+
+def _figures(tried: PolicyReplay) -> list[tuple[str, list[str]]]:
+    """What happened, and what the replays say, in words: (figure, three values)."""
+    outcomes = (tried.happened, tried.present, tried.edited)
+    jobs = [{each.kind: each for each in one.jobs} for one in outcomes]
+    kinds = [kind for kind in JobKind if any(kind in each for each in jobs)]
+    rows = [
+        (
+            f"Jobs: {kind.value}",
+            [
+                f"{formats.count(each[kind].jobs)} in {formats.duration(each[kind].seconds)}"
+                if kind in each
+                else "none"
+                for each in jobs
+            ],
+        )
+        for kind in kinds
+    ]
+    figures: tuple[tuple[str, Callable[[ReplayedOutcome], float | None], Callable[[Any], str]], ...] = (
+        ("Lag, median", lambda one: one.lag_seconds_median, formats.duration),
+        ("Lag, longest", lambda one: one.lag_seconds_max, formats.duration),
+        ("Bytes written by jobs", lambda one: one.bytes_written, formats.size),
+        ("Bytes written for each of a writer's", lambda one: one.write_amplification, formats.times),
+        ("Vectors and position deletes written", lambda one: one.delete_files_written, formats.count),
+        ("Those in the place of another", lambda one: one.delete_files_rewritten, formats.count),
+        ("A full read by Spark, on average", lambda one: one.read_seconds, formats.duration),
+        ("As many times as of a table just rewritten", lambda one: one.read_ratio, formats.times),
+    )
+    for words, figure, write in figures:
+        values = [figure(one) for one in outcomes]
+        rows.append((words, [formats.NONE if value is None else write(value) for value in values]))
+    return rows
 
 
 def _form_of(policy: PolicyView) -> Form:

@@ -19,7 +19,8 @@ from service.ui.policy_form import read_setting
 from tests.patience import PATIENCE_SECONDS
 from tests.service.conftest import Running
 from tests.service.iceberg_tables import IcebergCatalog
-from tests.service.pages.person import Person
+from tests.service.pages.person import Page, Person
+from tests.service.test_replay import history, store
 
 
 def test_a_policy_is_made_changed_attached_detached_and_deleted_on_its_pages(
@@ -72,6 +73,35 @@ def test_a_policy_is_made_changed_attached_detached_and_deleted_on_its_pages(
     assert "Nowhere yet" in admin.send("/attach", {"detach": "yes"}).text
     admin.send("/delete")
     assert service.admin.get("/policies/nights").status_code == 404
+
+
+def test_what_is_typed_into_a_policy_is_tried_on_a_table_before_it_is_saved(
+    service: Running, iceberg: IcebergCatalog, admin: Person
+) -> None:
+    iceberg.create("db.tried")
+    table = service.enroll("db.tried")
+    store(service, table["id"], history(30, utc_now() - timedelta(hours=6)))
+    made = service.admin.post("/policies", json={"name": "p", "settings": {}}).json()
+    edit = f"/policies/{made['id']}/edit"
+    assert "Try it on" not in admin.open(edit).text, "it holds for no table"
+    place = {"level": "table", "table_id": table["id"], "policy": "p"}
+    service.admin.put("/policy-attachments", json=place).raise_for_status()
+    page = admin.open(edit)
+    fields = dict(page.form("/edit").fields)
+    assert fields["table_id"] == table["id"]
+    typed = fields | {"settings.convert.age_seconds": "1 h", "settings.convert.delete_files": "1000"}
+    tried = Page(admin.http.post(f"/policies/{made['id']}/try", data=typed))
+    assert tried.status == 200
+    assert "Jobs: convert 30 in" in tried.text.replace("\N{NO-BREAK SPACE}", " ")
+    assert "A full read by Spark, on average" in tried.text
+    assert "What jobs cost is told by those that ran: 30 index, 30 convert." in tried.text
+    assert dict(tried.form("/edit").fields)["settings.convert.age_seconds"] == "1 h"
+    assert service.admin.get("/policies/p").json() == made, "nothing is saved"
+    wrong = admin.http.post(
+        f"/policies/{made['id']}/try", data=typed | {"settings.convert.age_seconds": "soon"}
+    )
+    assert wrong.status_code == 422
+    assert "This takes a number" in wrong.text
 
 
 def test_a_form_that_is_refused_keeps_what_was_typed_and_says_what_is_wrong_beside_the_field(
