@@ -1,8 +1,8 @@
 """`python -m tests.benchmarks.maintenance`: two weeks of a hundred tables, as policies make jobs of them.
 
 Simulated by the scheduler's own decisions (service.scheduling.simulation), so it takes minutes and no table.
-A job that a better order would have spared found nothing to do, or converted what a rewriting that began within
-a minute after it would have converted itself.
+A job that a better order would have spared found nothing to do, or converted what a rewriting that began
+within a minute after it would have converted itself.
 """
 
 import random
