@@ -106,6 +106,7 @@ class Jobs:
         parameters: Mapping[str, Any] | None = None,
         orphan_files: Sequence[str] = (),
         orphans_older_than: str | None = None,
+        takes_new_files: bool = False,
         **table: Any,
     ) -> Outcome:
         """out_of_memory: how many earlier attempts said that they lacked memory."""
@@ -131,7 +132,7 @@ class Jobs:
                     "type": self.catalog.type,
                     "properties": self.catalog.properties,
                 },
-                "index": {"warehouse": self.index_location},
+                "index": {"warehouse": self.index_location, "takes_new_files": takes_new_files},
                 "policy": policy or {},
                 "allowed_locations": allowed_locations,
             }

@@ -147,6 +147,8 @@ _ENDED_ATTEMPTS_AT_ONCE = 100
 _TRIED_AT_ONCE = 20
 """Jobs that a claim looks at, if others get them first or they must wait."""
 KeySets = list[dict[str, Any]] | None
+IndexedAt = datetime | None
+InTurn = tuple[Job, EnrolledTable, Catalog, KeySets, IndexedAt]
 Query = TypeVar("Query", bound=sqlalchemy.Select[*tuple[Any, ...]])
 
 
@@ -218,7 +220,7 @@ def claim(
         found = _next_job(session, now)
         if found is None:
             return None
-        job, table, catalog, key_sets = found
+        job, table, catalog, key_sets, indexed_at = found
         if job.kind == JobKind.DROP_INDEX.value and _is_index_used(session, job, table):
             cancel(session, job, "the table was enrolled again", now)
             continue
@@ -237,7 +239,9 @@ def claim(
             continue
         _record_attempt(session, job, worker, previous, now)
         listed = orphan_removals.listed_for(session, job, now)
-        return _assignment(session, settings, job, table, catalog, key_sets, policy, previous, listed)
+        return _assignment(
+            session, settings, job, table, catalog, key_sets, indexed_at, policy, previous, listed
+        )
     return None
 
 
@@ -331,12 +335,14 @@ def running_attempts(session: Session, worker_id: str) -> list[RunningAttempt]:
     return sorted((job_id, attempt) for job_id, attempt in found)
 
 
-def _next_job(session: Session, now: datetime) -> tuple[Job, EnrolledTable, Catalog, KeySets] | None:
-    """The job whose turn it is, locked, with its table, its catalog and the key sets of the last report."""
+def _next_job(session: Session, now: datetime) -> InTurn | None:
+    """The job whose turn it is, locked, with its table and its catalog; and of that table's health the key
+    sets of the last report, and when all was indexed."""
     for catalog_id in session.connection().scalars(_catalogs_in_turn(), {"now": now}).all():
-        found = session.exec(_job_in_turn(), params={"now": now, "catalog_id": catalog_id}).first()
-        if found is not None:  # else other claims look at all that it has
-            return found
+        row: InTurn | None
+        row = session.exec(_job_in_turn(), params={"now": now, "catalog_id": catalog_id}).first()
+        if row is not None:  # else other claims look at all that it has
+            return row
     return None
 
 
@@ -356,12 +362,15 @@ def _catalogs_in_turn() -> SelectOfScalar[str]:
 
 
 @cache
-def _job_in_turn() -> Select[Job, EnrolledTable, Catalog, KeySets]:
+def _job_in_turn() -> Any:
     """Of the catalog `catalog_id`, the first job that may start at `now` and that no other claim looks at."""
     key_sets: Mapped[KeySets] = col(TableHealth.key_sets)
+    # SQLModel types no more than four columns.
+    query: Any = _claimable(select(Job, EnrolledTable, Catalog, key_sets)).add_columns(
+        col(TableHealth.indexed_at)
+    )
     return (
-        _claimable(select(Job, EnrolledTable, Catalog, key_sets))
-        .join(Catalog, col(Catalog.id) == col(Job.catalog_id))
+        query.join(Catalog, col(Catalog.id) == col(Job.catalog_id))
         .join(TableHealth, col(TableHealth.table_id) == col(Job.table_id), isouter=True)
         .where(Job.catalog_id == bindparam("catalog_id"))
         .order_by(*_turn(Job))
@@ -486,6 +495,7 @@ def _assignment(
     table: EnrolledTable,
     catalog: Catalog,
     key_sets: KeySets,
+    indexed_at: IndexedAt,
     policy: EffectivePolicy,
     previous: Sequence[AttemptView],
     listed: orphan_removals.Listed,
@@ -511,7 +521,10 @@ def _assignment(
             overlapping_locations=_overlapping_locations(session, job, table),
         ),
         catalog=AssignedCatalog(name=catalog.name, type=catalog.type, properties=catalog.properties),
-        index=AssignedIndex(warehouse=index_warehouse(settings, catalog)),
+        index=AssignedIndex(
+            warehouse=index_warehouse(settings, catalog),
+            takes_new_files=_takes_new_files(job, indexed_at, policy),
+        ),
         policy=bounded(policy, settings),
         allowed_locations=list(settings.location_roots),
         allowed_hosts=list(settings.host_rules),
@@ -521,6 +534,18 @@ def _assignment(
         orphan_files=listed.files,
         orphans_older_than=listed.older_than,
     )
+
+
+def _takes_new_files(job: Job, indexed_at: IndexedAt, policy: EffectivePolicy) -> bool:
+    """Whether half the time is over for which new data files may wait for an index.
+
+    One attempt then does what would take two. There is an index if there was an indexing.
+    """
+    if job.kind != JobKind.CONVERT.value or job.dry_run or not policy.index.enabled:
+        return False
+    if indexed_at is None or job.started_at is None:
+        return False
+    return (job.started_at - indexed_at).total_seconds() >= policy.index.age_seconds / 2
 
 
 def _overlapping_locations(session: Session, job: Job, table: EnrolledTable) -> list[str]:

@@ -100,6 +100,8 @@ class AssignedIndex(Message):
 
     warehouse: str
     """The Paimon tables lie in this warehouse, a URI."""
+    takes_new_files: bool = False
+    """A conversion indexes data files that are new, since an index job would do so soon."""
 
 
 class ProgressReport(Message):

@@ -30,6 +30,9 @@ SCHEDULED = (
 )
 """Those that become due at the same time wait in this order: what is let go comes after what replaces it."""
 
+_PATIENCE_WITH_CONVERSIONS = 2
+"""Times `index.age_seconds` that new data files wait at most where conversions may index them."""
+
 
 class Action(StrEnum):
     TRIGGER = "trigger"
@@ -344,9 +347,21 @@ def _decide_index(state: TableState, policy: EffectivePolicy, now: datetime) -> 
         return found
     if (due := _fired(policy_of_kind.cron, state, policy, kind, now)) is not None:
         return Decision(kind, Action.TRIGGER, "cron", f"{files}, {due}")
-    if age.is_reached:
-        return Decision(kind, Action.TRIGGER, age.code, f"{files}, {age}.")
-    return _below(kind, (*volume, age))
+    if not age.is_reached:
+        return _below(kind, (*volume, age))
+    # One that fails, or can't index them, leaves them to an index job in the end.
+    is_late = since >= _PATIENCE_WITH_CONVERSIONS * policy_of_kind.age_seconds
+    if not is_late and _is_converted_now(state, policy, now):
+        told = f"{files}, {age}. The conversion that is due indexes them."
+        return Decision(kind, Action.WAIT, "with-conversion", told)
+    return Decision(kind, Action.TRIGGER, age.code, f"{files}, {age}.")
+
+
+def _is_converted_now(state: TableState, policy: EffectivePolicy, now: datetime) -> bool:
+    """Whether a conversion waits for nothing but a worker, or runs."""
+    found = decide_kind(JobKind.CONVERT, state, policy, now)
+    is_active = found.code == "active" and JobKind.CONVERT not in state.later
+    return found.action is Action.TRIGGER or is_active
 
 
 def _indexed_at(last: LastJob, state: TableState) -> datetime:
@@ -693,5 +708,7 @@ def deadlines(
         if kind is JobKind.INDEX and last is not None:
             began = _indexed_at(last, state)
         yield began + timedelta(seconds=ages.get(kind, 0.0))
+        if kind is JobKind.INDEX:
+            yield began + timedelta(seconds=_PATIENCE_WITH_CONVERSIONS * policy.index.age_seconds)
         if last is not None and (pause_ends := _pause_ends(last, policy)) is not None:
             yield pause_ends

@@ -100,7 +100,9 @@ def test_a_job_that_ended_in_the_future_delays_the_next_by_its_pause_only(
     assert (kind.value in scheduled(database, table, NOW)) is not waits
     assert [job(database, each).ended_at for each in (first, second)] == [NOW - timedelta(minutes=10), NOW]
     assert (kind.value in scheduled(database, table, NOW + timedelta(seconds=59))) is not waits
-    assert kind.value in scheduled(database, table, NOW + timedelta(seconds=61))
+    # A conversion is due by then, too, and would index what is new.
+    seconds = 121 if kind is JobKind.INDEX else 61
+    assert kind.value in scheduled(database, table, NOW + timedelta(seconds=seconds))
     with database.read() as session:
         # Nor do attempts count as later ones, for budgets and for what they may still write.
         assert all(each.ended_at <= NOW for each in session.exec(select(Attempt)) if each.ended_at)

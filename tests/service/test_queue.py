@@ -322,6 +322,25 @@ def test_a_job_of_any_kind_has_indexed_what_it_leaves_covered(
         assert (found.indexed_snapshot_id == 7, found.indexed_at is not None) == (has_indexed,) * 2
 
 
+@pytest.mark.parametrize("database_kind", ["sqlite"])
+def test_a_conversion_takes_new_files_along_where_an_index_job_would_come_soon(database: Database) -> None:
+    """The policy's bound for their age is 60 s."""
+    worker = add_worker(database)
+    cases = [(JobKind.CONVERT, 31, True), (JobKind.CONVERT, 20, False), (JobKind.CONVERT, None, False)]
+    cases += [(JobKind.COMPACT, 31, False)]
+    tables = add_tables(database, [f"t{number}" for number in range(len(cases))])
+    for table, (kind, age, takes) in zip(tables, cases, strict=True):
+        request(database, table, kind)
+        with database.write() as session:
+            health = health_of(session, table)
+            health.indexed_at = START - timedelta(seconds=age) if age is not None else None
+            session.add(health)
+        assignment = claim(database, worker)
+        assert assignment is not None
+        assert assignment.index.takes_new_files is takes, (kind, age)
+        finish(database, assignment.job.id, 1, "succeeded")
+
+
 def test_an_error_that_no_retry_helps_fails_the_jobat_once(database: Database) -> None:
     (table,) = add_tables(database, ["a"])
     worker = add_worker(database)

@@ -526,6 +526,31 @@ def test_the_age_of_what_is_new_counts_from_the_last_indexing_by_any_job() -> No
     assert decision(earlier, JobKind.INDEX).code == "age"
 
 
+def test_new_data_files_go_along_with_a_conversion_for_a_while() -> None:
+    """It indexes them, so one attempt does what would take two."""
+    due = replace(pending(10), new=Volume(1, 2, 3))
+
+    def indexed(state: TableState, seconds: float) -> Decision:
+        return decision(
+            replace(state, last={JobKind.INDEX: LastJob(NOW - timedelta(seconds=seconds))}), JobKind.INDEX
+        )
+
+    running = replace(due, active=frozenset({JobKind.CONVERT}))
+    for state in (due, running):
+        assert indexed(state, 60).sentence == (
+            "1 new data file, 60 s since the last indexing (policy: 60 s)."
+            " The conversion that is due indexes them."
+        )
+        assert (indexed(state, 60).code, indexed(state, 119).code) == ("with-conversion",) * 2
+        assert indexed(state, 120).action is Action.TRIGGER
+    # Nothing waits for a conversion that does not start by itself now, and no large backlog for any.
+    assert indexed(replace(running, later=running.active), 60).action is Action.TRIGGER
+    assert indexed(replace(pending(1), new=due.new), 60).action is Action.TRIGGER
+    assert indexed(replace(due, new=Volume(50, 2, 3)), 60).code == "data-files"
+    waiting = replace(due, last={JobKind.INDEX: LastJob(NOW - timedelta(seconds=60))})
+    assert NOW + timedelta(seconds=60) in deadlines(waiting, POLICY)
+
+
 def test_what_waits_names_each_trigger_with_its_limit() -> None:
     assert decision(pending(2, rows=20, size=2_000), JobKind.CONVERT).sentence == (
         "2 equality delete files (policy: 10), 20 equality deletes (policy: 1,000), 2.0 KB of equality "

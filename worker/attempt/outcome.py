@@ -116,8 +116,8 @@ def index_report(
             }
         )
     rewritable = _rewritable(job, table, files)
-    # What others committed after the look is not among the files.
-    is_of_head = files is table.files and iceberg_snapshot_id == table.snapshot_id
+    # What others commit between a look and a job's own commit is not among the files.
+    is_of_head = iceberg_snapshot_id == table.snapshot_id
     return {
         "covers_head": is_of_head and all(one["files_covered"] == len(live_files) for one in key_sets),
         "iceberg_snapshot_id": iceberg_snapshot_id,

@@ -205,6 +205,8 @@ class AssignedCatalog(Body):
 
 class AssignedIndex(Body):
     warehouse: str
+    takes_new_files: bool = False
+    """Whether a conversion indexes what is new, so that no index job has to."""
 
 
 class AssignedConvertPolicy(Body):

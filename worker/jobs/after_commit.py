@@ -5,23 +5,31 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from math import inf
 
 from worker.attempt.indexes import indexes
 from worker.attempt.job import Job, Reporter
 from worker.attempt.pinned_table import PinnedTable, pin_table
 from worker.contract.control_plane import AnnouncedPlan, StaleAttemptError
+from worker.index.dictionary import uncovered_files
 from worker.index.sorted_runs import IndexWarehouse
 from worker.jobs.indexing import index_key_set
 from worker.process.errors import JobCancelledError, JobError
+from worker.process.plurals import counted
 from worker.table.files import DataFiles
 
 
 def index_new_files(
-    job: Job, table: PinnedTable, warehouse: IndexWarehouse, new_ones: Callable[[DataFiles], DataFiles]
+    job: Job,
+    table: PinnedTable,
+    warehouse: IndexWarehouse,
+    new_ones: Callable[[DataFiles], DataFiles],
+    rows_at_most: float = inf,
 ) -> PinnedTable:
     """The table with the commit, whose new files the index has: the next job needs no scan of them.
 
-    new_ones: chooses them among the data files of the branch.
+    new_ones: chooses them among the data files of the branch. rows_at_most: of more, which an index lacks, it
+    gets none.
 
     A trouble here undoes nothing, and neither does a cancellation: the next index job goes on.
     """
@@ -30,7 +38,10 @@ def index_new_files(
             table = pin_table(job)
         new = new_ones(table.files.data_files)
         for index in indexes(job, table, warehouse) if len(new) else []:
-            index_key_set(job, table, warehouse, index.key_set, only=new)
+            if (rows := uncovered_files(new, index.dictionary).record_count) <= rows_at_most:
+                index_key_set(job, table, warehouse, index.key_set, only=new)
+            else:
+                job.decide(f"Key set {index.key_set}: {counted(rows, 'new row')} left to the next index job.")
     except StaleAttemptError:
         raise
     except (JobCancelledError, JobError, OSError, ValueError) as error:

@@ -16,6 +16,7 @@ from worker.attempt.pinned_table import PinnedTable, pin_table
 from worker.deletes.locations import DeleteFileLocations
 from worker.deletes.write import WrittenDeletes
 from worker.index.sorted_runs import IndexWarehouse
+from worker.jobs.after_commit import AfterCommit, index_new_files
 from worker.jobs.conversion_plan import COMMITS_LEFT, PLAN, SUMMARY, Part, Plan
 from worker.jobs.orphan_files import remove_orphan_files
 from worker.jobs.own_commits import told_as_unreachable
@@ -28,6 +29,8 @@ from worker.table.files import DeleteFile
 from worker.table.plan import in_commits
 
 PLANNING_ATTEMPTS = 5
+INDEXED_ROWS = 10_000_000
+"""Of new data files that a conversion indexes at most: of more, it would keep others waiting."""
 _SIGHTS = {
     "reads": "it reads the table",
     "refuses": "it does not read the table",
@@ -54,7 +57,7 @@ def convert_table(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Ou
     if conversion.was_committed(table):
         table = pin_table(job)
         conversion.look_at_what_is_left(table)
-        return conversion.outcome(table)
+        return conversion.outcome(conversion.index_new_files(table))
     pending = table.files.equality_deletes
     if not pending:
         job.decide("The table holds no equality deletes: there is nothing to convert.")
@@ -68,7 +71,7 @@ def convert_table(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Ou
         converted = conversion.converted
         commits = sum(any(file.path in converted for file in batch) for batch in batches)
         return conversion.outcome(table, commits=commits)
-    return conversion.outcome(conversion.convert_all(table, batches))
+    return conversion.outcome(conversion.index_new_files(conversion.convert_all(table, batches)))
 
 
 def _tell_of_location_provider(job: Job, table: PinnedTable) -> None:
@@ -215,6 +218,19 @@ class Conversion:
                     plan.deletes.remove_written()
                 raise
         raise CommitConflictError(f"the plan was overtaken {PLANNING_ATTEMPTS} times")
+
+    def index_new_files(self, table: PinnedTable) -> PinnedTable:
+        """Where the assignment says so: the table with the commits, whose new files the index has.
+
+        Readers have what they wait for by then. Files of which there are many are left to an index job.
+        """
+        job = self._job
+        if self._commits and job.assignment.index.takes_new_files:
+            job.reporter = AfterCommit(job.reporter)
+            looked_at = index_new_files(job, table, self._warehouse, lambda files: files, INDEXED_ROWS)
+            if looked_at is not table:
+                table, self._head = looked_at, looked_at.snapshot_id
+        return table
 
     def was_committed(self, table: PinnedTable) -> bool:
         """Whether an earlier attempt has committed all of the job before it was lost."""

@@ -22,6 +22,7 @@ from tests.thorough import V3_FIRST, thorough_unless
 from worker.deletes import stage
 from worker.index import compaction, footers
 from worker.index.sorted_runs import TOP_LEVEL
+from worker.jobs import conversion
 from worker.lookup import positions, resolution
 from worker.lookup.cost import COMMIT_SECONDS, WRITTEN_FILE_SECONDS
 from worker.process.errors import JobCancelledError, JobError
@@ -97,6 +98,24 @@ def test_conversion_keeps_the_visible_rows_and_leaves_no_equality_delete(
         assert (one["predicted_index_seconds"] > 0, one["predicted_scan_seconds"] > 0) == (indexed, indexed)
         assert (one["index_seconds"] > 0, one["scan_seconds"] > 0) == (indexed, not indexed)
     assert result["unconvertible"] == []
+
+
+def test_a_conversion_indexes_what_is_new_where_an_index_job_would_come_soon(
+    spark: SparkSession, jobs: Jobs, table_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = upserted(spark, table_name, format_version=3, partitioned=False, key=["id"])
+    jobs.run("index")
+    for indexes_all, value in ((False, 1), (True, 2)):
+        table.upsert([{"id": 7, "region": "eu", "value": value}], key=["id"])
+        before = visible_rows(spark, table_name)
+        monkeypatch.setattr(conversion, "INDEXED_ROWS", 10 if indexes_all else 0)
+        outcome = jobs.run("convert", takes_new_files=True)
+        assert visible_rows(spark, table_name) == before
+        assert outcome.health["covers_head"] is indexes_all
+        assert outcome.health["iceberg_snapshot_id"] == outcome.result["iceberg_snapshot_id_after"]
+        told = any("1 new row left to the next index job" in one for one in outcome.result["decisions"])
+        assert told is not indexes_all
+    assert jobs.run("index").result["key_sets"][0]["files_indexed"] == 0
 
 
 def test_a_second_conversion_and_a_second_indexing_do_nothing(
