@@ -688,7 +688,7 @@ def deadlines(
         yield state.oldest_convertible_at + timedelta(seconds=policy.convert.age_seconds)
     if state.staged is not None and state.staged.oldest_at is not None:
         yield state.staged.oldest_at + timedelta(seconds=policy.publish.age_seconds)
-    if state.past.oldest_at is not None:
+    if state.past.oldest_at is not None and policy.expire_snapshots.enabled:
         yield state.past.oldest_at + timedelta(seconds=policy.expire_snapshots.older_than_seconds)
         yield state.past.oldest_at + timedelta(seconds=policy.expire_snapshots.age_seconds)
     if (weighed := weighed or weighing(state, policy)) is not None:
@@ -703,6 +703,8 @@ def deadlines(
         JobKind.VERIFY: policy.verify.age_seconds,
     }
     for kind in state.kinds:
+        if not getattr(policy, kind.value).enabled:
+            continue
         last = state.last.get(kind)
         began = last.ended_at if last is not None else state.enrolled_at
         if kind is JobKind.INDEX and last is not None:

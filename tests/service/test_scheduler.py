@@ -621,3 +621,10 @@ def test_a_snapshot_that_stopped_publication_is_tried_again_after_a_pause() -> N
     assert found.action is Action.BACKOFF
     assert "could not publish the first staged snapshot" in found.sentence
     assert decision(state, JobKind.PUBLISH, now=NOW + timedelta(seconds=1)).action is Action.TRIGGER
+
+
+def test_time_alone_makes_no_other_decision_of_a_kind_that_the_policy_starts_never() -> None:
+    state = replace(IDLE, past=Past(9, 1, NOW))
+    kinds = [kind for kind in state.kinds if kind is not JobKind.INDEX]
+    off = {kind.value: getattr(POLICY, kind.value).model_copy(update={"enabled": False}) for kind in kinds}
+    assert set(deadlines(state, POLICY.model_copy(update=off))) == {NOW + timedelta(seconds=30)}
