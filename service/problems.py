@@ -564,7 +564,7 @@ PROBLEMS: dict[str, ProblemType] = {
     "replay-busy": ProblemType(
         (503,),
         "Others try policies",
-        "One policy is tried at a time, since that takes a processor for up to a second.",
+        "One policy is tried at a time, since that takes a processor for a second or so.",
         "Send the request again in some seconds.",
     ),
     "report-of-other-keys": ProblemType(

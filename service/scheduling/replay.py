@@ -50,8 +50,8 @@ from service.scheduling.simulation import (
 SPAN = timedelta(days=7)
 _GAP = timedelta(seconds=60)
 """Commits that come closer are taken together."""
-_MOST_ARRIVALS = 3_000
-"""The latest of them: of a table with a commit each minute, two days."""
+_MOST_ARRIVALS = 2_000
+"""The latest of them: of a table with a commit each minute, a day and a third."""
 _MOST_JOBS = 6_000
 _MOST_SAMPLES = 20_000
 _FITTED = 200
@@ -459,7 +459,7 @@ def replay(
 
 @contextmanager
 def _one_at_a_time() -> Iterator[None]:
-    """Each takes the better part of a second of a processor, which other requests wait for."""
+    """Each takes a processor for a second or so, which other requests wait for."""
     if not _turn.acquire(timeout=_TURN_SECONDS):
         raise IcestreamError("replay-busy", "Others try policies at this moment, one at a time.")
     try:
