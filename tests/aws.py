@@ -5,7 +5,7 @@ STS, a container's agent and an instance's metadata give them; the store refuses
 
 import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -174,15 +174,48 @@ def aws() -> Iterator[Aws]:
 def sessions_only(port: int, sessions: Aws) -> Iterator[int]:
     """The port of a proxy before a store on loopback, which lets in who shows a session that is good."""
 
+    def refusal(_method: str, _path: str, headers: Mapping[str, str]) -> bytes | None:
+        key = headers.get("authorization", "").partition("Credential=")[2].partition("/")[0]
+        is_good = key in sessions.ends and sessions.lets_in(key, headers.get("x-amz-security-token"))
+        return None if is_good else _EXPIRED
+
+    with _refusing(port, refusal) as own_port:
+        yield own_port
+
+
+@contextmanager
+def table_bucket(port: int, bucket: str, tables: str, refused: list[str]) -> Iterator[int]:
+    """The port of a proxy before a store on loopback, one of whose buckets takes files of tables alone.
+
+    tables: how their names begin. refused: what nothing was written to.
+    """
+
+    def refusal(method: str, path: str, _headers: Mapping[str, str]) -> bytes | None:
+        name = unquote(urlsplit(path).path)
+        if method not in ("PUT", "POST") or not name.startswith(f"/{bucket}/"):
+            return None
+        if name.startswith(f"/{bucket}/{tables}"):
+            return None
+        refused.append(name)
+        return b"<Error><Code>AccessDenied</Code><Message>Not a file of a table.</Message></Error>"
+
+    with _refusing(port, refusal) as own_port:
+        yield own_port
+
+
+@contextmanager
+def _refusing(port: int, refusal: Callable[[str, str, Mapping[str, str]], bytes | None]) -> Iterator[int]:
+    """The port of a proxy before a store. refusal: of a request, by its method, path and headers; if any."""
+
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def _pass_on(self) -> None:
             body = self.rfile.read(int(self.headers.get("content-length", 0)))
-            key = self.headers.get("authorization", "").partition("Credential=")[2].partition("/")[0]
-            token = self.headers.get("x-amz-security-token")
-            if key not in sessions.ends or not sessions.lets_in(key, token):
-                return self._answer(400, {"content-type": "application/xml"}, _EXPIRED)
+            headers = {name.lower(): value for name, value in self.headers.items()}
+            if (said := refusal(self.command, self.path, headers)) is not None:
+                status = 400 if said == _EXPIRED else 403
+                return self._answer(status, {"content-type": "application/xml"}, said)
             connection = HTTPConnection("127.0.0.1", port, timeout=PATIENCE_SECONDS)
             try:
                 kept = {name: value for name, value in self.headers.items() if name.lower() not in _HOP}

@@ -17,7 +17,7 @@ from pyarrow.fs import FileSelector, S3FileSystem
 from pyiceberg.catalog.sql import SqlCatalog as BackingCatalog
 from pyspark.sql import SparkSession
 
-from tests.aws import Aws, sessions_only, vended
+from tests.aws import Aws, sessions_only, table_bucket, vended
 from tests.factories import TableBuilder, equality_delete_files, register_jdbc_catalog, visible_rows
 from tests.faults.cluster import Cluster
 from tests.faults.injection import Fault, release
@@ -28,6 +28,7 @@ from tests.jobs import Jobs, RecordingReporter, SqlCatalog
 from tests.patience import wait_until
 from tests.rest_catalog import commit_by_java, running_rest_catalog
 from tests.s3 import S3, s3_server
+from tests.sigv4 import Signatures, signed_only
 from tests.thorough import thorough_unless
 from worker.deletes.existing import FILES_AT_ONCE
 from worker.io.storage import Storage
@@ -410,5 +411,55 @@ def test_a_table_is_converted_with_credentials_that_end_with_each_stage(
     assert outcome.result["rows_deleted"] == ROWS // 3
     assert sessions.refused == []
     assert len(set(sessions.used)) > len(ending.stages)
+    assert visible_rows(spark, table.identifier) == EXPECTED
+    assert equality_delete_files(spark, table.identifier) == []
+
+
+def test_a_table_as_of_s3_tables_is_converted_although_it_is_compacted_meanwhile(
+    spark: SparkSession, catalog_file: Path, server: S3, table: TableBuilder, tmp_path: Path
+) -> None:
+    """Its catalog wants requests signed, its bucket takes files of tables alone, and AWS compacts it."""
+    server.create_bucket("indexes")
+    backend = s3_catalog(catalog_file, server)
+    signatures, refused = Signatures("s3tables", "us-east-1"), list[str]()
+    overtaken: list[bool] = []
+    tables_begin = "warehouse/db/"
+    with (
+        BackingCatalog(backend.name, **backend.properties) as tables,
+        running_rest_catalog(tables, commit_by_java(spark, backend.name, backend.properties)) as rest,
+        signed_only(rest.url, signatures) as url,
+        table_bucket(server.port, "lake", tables_begin, refused) as port,
+    ):
+        record = {
+            **backend.properties,
+            "uri": url,
+            "s3.endpoint": f"http://127.0.0.1:{port}",
+            "rest.sigv4-enabled": "true",
+            "rest.signing-name": "s3tables",
+            "rest.signing-region": "us-east-1",
+            "rest.access-key-id": "AKIDRECORD",
+            "rest.secret-access-key": "secret/of+record",
+        }
+        jobs = Jobs(spark, SqlCatalog("s3tables", record, "rest"), table.identifier, tmp_path)
+        jobs.index_location = "s3://lake/index"
+        with pytest.raises(JobError) as denied:
+            jobs.run("index")
+        assert denied.value.code == "index_unwritable"
+        assert refused
+        refused.clear()
+
+        def compact_once() -> None:
+            if not overtaken:
+                overtaken.append(True)
+                table.compact()
+
+        jobs.index_location = "s3://indexes/icestream"
+        assert jobs.run("index").result["key_sets"][0]["files_indexed"] > 0
+        jobs.reporter.before_commit = compact_once
+        result = jobs.run("convert").result
+    assert overtaken
+    assert any("plans again" in sentence for sentence in result["decisions"])
+    assert (signatures.refused, refused) == ([], [])
+    assert any(method == "POST" for method, _, _ in signatures.seen)
     assert visible_rows(spark, table.identifier) == EXPECTED
     assert equality_delete_files(spark, table.identifier) == []
