@@ -132,7 +132,7 @@ def _run(
     signals: Sequence[signal.Signals],
 ) -> int:
     if options.remove_leftovers:
-        return remove_found(options, wanted.namespace, service, lake, progress)
+        return remove_found(options, wanted.namespace, service, lake, progress, signals)
     acceptance = Acceptance(service, lake, wanted, progress.begins, progress.ended)
     for line in acceptance.plan():
         progress.say(line)
@@ -146,7 +146,12 @@ def _run(
 
 
 def remove_found(
-    options: argparse.Namespace, namespace: Sequence[str], service: Service, lake: Lake, progress: Progress
+    options: argparse.Namespace,
+    namespace: Sequence[str],
+    service: Service,
+    lake: Lake,
+    progress: Progress,
+    signals: Sequence[signal.Signals],
 ) -> int:
     leftovers = find(service, lake, namespace, options.run)
     for line in leftovers.stays:
@@ -159,6 +164,8 @@ def remove_found(
         progress.say(f"  {one.name}: {one.words}")
     if not options.yes:
         _make_sure(progress, "Nothing was removed.")
+    stop_on_signals(signals, service, progress)
+    service.stopping = threading.Event()  # nobody sets it: what is removed is waited for
     all_gone = remove_leftovers(service, lake, namespace, leftovers.found, progress.say)
     return ALL_PASSED if all_gone else FAILED
 

@@ -87,7 +87,7 @@ def test_files_of_others_a_namespace_of_others_and_a_table_that_is_refused_stay(
 def test_what_would_be_removed_is_told_and_nothing_is_without_a_yes(monkeypatch: pytest.MonkeyPatch) -> None:
     lake, progress = FakeLake({f"{OLD}_v2": FakeTable("u1", OLD)}), FakeProgress()
     options: Any = SimpleNamespace(run=[], yes=False)
-    given: Any = (options, NAMESPACE, FakeService(), lake, progress)
+    given: Any = (options, NAMESPACE, FakeService(), lake, progress, [])
     monkeypatch.setattr("sys.stdin", MagicMock(isatty=lambda: False))
     with pytest.raises(SystemExit):
         main.remove_found(*given)

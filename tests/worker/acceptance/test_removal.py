@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from io import StringIO
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -12,10 +13,17 @@ import pytest
 from py4j.protocol import Py4JError
 from rich.console import Console
 
-from tests.worker.acceptance.fakes import FakeLake, FakeProgress, FakeTable, acceptance_of, refuse
+from tests.worker.acceptance.fakes import (
+    FakeLake,
+    FakeProgress,
+    FakeService,
+    FakeTable,
+    acceptance_of,
+    refuse,
+)
 from worker.acceptance.checks import create
 from worker.acceptance.lake import MARK, Lake, LakeError, NotOursError
-from worker.acceptance.main import Progress, stop_on_signals
+from worker.acceptance.main import Progress, remove_found, stop_on_signals
 from worker.acceptance.report import Outcome, Step
 from worker.acceptance.run import Acceptance
 
@@ -79,6 +87,20 @@ def test_a_signal_amid_the_removal_does_not_end_it(name: str, signals: Sequence[
     assert report.stopped
     assert progress.said == [f"Stopping after {name}: what was made is removed. Wait for it."]
     assert [signal.getsignal(one) for one in signals] == [signal.SIG_DFL] * 3
+
+
+def test_a_signal_amid_the_removal_of_leftovers_does_not_end_it(signals: Sequence[signal.Signals]) -> None:
+    runs = ("a20260101_120000_1f2e3d", "a20260101_130000_1f2e3d")
+    lake, service, progress = FakeLake(), FakeService(), FakeProgress()
+    for run in runs:
+        lake.tables[f"{run}_v2"] = FakeTable(run, run, f"s3://lake/{run}")
+        lake.stored.add(f"s3://lake/{run}/data/1.parquet")
+    lake.refuses = lambda name: signal.raise_signal(signal.SIGTERM) if name.startswith(runs[0]) else None
+    options: Any = SimpleNamespace(run=[], yes=True)
+    assert remove_found(options, ["accepting"], service, lake, progress, signals) == 0  # type: ignore[arg-type]
+    assert (lake.tables, lake.stored) == ({}, set())
+    assert not service.stopping.is_set()  # a job that removes an index is waited for
+    assert "Stopping after SIGTERM: what was made is removed. Wait for it." in progress.said
 
 
 def test_a_terminal_that_was_closed_ends_nothing() -> None:
