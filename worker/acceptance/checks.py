@@ -27,6 +27,7 @@ from worker.acceptance.report import Problem
 from worker.acceptance.service import JobEndedError, problem_of
 from worker.acceptance.trial import NotPossibleError, NotTriedError, Trial, WrongError
 from worker.io.storage import Storage
+from worker.jobs.manifest_rewriting import RowIdsError
 from worker.process.plurals import counted
 
 _STAGING = "icestream_acceptance_staged"
@@ -451,7 +452,12 @@ def rewrite_manifests(trial: Trial) -> str:
     for _ in range(2):
         trial.writer().load(trial.new(8), files=1)
     before = _manifests(trial)
-    told_of = trial.service.run(trial.id, "rewrite_manifests")["manifests"]
+    try:
+        told_of = trial.service.run(trial.id, "rewrite_manifests")["manifests"]
+    except JobEndedError as error:
+        if error.problem.code != RowIdsError.code:
+            raise
+        raise NotPossibleError(f"{error.problem.title}: {error}. {error.problem.remedy}") from error
     after = _manifests(trial)
     rewritten, added = told_of["manifests_rewritten"], told_of["manifests_added"]
     if after >= before or before - after != rewritten - added:

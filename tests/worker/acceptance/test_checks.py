@@ -13,6 +13,8 @@ import pytest
 from icestream.errors import ProblemError
 from worker.acceptance import checks
 from worker.acceptance.orders import Orders
+from worker.acceptance.report import Problem
+from worker.acceptance.service import JobEndedError
 from worker.acceptance.trial import NotPossibleError, NotTriedError, WrongError
 
 
@@ -85,3 +87,13 @@ def test_only_a_store_that_dates_its_files_itself_excuses_old_orphans() -> None:
     of.storage.return_value.is_local.return_value = False
     with pytest.raises(NotPossibleError):
         checks.remove_old_orphans(of)
+
+
+@pytest.mark.parametrize(("code", "error"), [("row_ids_not_kept", NotPossibleError), ("x", JobEndedError)])
+def test_only_an_iceberg_that_forgets_row_ids_excuses_manifests_that_stay(
+    code: str, error: type[Exception]
+) -> None:
+    of = trial()
+    of.service.run.side_effect = JobEndedError(Problem(code, "Other ids", "Iceberg 1.11 forgets", "Wait"))
+    with pytest.raises(error, match=r"Iceberg 1\.11 forgets"):
+        checks.rewrite_manifests(of)
