@@ -643,6 +643,15 @@ PROBLEMS: dict[str, ProblemType] = {
         "Remove one of the two enrolments, or let it publish another branch.",
         {"table_id": "the other enrolment"},
     ),
+    "sort-order-missing": ProblemType(
+        (422,),
+        "There is no order to sort by",
+        "Data files are to be written anew with their rows sorted, but neither the request nor the table, as "
+        "the last look found it, has a sort order.",
+        "Name a `sort_order`, give the table one (ALTER TABLE ... WRITE ORDERED BY) and ask again after the "
+        "next look, or choose `binpack`.",
+        _ERRORS,
+    ),
     "staged-rows-left": ProblemType(
         (409,),
         "What is staged is not published yet",

@@ -165,10 +165,11 @@ def parse_schema(content: str) -> Schema:
 
 
 def _modelled(said: dict[str, Any]) -> dict[str, Any]:
-    """What of it matters here, as PyIceberg has a place for it."""
-    kept = {
-        name: value for name, value in said.items() if not name.endswith(("sort-orders", "sort-order-id"))
-    }
+    """What of it matters here, as PyIceberg has a place for it; of sort orders, the one that holds has no
+    fields, and its id says whether there is any."""
+    kept = {name: value for name, value in said.items() if name != "sort-orders"}
+    if kept.get("default-sort-order-id"):
+        kept["sort-orders"] = [{"order-id": kept["default-sort-order-id"], "fields": []}]
     changes = {"schema": _typed, "schemas": _typed, "snapshots": _with_operation, "statistics": _with_blobs}
     return {name: changes[name](value) if name in changes else value for name, value in kept.items()}
 

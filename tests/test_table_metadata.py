@@ -136,6 +136,7 @@ def test_what_a_reader_of_rows_does_not_need_may_be_new() -> None:
     assert found.summary is not None
     assert (found.summary.operation, found.summary["total-records"]) == (Operation.OVERWRITE, "3")
     assert [one.statistics_path for one in read.statistics] == ["file:///t/s.puffin"]
+    assert read.default_sort_order_id == 1
 
 
 def test_a_type_in_capitals_is_what_java_takes_it_for() -> None:

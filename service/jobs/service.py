@@ -36,6 +36,7 @@ from service.policies.models import EffectivePolicy
 from service.policies.service import effective_policy
 from service.quantities import counted
 from service.records.catalogs import Catalog
+from service.records.health import TableHealth
 from service.records.jobs import NEVER, REQUEST, Attempt, Job, JobKind, JobStatus
 from service.records.keys import Role
 from service.records.system import SystemState
@@ -77,8 +78,8 @@ LISTED_CONVERSIONS = 5_000
 def request_job(session: Session, principal: Principal, table_id: str, request: JobRequest) -> JobView:
     """Queue a job, or return the one of its kind that is queued already.
 
-    Raises InvalidError for a dry run of a kind that has none, or a publication that lacks its staging branch,
-    and ConflictError while table, catalog or system are paused.
+    Raises InvalidError for a dry run of a kind that has none, a publication that lacks its staging branch, or
+    a rewriting that is to sort rows by no order, and ConflictError while table, catalog or system are paused.
     """
     kind = JobKind(request.kind)
     # Whoever removes the table waits, and cancels this job then.
@@ -93,6 +94,8 @@ def request_job(session: Session, principal: Principal, table_id: str, request: 
         parameters = of_policy(kind, policy) | {
             name: value for name, value in parameters.items() if value is not None
         }
+        if kind is JobKind.REWRITE_DATA_FILES:
+            _check_sort_order(session, table, parameters)
     elif kind is JobKind.REMOVE_ORPHAN_FILES:
         parameters = orphan_removals.parameters_of(
             session, table, parameters, utc_now(), dry_run=request.dry_run
@@ -520,6 +523,22 @@ def _check_dry_run(kind: JobKind, *, dry_run: bool) -> None:
             message,
             errors=[{"field": "body.dry_run", "message": message}],
         )
+
+
+def _check_sort_order(session: Session, table: EnrolledTable, parameters: Mapping[str, Any]) -> None:
+    """Raises InvalidError if rows are to be sorted by nothing, as far as the last look tells."""
+    if parameters["strategy"] != "sort" or parameters.get("sort_order"):
+        return
+    health = session.get(TableHealth, table.id)
+    if health is None or health.has_sort_order is not False:
+        return
+    message = "Name a sort_order, give the table one (ALTER TABLE ... WRITE ORDERED BY), or choose binpack."
+    raise InvalidError(
+        "sort-order-missing",
+        f"At the last look, {table.name} had no sort order by which its rows could be sorted.",
+        message,
+        errors=[{"field": "body.parameters.strategy", "message": message}],
+    )
 
 
 def of_policy(kind: JobKind, policy: EffectivePolicy) -> dict[str, Any]:

@@ -123,6 +123,8 @@ class TableHealth(SQLModel, table=True):
     """With data files: 0 of a table without partitions, else as last reported; None before a report."""
     target_file_bytes: int = Field(default=TARGET_FILE_BYTES, sa_type=BigInteger)
     """How large data files should be."""
+    has_sort_order: bool | None = None
+    """None before a look."""
     read_seconds: float = 0
     """What a read costs now, of the kind and reader by which tables are compared."""
     read_overhead_seconds: float = 0

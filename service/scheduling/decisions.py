@@ -141,6 +141,8 @@ class TableState:
     """When all data files were indexed last, by a job of any kind."""
     grown_files: int = 0
     """Data files and vectors more than at the first look after the last report."""
+    has_sort_order: bool | None = None
+    """None before the first look."""
 
     @property
     def kinds(self) -> tuple[JobKind, ...]:
@@ -488,7 +490,14 @@ def _decide_rewrite_data_files(
     )
     told = "The last job saw no data files that are small and many enough, or have many deleted rows."
     nothing = None if small or deleted else told
-    return _decide_rewriting(JobKind.REWRITE_DATA_FILES, state, policy, now, triggers, nothing, weighed)
+    found = _decide_rewriting(JobKind.REWRITE_DATA_FILES, state, policy, now, triggers, nothing, weighed)
+    if found.action is not Action.TRIGGER or limits.strategy != "sort" or state.has_sort_order is not False:
+        return found
+    told = (
+        f"{found.sentence} It waits: the table has no sort order, by which the policy wants rows sorted. "
+        "Give it one (ALTER TABLE ... WRITE ORDERED BY), or choose binpack."
+    )
+    return replace(found, action=Action.SKIP, code="sort-order-missing", sentence=told)
 
 
 def _decide_rewrite_position_delete_files(

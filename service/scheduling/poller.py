@@ -538,6 +538,7 @@ class Poller:
         if source and is_same:
             _ask_at_first(health, staged, source, by_enrolment=table.publish_from is not None)
         health.small_manifests = found.small_manifests
+        health.has_sort_order = loaded.metadata.default_sort_order_id != 0
         store_reader_cost(health, found, policy.rewrite_data_files.target_file_size_bytes)
         health.data_files = found.data_files
         everything = found.new_since[None]

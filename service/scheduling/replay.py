@@ -329,6 +329,7 @@ def beginning_of(history: History, since: datetime, table: EnrolledTable, health
         snapshots=max(first.snapshots, 1),
         oldest_snapshot_at=_oldest(history, first, health),
         small_manifests=first.small_manifests,
+        has_sort_order=health.has_sort_order,
         sorted_runs=first.sorted_runs,
         entries=first.entries,
         dead_ratio=first.dead_ratio,

@@ -121,6 +121,7 @@ class Beginning:
     snapshots: int = 1
     oldest_snapshot_at: datetime | None = None
     small_manifests: int = 0
+    has_sort_order: bool | None = None
     sorted_runs: int = 0
     entries: int = 0
     """Of the index; 0 without one."""
@@ -444,6 +445,7 @@ class _Table:
             shape=self.shape,
             fresh=self._fresh(),
             grown_files=grown,
+            has_sort_order=self._beginning.has_sort_order,
         )
 
     def _touched(self, shape: Shape, deletes: float) -> float:

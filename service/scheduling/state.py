@@ -83,6 +83,7 @@ def table_state(
         shape=shape,
         fresh=fresh_shape(health, shape) if shape is not None else None,
         grown_files=_grown_files(health),
+        has_sort_order=health.has_sort_order,
     )
 
 

@@ -4,8 +4,10 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
+from pyiceberg.transforms import IdentityTransform
 
 from service.db.database import utc_now
+from service.records.health import TableHealth
 from service.records.jobs import Job
 from stores.table_metadata import PLACE_PROPERTIES
 from tests.service.conftest import ON_BOTH, Running, alike_on_both
@@ -139,6 +141,36 @@ def test_data_files_are_written_anew_by_a_job_of_the_policy_once_a_worker_tells_
         "delete_ratio_threshold": 0.3,
         "max_bytes": 100_000_000_000,
     }
+
+
+def test_rows_are_sorted_by_an_order_that_request_or_table_has(
+    service: Running, iceberg: IcebergCatalog, table: dict[str, Any]
+) -> None:
+    """Of which the service knows what it saw at its last look."""
+    settings = {
+        "index": {"enabled": False},
+        "rewrite_data_files": {"enabled": True, "strategy": "sort", "small_data_files": 1},
+    }
+    assert service.admin.post("/policies", json={"name": "sorted", "settings": settings}).status_code == 201
+    attached = {"level": "table", "table_id": table["id"], "policy": "sorted"}
+    assert service.admin.put("/policy-attachments", json=attached).is_success
+    health(service, table)
+    with service.database.write() as session:
+        session.get_one(TableHealth, table["id"]).small_data_files = 1
+    found = health(service, table)["decisions"]["rewrite_data_files"]
+    assert (found["action"], found["code"]) == ("skip", "sort-order-missing")
+    assert "Give it one (ALTER TABLE ... WRITE ORDERED BY), or choose binpack." in found["sentence"]
+    path, asked = f"/tables/{table['id']}/jobs", {"kind": "rewrite_data_files"}
+    refused = service.admin.post(path, json=asked)
+    assert (refused.status_code, refused.json()["type"]) == (422, "/problems/sort-order-missing")
+    for given in ({"strategy": "binpack"}, {"sort_order": [{"column": "id"}]}):
+        job = service.admin.post(path, json=asked | {"parameters": given}).json()
+        assert service.admin.post(f"/jobs/{job['id']}/cancel").is_success
+    loaded = iceberg.catalog.load_table("db.t")
+    with loaded.update_sort_order() as order:
+        order.asc("id", IdentityTransform())
+    assert health(service, table)["decisions"]["rewrite_data_files"]["code"] == "small-data-files"
+    assert service.admin.post(path, json=asked).is_success
 
 
 @pytest.mark.parametrize(

@@ -339,6 +339,27 @@ def test_data_files_are_written_anew_once_many_are_small_or_have_many_deleted_ro
 
 
 @pytest.mark.parametrize(
+    ("strategy", "has_sort_order", "code"),
+    [
+        ("sort", None, "small-data-files"),
+        ("sort", True, "small-data-files"),
+        ("sort", False, "sort-order-missing"),
+        ("binpack", False, "small-data-files"),
+    ],
+)
+def test_no_job_sorts_rows_of_a_table_that_has_no_sort_order(
+    strategy: str, has_sort_order: bool | None, code: str
+) -> None:
+    limits = POLICY.rewrite_data_files.model_copy(update={"strategy": strategy})
+    policy = POLICY.model_copy(update={"rewrite_data_files": limits})
+    state = replace(IDLE, small_data_files=10, has_sort_order=has_sort_order)
+    found = decision(state, JobKind.REWRITE_DATA_FILES, policy)
+    assert (found.code, found.action) == (code, Action.SKIP if "missing" in code else Action.TRIGGER)
+    few = replace(state, small_data_files=9)
+    assert decision(few, JobKind.REWRITE_DATA_FILES, policy).code == "below-triggers"
+
+
+@pytest.mark.parametrize(
     ("small", "since_seconds", "code"),
     [
         (0, 601, "nothing-small"),

@@ -576,6 +576,7 @@ def _create_tables() -> None:
         sa.Column("reader_shapes", JSON, nullable=False),
         sa.Column("partitions", sa.Integer(), nullable=True),
         sa.Column("target_file_bytes", sa.BigInteger(), nullable=False),
+        sa.Column("has_sort_order", sa.Boolean(), nullable=True),
         sa.Column("read_seconds", sa.Float(), nullable=False),
         sa.Column("read_overhead_seconds", sa.Float(), nullable=False),
         sa.Column("read_saved_seconds", sa.Float(), nullable=False),
