@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Path, Request
+from fastapi import APIRouter, Depends, Path, Query, Request
 
 from service.auth.access import Access, Admin
 from service.auth.models import Principal
@@ -74,9 +74,13 @@ def list_senders(
     session: ReadSession,
     _caller: Admin,
     page: Annotated[PageRequest, Depends(senders.SORTING.page_request)],
+    catalog: Annotated[
+        str | None,
+        Query(description="Only senders of this catalog are listed, which is given by name or id."),
+    ] = None,
 ) -> Page[SenderView]:
     """List senders of signed notifications."""
-    return senders.list_senders(session, page)
+    return senders.list_senders(session, page, catalog)
 
 
 @router.delete("/notification-senders/{sender_id}", status_code=204)

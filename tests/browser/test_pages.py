@@ -54,8 +54,8 @@ def test_empty_overview_says_what_to_do_next(signed_in: Page, service: RunningSe
     signed_in.goto(service.url)
     expect(signed_in.get_by_role("heading", name="Nothing is enrolled yet")).to_be_visible()
     expect(signed_in.get_by_label("Example request")).to_contain_text('"catalog": "local"')
-    signed_in.locator("main .empty").get_by_role("link", name="Enrol a table").click()
-    expect(signed_in.get_by_label("Catalog")).to_have_value("local")
+    signed_in.locator("main").get_by_role("link", name="See what local holds").click()
+    expect(signed_in).to_have_url(re.compile(r"/candidates"))
 
 
 def test_overview_shows_what_is_pending_and_follows_it(signed_in: Page, service: RunningService) -> None:

@@ -477,6 +477,8 @@ def test_a_sender_tells_of_its_own_catalog_until_it_is_removed(
     assert told(service) == []
     (listed,) = service.admin.get("/notification-senders").json()["items"]
     assert (listed["name"], listed["catalog"], listed["secret"]) == ("flink", "local", "env:WEBHOOK_FLINK")
+    assert service.admin.get("/notification-senders?catalog=local").json()["items"] == [listed]
+    assert service.admin.get("/notification-senders?catalog=other").json()["items"] == []
     again = {"name": "flink", "catalog": "other", "secret": "env:WEBHOOK_FLINK"}
     assert service.admin.post("/notification-senders", json=again).status_code == 409
     for secret in ("env:PATH", SECRET):

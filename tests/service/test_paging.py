@@ -21,9 +21,11 @@ from service.errors import InvalidError
 from service.http.paging import PageRequest
 from service.policies.service import list_policies
 from service.records.audit import AuditEntry
+from service.records.catalogs import Catalog
 from service.records.erasures import Erasure, ErasureTable
 from service.records.jobs import Event, Job
 from service.records.keys import ApiKey, Role
+from service.records.notifications import NotificationSender
 from service.records.webhooks import Webhook
 from service.records.workers import Worker
 from tests.service.conftest import Running
@@ -80,6 +82,12 @@ def record_erasure(service: Running, table: dict[str, Any]) -> None:
             status="succeeded",
         )
         session.add(part)
+
+
+def make_sender(service: Running) -> None:
+    with service.database.write() as session:
+        catalog = session.exec(select(Catalog.id)).one()
+        session.add(NotificationSender(name="s", catalog_id=catalog, secret="env:S", created_by="n"))
 
 
 def path_of(list_path: str, service: Running, table: dict[str, Any], webhook_id: str) -> str:
@@ -235,6 +243,7 @@ def test_every_list_can_be_read_in_every_order_that_it_offers(
     standing = {"catalog": "local", "pattern": "db.*"}
     assert service.admin.post("/patterns", json=standing).status_code == 201
     record_erasure(service, table)
+    make_sender(service)
     orders = {
         path: next(parameter["schema"] for parameter in parameters if parameter["name"] == "sort")
         for path, parameters in LISTS.items()
