@@ -41,9 +41,10 @@ def keep_index(job: Job, index: KeySetIndex) -> None:
 def planned_key_sets(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> dict[tuple[int, ...], str]:
     """Field ids -> where the key set comes from.
 
-    Equality deletes, a declaration, an index, an earlier report, or else the table's identifier fields.
+    Equality deletes that the job has met, a declaration, an index, an earlier report, or else the
+    table's identifier fields.
     """
-    found = {delete.equality_ids: "equality_deletes" for delete in table.files.equality_deletes}
+    found = dict.fromkeys(sorted(job.key_sets), "equality_deletes")
     schema = table.metadata.schema()
     for columns in job.assignment.table.key_sets or []:
         # A declared column may be gone; index jobs tell of it.

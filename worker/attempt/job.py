@@ -66,6 +66,8 @@ class Job:
 
     redacted: makes of a sentence what may be kept. manifests: that were read at the last look at the table.
     indexes: as they were opened last, by their equality field ids, unless they are large.
+    key_sets: equality field ids of deletes that the job, or an earlier attempt, has met: once they are
+    converted, nothing in the table names their keys any more.
     """
 
     assignment: Assignment
@@ -76,6 +78,7 @@ class Job:
     redacted: Callable[[str], str] = str
     manifests: ReadManifests = field(default_factory=dict)
     indexes: dict[tuple[int, ...], KeySetIndex] = field(default_factory=dict)
+    key_sets: set[tuple[int, ...]] = field(default_factory=set)
 
     @property
     def stages(self) -> list[dict[str, Any]]:

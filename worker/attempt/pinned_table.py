@@ -108,4 +108,5 @@ def _pin(job: Job, java_table: JavaObject, storage: Storage, *, reads_files: boo
     snapshot = metadata.snapshot_by_id(reference.snapshot_id)
     assert snapshot is not None
     files = read_snapshot_files(metadata, snapshot, io, job.manifests) if reads_files else NO_FILES
+    job.key_sets.update(one.equality_ids for one in files.equality_deletes)
     return PinnedTable(java_table, metadata, snapshot, files, storage, branch)

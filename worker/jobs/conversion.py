@@ -19,11 +19,11 @@ from worker.index.sorted_runs import IndexWarehouse
 from worker.jobs.after_commit import AfterCommit, index_new_files
 from worker.jobs.conversion_plan import COMMITS_LEFT, PLAN, SUMMARY, Part, Plan
 from worker.jobs.orphan_files import remove_orphan_files
-from worker.jobs.own_commits import told_as_unreachable
+from worker.jobs.own_commits import commits_of, told_as_unreachable
 from worker.lookup.cost import conversion_seconds
 from worker.lookup.resolution import merge_explanations
 from worker.process.errors import JobError
-from worker.table.commit import CommittedSnapshot, check_clock, find_commits
+from worker.table.commit import CommittedSnapshot, check_clock
 from worker.table.commit_errors import CommitConflictError, CommitError, CommitStateUnknownError
 from worker.table.files import DeleteFile
 from worker.table.plan import in_commits
@@ -272,7 +272,7 @@ class Conversion:
     def _find_commits(self, table: PinnedTable) -> None:
         """Adds the commits of this job that the table's history shows."""
         assignment = self._job.assignment
-        for commit in find_commits(table.java_table, assignment.table.branch, assignment.job.id):
+        for commit in commits_of(self._job, table):
             if commit.snapshot_id in self._commits or PLAN not in commit.summary:
                 continue
             self._commits[commit.snapshot_id] = commit

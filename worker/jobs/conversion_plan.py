@@ -18,7 +18,7 @@ from worker.deletes.write import WrittenDeletes
 from worker.index.sorted_runs import IndexWarehouse
 from worker.lookup.deviations import Deviation
 from worker.lookup.resolution import find_rows
-from worker.table.commit import CommittedSnapshot, find_head
+from worker.table.commit import CommittedSnapshot, find_head, told_key_sets
 from worker.table.commit_errors import CommitConflictError, CommitError, CommitStateUnknownError
 from worker.table.files import DeleteFile
 from worker.table.plan import applies, plan_conversion
@@ -67,7 +67,8 @@ class Part:
             "delete_files_removed": len(self.deletes.removed),
             "bytes_written": self.deletes.bytes_written,
         }
-        return {SUMMARY[name]: str(count) for name, count in counts.items()}
+        told = {SUMMARY[name]: str(count) for name, count in counts.items()}
+        return told | told_key_sets(self.delete_files)
 
 
 class Plan:

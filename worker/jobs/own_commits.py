@@ -19,6 +19,14 @@ def told_as_unreachable(
     return CatalogUnreachableError(f"it can't be asked for what {what}: {error}")
 
 
+def commits_of(job: Job, table: PinnedTable) -> list[CommittedSnapshot]:
+    """As `find_commits`: of all attempts. The job knows then the keys of the deletes that they resolved."""
+    found = find_commits(table.java_table, table.branch, job.assignment.job.id)
+    for commit in found:
+        job.key_sets |= commit.key_sets
+    return found
+
+
 class OwnCommit:
     """The one commit of a job that makes one: by any of its attempts."""
 
@@ -59,5 +67,5 @@ class OwnCommit:
             raise
 
     def _find(self, table: PinnedTable) -> CommittedSnapshot | None:
-        found = find_commits(table.java_table, table.branch, self._job.assignment.job.id)
+        found = commits_of(self._job, table)
         return next((one for one in found if self._is_it(one.summary)), None)

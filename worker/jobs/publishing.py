@@ -7,7 +7,7 @@ looked at before the commit is tried again. Safe to repeat: what is published is
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -166,8 +166,9 @@ class _Publication:
             "deviations": [asdict(one) for one in part.deviations] if part else [],
             "key_sets": part.explanations if part else [],
         }
-        seen = table if part is None else _with_keys_of(table, part)
-        return outcome(job, seen, self._warehouse, result, table.files, [], table.snapshot_id, cleared)
+        if part is not None:  # no delete of the table's own branch ever names their keys
+            job.key_sets.update(one.equality_ids for one in part.staged.files.equality_deletes)
+        return outcome(job, table, self._warehouse, result, table.files, [], table.snapshot_id, cleared)
 
     def _clear(
         self, table: PinnedTable | None, done: Publication | None, *, may_wait: bool
@@ -224,12 +225,6 @@ class _Publication:
                     raise
                 table = None
         return None
-
-
-def _with_keys_of(table: PinnedTable, part: Part) -> PinnedTable:
-    """So that the report names the keys of staged deletes: no delete of the table's own branch ever does."""
-    deletes = (*table.files.delete_files, *part.staged.files.equality_deletes)
-    return replace(table, files=replace(table.files, delete_files=deletes))
 
 
 def _told(stop: Stop) -> dict[str, Any]:

@@ -39,7 +39,7 @@ from worker.publication.ancestry import last_publication
 from worker.publication.looks import Found, Looks
 from worker.publication.other_specs import LaterFiles, later_files
 from worker.publication.staged import Staged, live_already
-from worker.table.commit import CommittedSnapshot, find_head
+from worker.table.commit import CommittedSnapshot, find_head, told_key_sets
 from worker.table.commit_errors import CommitConflictError, CommitError, CommitStateUnknownError
 from worker.table.files import DataFile, DataFiles, DeleteFile
 from worker.table.manifests import UnsupportedTableError
@@ -110,6 +110,7 @@ class Part:
             "bytes_written": self.deletes.bytes_written,
         }
         told = {SUMMARY[name]: str(count) for name, count in counts.items()}
+        told |= told_key_sets(files.equality_deletes)
         if self.staged.skipped is not None:
             told[SKIPPED] = str(self.staged.skipped.snapshot_id)
         if left_out := sorted(self.staged.left_out)[-SKIPPED_AT_MOST:]:

@@ -9,7 +9,8 @@ once more meanwhile: it goes by paths, and would hit and remove that one, too. D
 """
 
 import json
-from collections.abc import Callable, Collection, Mapping
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -32,11 +33,14 @@ from worker.table.commit_errors import (
     commit_failure,
     prepared,
 )
+from worker.table.files import DeleteFile
 from worker.table.row_delta import ANY_FILE, NO_SNAPSHOT, RowDelta, java_list, validator_of
 
 JOB_ID = "icestream.job-id"
 ATTEMPT = "icestream.attempt"
 COMMIT_ID = "icestream.commit-id"
+_KEY_SETS = "icestream.equality-field-ids"
+_FIELD_IDS = re.compile(r"[0-9]{1,10}(,[0-9]{1,10})*")
 
 # The library revalidates and retries a lost race by itself, four times unless the table says otherwise;
 # another round costs far less than a new plan when a streaming writer commits several times a second.
@@ -60,6 +64,21 @@ class CommittedSnapshot:
     job_id: str
     attempt: int
     summary: Mapping[str, str]
+
+    @property
+    def key_sets(self) -> set[tuple[int, ...]]:
+        """Equality field ids of the deletes that it resolved; see `told_key_sets`."""
+        told = self.summary.get(_KEY_SETS, "").split(";")
+        return {tuple(map(int, ids.split(","))) for ids in told if _FIELD_IDS.fullmatch(ids)}
+
+
+def told_key_sets(deletes: Iterable[DeleteFile]) -> dict[str, str]:
+    """The property of a snapshot that keeps the keys of the equality deletes that it resolves.
+
+    Nothing else in the table names them then, and the attempt that commits may never report.
+    """
+    key_sets = sorted({one.equality_ids for one in deletes})
+    return {_KEY_SETS: ";".join(",".join(map(str, ids)) for ids in key_sets)} if key_sets else {}
 
 
 def commit_row_delta(

@@ -28,6 +28,7 @@ class Asked:
         job: Any = SimpleNamespace(
             assignment=SimpleNamespace(attempt=attempt, job=SimpleNamespace(id="j", dry_run=dry_run)),
             decide=self.decisions.append,
+            key_sets=set(),
         )
         self.own = OwnCommit(job, lambda summary: "mine" in summary, "there is nothing left")
         patch.setattr("worker.jobs.own_commits.find_commits", self._find)
@@ -79,3 +80,18 @@ def test_a_commit_whose_answer_was_lost_is_looked_up(monkeypatch: pytest.MonkeyP
     asked.error = CommitError("the catalog is away")
     with pytest.raises(CommitStateUnknownError):
         asked.own.made_by(TABLE, lose)
+
+
+@pytest.mark.parametrize(
+    ("told", "known"),
+    [
+        ({}, set()),
+        ({"equality-field-ids": "1;1,3"}, {(1,), (1, 3)}),
+        ({"equality-field-ids": "x;1,;-1;12345678901;2"}, {(2,)}),
+    ],
+)
+def test_the_keys_that_a_commit_names_are_read_with_care(
+    told: dict[str, str], known: set[tuple[int, ...]]
+) -> None:
+    """Whoever writes to the table may write anything there."""
+    assert committed(1, **{f"icestream.{name}": value for name, value in told.items()}).key_sets == known

@@ -118,6 +118,24 @@ def test_a_conversion_indexes_what_is_new_where_an_index_job_would_come_soon(
     assert jobs.run("index").result["key_sets"][0]["files_indexed"] == 0
 
 
+@pytest.mark.parametrize("kind", ["convert", "rewrite_data_files"])
+def test_the_key_of_deletes_that_are_converted_gets_an_index_whichever_attempt_reports(
+    spark: SparkSession, jobs: Jobs, table_name: str, kind: str
+) -> None:
+    """A writer goes on by another key than the one that is indexed."""
+    table = upserted(spark, table_name, format_version=3, partitioned=False, key=["id"])
+    jobs.run("index")
+    jobs.run("convert")
+    table.upsert([{"id": 7, "region": "eu", "value": 1}], key=["id", "region"])
+    for attempt in (1, 2):
+        told = jobs.run(kind, job_id="lost", attempt=attempt, takes_new_files=True)
+        assert told.result["commits"] == 1
+        assert told.health["pending_equality_deletes"] == 0
+        assert told.health["covers_head"] is False
+        found = {tuple(one["columns"]): one["generation"] for one in told.health["key_sets"]}
+        assert found == {("id",): 1, ("id", "region"): 0}, attempt
+
+
 def test_a_second_conversion_and_a_second_indexing_do_nothing(
     spark: SparkSession, jobs: Jobs, table_name: str
 ) -> None:
