@@ -110,7 +110,7 @@ def _read_mark_back(trial: Trial) -> None:
 
 def _look_at_place(trial: Trial, table: JavaObject) -> None:
     """That its files lie where they are wanted, and alone."""
-    trial.kept_storage, location = trial.lake.storage_of(table), location_of(table)
+    location = location_of(table)
     if trial.wanted_location is not None and not _is_same_place(location, trial.wanted_location):
         said = f"It has put the table at {location} and not at {trial.wanted_location}."
         raise LakeError(f"{said} What else lies there stays.", PLACES_ARE_GIVEN)
@@ -118,7 +118,7 @@ def _look_at_place(trial: Trial, table: JavaObject) -> None:
         trial.location = location
         return
     metadata_file = str(table.operations().current().metadataFileLocation()).rpartition("/")[2]
-    found = trial.lake.files(trial.kept_storage, location)
+    found = trial.lake.files(trial.lake.storage_of(table), location)
     if others := sorted(found - _files_of_new_table(location, metadata_file)):
         raise NotOursError(f"{location} had files before the table came: {others[0]}. They stay.")
     trial.lake.own_place(table)
@@ -586,8 +586,7 @@ def drop_under_a_job(trial: Trial) -> str:
     trial.service.post(f"/tables/{trial.id}/pause")  # of a paused table no job starts, nor is any queued
     if trial.service.get(f"/jobs/{job['id']}")["status"] != "queued":
         raise NotTriedError("The job had begun before the table was paused: the service answers slowly.")
-    trial.lake.drop_table(trial.identifier, trial.mark, trial.table_uuid)
-    trial.is_dropped = True
+    trial.drop()
     trial.service.post(f"/tables/{trial.id}/resume")
     ended = trial.service.ended(job["id"])
     if ended["status"] != "failed":

@@ -288,8 +288,7 @@ class Acceptance:
                 f"{'.'.join(trial.identifier)} is not in the catalog, and the run has not dropped it. It may"
                 f" have another name by now, so its files stay: {trial.location}."
             )
-        self.lake.drop_table(trial.identifier, trial.mark, trial.table_uuid)
-        trial.is_dropped = True
+        trial.drop()
 
     def _clear(self, trial: Trial) -> None:
         """Files in its place that are left once the table is gone: there were none before the table."""
@@ -299,9 +298,10 @@ class Acceptance:
         self.lake.clear(storage, place)
 
     def _look_for_index(self, trial: Trial) -> None:
-        storage, warehouse, table_uuid = trial.kept_storage, trial.index_warehouse, trial.table_uuid
-        if storage is None or warehouse is None or table_uuid is None:
+        warehouse, table_uuid = trial.index_warehouse, trial.table_uuid
+        if warehouse is None or table_uuid is None:
             return
+        storage = trial.kept_storage or trial.storage()
         if found := self.lake.index_databases(storage, warehouse, table_uuid):
             raise WrongError(f"Its index is still there: {warehouse}/{found[0]}.db.")
 

@@ -45,8 +45,8 @@ class Trial:
     mark: by which the catalog tells whose it is; None once that has proven not to keep it. name: in the
     report. identifier: with its namespace. key: columns by which rows are deleted. location: where the
     catalog has put it; None as long as it is not known to be the table's alone. kept_storage: by which
-    files are removed once the table is gone. is_dropped: the run has seen that it has dropped it. refused:
-    what the store does for nobody, with its words.
+    files are removed once the table is gone, as it was vended just before that. is_dropped: the run has seen
+    that it has dropped it. refused: what the store does for nobody, with its words.
     """
 
     lake: Lake
@@ -72,6 +72,12 @@ class Trial:
 
     def storage(self) -> Storage:
         return self.lake.storage_of(self.load())
+
+    def drop(self) -> None:
+        """Raises as `Lake.drop_table`. Of a table that is gone, no catalog vends anything."""
+        self.kept_storage = self.storage()
+        self.lake.drop_table(self.identifier, self.mark, self.table_uuid)
+        self.is_dropped = True
 
     def needs(self, task: str) -> None:
         """Raises NotPossibleError for what the store does for nobody."""

@@ -23,10 +23,14 @@ class FakeTable:
 
 
 class FakeStorage:
+    """is_over: a session that it has been vended."""
+
     def __init__(self, files: set[str]) -> None:
-        self._files = files
+        self._files, self.is_over = files, False
 
     def delete(self, location: str) -> None:
+        if self.is_over:
+            raise PermissionError("ExpiredToken")
         self._files.remove(location)
 
     def is_local(self, _: str) -> bool:
@@ -36,7 +40,8 @@ class FakeStorage:
 @dataclass
 class FakeLake:
     """refuses: is called before a table is dropped, and may raise. makes: is asked for a table of a format
-    version, and gives the one that it has; it may raise. location_of: of a new table, by its name."""
+    version, and gives the one that it has; it may raise. location_of: of a new table, by its name. opened: by
+    whom its files are seen."""
 
     tables: dict[str, FakeTable] = field(default_factory=dict)
     stored: set[str] = field(default_factory=set)
@@ -51,6 +56,7 @@ class FakeLake:
     is_s3_tables: bool = False
     requests: Counter[str] = field(default_factory=Counter)
     of_store: Counter[str] = field(default_factory=Counter)
+    opened: list[FakeStorage] = field(default_factory=list)
 
     def has_namespace(self, namespace: Sequence[str]) -> bool:
         return ".".join(namespace) in self.namespaces
@@ -89,7 +95,8 @@ class FakeLake:
         return self.tables[identifier[-1]]
 
     def storage_of(self, _: FakeTable) -> FakeStorage:
-        return FakeStorage(self.stored)
+        self.opened.append(FakeStorage(self.stored))
+        return self.opened[-1]
 
     def place_of(self, table: FakeTable) -> str | None:
         return table.location if table.is_alone else None
@@ -147,7 +154,6 @@ def acceptance_of(lake: FakeLake, service: FakeService | None = None) -> Accepta
     made.trials = made.trials[:1]
     (trial,) = made.trials
     trial.table_uuid, trial.table_id, trial.location = "u1", "t1", "s3://lake/t"
-    trial.kept_storage = FakeStorage(lake.stored)
     lake.tables[trial.identifier[-1]] = FakeTable("u1", made.run)
     lake.stored |= {"s3://lake/t/data/1.parquet", "s3://lake/t/metadata/1.json"}
     acceptance: Acceptance = made

@@ -65,7 +65,7 @@ def test_a_table_is_not_dropped_if_its_job_began_before_the_pause() -> None:
     with pytest.raises(NotTriedError):
         checks.drop_under_a_job(of)
     assert of.service.post.call_args_list[0].args[1]["run_at"] == "2026-01-01T00:00:08+00:00"
-    of.lake.drop_table.assert_not_called()
+    of.drop.assert_not_called()
 
 
 @pytest.mark.parametrize("check", [one for one in checks.JOBS if " a conversion" in one.name])

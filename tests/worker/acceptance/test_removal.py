@@ -40,6 +40,20 @@ def test_a_table_that_is_gone_takes_its_files_along() -> None:
     assert (lake.tables, lake.stored) == ({}, set())
 
 
+def test_files_go_by_what_the_catalog_vends_at_the_end() -> None:
+    lake = FakeLake()
+    acceptance = acceptance_of(lake)
+    (trial,), (name,) = acceptance.trials, lake.tables
+    lake.tables, lake.stored = {}, set()
+    create(trial)
+    assert list(lake.tables) == [name]
+    lake.stored.add(f"{trial.location}/data/1.parquet")
+    for one in lake.opened:
+        one.is_over = True
+    assert removed(acceptance)["remove v2"] is Outcome.PASSED
+    assert (lake.tables, lake.stored) == ({}, set())
+
+
 def _rename(lake: FakeLake, name: str) -> None:
     lake.tables["renamed"] = lake.tables.pop(name)
 
