@@ -316,7 +316,7 @@ def _convert_beside_compaction(trial: Trial) -> tuple[str, bool]:
     head = trial.head()
     job = trial.service.request(trial.id, "convert")
     trial.service.await_status(job["id"], _RUNS)
-    with told("replace a data file"):
+    with trial.lake.committing("replace a data file"):
         came_first = writer.compact(loaded, of_file, sequence_number, head)
     was_one = trial.service.is_running(job)
     result = trial.service.result_of(job)
@@ -336,7 +336,7 @@ def _convert_beside_rollback(trial: Trial) -> tuple[str, bool]:
     trial.writer().checkpoint([*trial.some(10, skip=1), *trial.new(5)], trial.some(3, skip=2))
     job = trial.service.request(trial.id, "convert")
     trial.service.await_status(job["id"], _RUNS)
-    with told("roll the table back"):
+    with trial.lake.committing("roll the table back"):
         trial.load().manageSnapshots().rollbackTo(before).commit()
     was_one = trial.service.is_running(job)
     trial.orders.rows = rows
@@ -402,7 +402,7 @@ def _end_staging(trial: Trial) -> None:
     trial.service.patch(f"/tables/{trial.id}", {"publish": None})
     table = trial.load()
     if table.refs().containsKey(_STAGING):
-        with told("drop a branch"):
+        with trial.lake.committing("drop a branch"):
             table.manageSnapshots().removeBranch(_STAGING).commit()
 
 
@@ -423,7 +423,7 @@ def report_duplicates(trial: Trial) -> str:
 
 def rewrite_position_deletes(trial: Trial) -> str:
     """What was a file for each data file becomes one for each partition, once the table wants that."""
-    with told("set a property of the table"):
+    with trial.lake.committing("set a property of the table"):
         trial.load().updateProperties().set("write.delete.granularity", "partition").commit()
     before = trial.delete_files().total()
     told_of = trial.service.run(trial.id, "rewrite_position_delete_files", min_input_files=2)["delete_files"]

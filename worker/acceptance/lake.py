@@ -87,29 +87,32 @@ class NotOursError(Exception):
 
 
 @contextmanager
-def told(task: str, gateway: RestGateway | None = None) -> Iterator[None]:
+def told(task: str, gateway: RestGateway | None = None, *, of_catalog: bool = False) -> Iterator[None]:
     """Raises LakeError for what Java, the catalog, the store or a missing secret says.
 
-    gateway: through which the catalog was asked, which may know more of it than Java.
+    gateway: through which the catalog was asked, which may know more of it than Java. of_catalog: it
+    is asked for something, and may say that it does so for nobody; a reader that says so is at fault.
     """
     try:
         yield
     except Exception as error:
-        said = lake_error_of(error, f"{task}: ", gateway)
+        said = lake_error_of(error, f"{task}: ", gateway, of_catalog=of_catalog)
         if said is None:
             raise
         raise said from error
 
 
-def lake_error_of(error: Exception, before: str = "", gateway: RestGateway | None = None) -> LakeError | None:
+def lake_error_of(
+    error: Exception, before: str = "", gateway: RestGateway | None = None, *, of_catalog: bool
+) -> LakeError | None:
     """What an error of Java's, of a catalog or of a store tells; None for one of nothing such.
 
-    before: stands before its words.
+    before: stands before its words. gateway, of_catalog: as of `told`.
     """
     if isinstance(error, Py4JError | CapturedException):
         if gateway is not None and gateway.refusal is not None:
-            return lake_error_of(gateway.refusal, before)
-        is_unsupported = _UNSUPPORTED_IN_JAVA in java_types(error)
+            return lake_error_of(gateway.refusal, before, of_catalog=of_catalog)
+        is_unsupported = of_catalog and _UNSUPPORTED_IN_JAVA in java_types(error)
         return LakeError(before + java_message(error), is_unsupported=is_unsupported)
     meaning = error if isinstance(error, JobError) else meaning_of(error)
     if meaning is None:
@@ -280,7 +283,7 @@ class Lake:
 
     def own_place(self, table: JavaObject) -> None:
         """Says of a table that no others' files lie where it does: who removes it may clear that."""
-        with told("set a property of the table"):
+        with self.committing("set a property of the table"):
             table.updateProperties().set(_OWN_PLACE, location_of(table)).commit()
 
     def place_of(self, table: JavaObject) -> str | None:
@@ -326,10 +329,14 @@ class Lake:
         """To a REST catalog, by operation of its protocol; of another one what was begun, by kind."""
         return self.asked if self._gateway is None else self._gateway.requests
 
+    def committing(self, task: str) -> AbstractContextManager[None]:
+        """A commit to a table, of which its catalog is asked. Raises as `told`."""
+        return told(task, self._gateway, of_catalog=True)
+
     def _told(self, kind: str, name: Sequence[str]) -> AbstractContextManager[None]:
         """Of the catalog. kind: of what it is asked for. name: of the namespace or the table."""
         self.asked[kind] += 1
-        return told(f"{kind} {'.'.join(name)}", self._gateway)
+        return told(f"{kind} {'.'.join(name)}", self._gateway, of_catalog=True)
 
     def _namespace(self, parts: Sequence[str]) -> JavaObject:
         array = self._jvm.org.apache.iceberg.util.JsonUtil.mapper().readValue(

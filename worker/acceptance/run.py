@@ -458,7 +458,7 @@ def problem_of(error: Exception) -> Problem:
             return error.problem
         case NotOursError():
             return Problem("not_ours", "It is not what this run has made", str(error))
-    if (said := lake_error_of(error)) is not None:
+    if (said := lake_error_of(error, of_catalog=True)) is not None:
         return said.problem
     words = f"{type(error).__name__}: {error}"
     return Problem("unexpected", "An error that nobody foresaw", words, "Report it with this text.")

@@ -55,13 +55,23 @@ def test_what_java_was_kept_from_is_told_by_who_kept_it() -> None:
     assert (problem.code, problem.remedy) == ("catalog_redirects", ELSEWHERE.remedy)
 
 
-def test_what_nobody_may_do_there_is_no_matter_of_rights(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_catalog_says_what_it_does_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no matter of rights. A reader that can't read a file says the same, and that is a failure."""
+    monkeypatch.setattr("worker.acceptance.lake.open_catalog", lambda *_: (MagicMock(), None))
     monkeypatch.setattr(
         "worker.acceptance.lake.java_types", lambda _: {"java.lang.UnsupportedOperationException"}
     )
-    problem = problem_in(Py4JError("Not supported"))
-    assert problem.code == "not_supported"
-    assert "whatever rights" in problem.remedy
+    lake = Lake(MagicMock(), {"name": "lake", "type": "hive", "properties": {}})
+    for asked in (lake.committing("roll the table back"), lake._told("drop table", ["a", "t"])):
+        with pytest.raises(LakeError, match="Not supported") as said, asked:
+            raise Py4JError("Not supported")
+        assert said.value.is_unsupported
+        assert said.value.problem.code == "not_supported"
+        assert "whatever rights" in said.value.problem.remedy
+    with pytest.raises(LakeError, match="Not supported") as said, told("read the table"):
+        raise Py4JError("Not supported")
+    assert not said.value.is_unsupported
+    assert said.value.problem.code == "refused"
 
 
 @pytest.mark.parametrize(
