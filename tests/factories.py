@@ -14,10 +14,11 @@ under test.
 
 import json
 import os
+import shutil
 import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -219,6 +220,12 @@ class WrittenFile:
     @property
     def is_delete(self) -> bool:
         return bool(self.json["content"] != "data")
+
+
+def in_the_place_of(old: WrittenFile, new: WrittenFile) -> WrittenFile:
+    """The new file's rows under the path of the old one, as a writer whose names repeat leaves them."""
+    shutil.move(_local(new.path), _local(old.path))
+    return replace(new, json={**new.json, "file-path": old.path})
 
 
 class TableBuilder:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,8 +14,8 @@ from tests.exactness import Exactness
 from tests.factories import (
     TableBuilder,
     WrittenFile,
-    _local,
     equality_delete_files,
+    in_the_place_of,
     live_delete_files,
 )
 from tests.thorough import V2_FIRST, V3_FIRST, first_always
@@ -38,12 +36,6 @@ def data(table: TableBuilder, *rows: tuple[int, str]) -> WrittenFile:
 
 def remove(table: TableBuilder, file: WrittenFile) -> None:
     table.java.newDelete().deleteFile(table.parsed(file)).commit()
-
-
-def in_the_place_of(old: WrittenFile, new: WrittenFile) -> WrittenFile:
-    """The new file's rows under the path of the old one, as a writer whose names repeat leaves them."""
-    shutil.move(_local(new.path), _local(old.path))
-    return replace(new, json={**new.json, "file-path": old.path})
 
 
 def sources(result: Mapping[str, Any]) -> set[str]:
