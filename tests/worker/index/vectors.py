@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from pathlib import Path
@@ -39,6 +40,7 @@ TYPES = {
     "o": "boolean",
 }
 FIRST_ID = 3
+REGIONS = ("eu", "us")
 KEY_SETS = (["id"], list(TYPES))
 _ZERO: dict[str, Any] = dict(
     zip(
@@ -68,38 +70,58 @@ def rows() -> list[Row]:
     types."""
     nothing: dict[str, Any] = dict.fromkeys(TYPES)
     keys = [_ZERO, _SAMPLE, nothing, *({**_SAMPLE, name: None} for name in TYPES)]
-    return [{"id": i, "region": ("eu", "us")[i % 2], **key} for i, key in enumerate(keys)]
+    return [{"id": i, "region": REGIONS[i % 2], **key} for i, key in enumerate(keys)]
 
 
-def write_table(folder: Path) -> str:
-    """Returns the place of its metadata."""
+def of_region(region: str) -> list[Row]:
+    return [row for row in rows() if row["region"] == region]
+
+
+def write_table(folder: Path) -> Iterator[str]:
+    """Yields the place of its metadata: of the table as it is first, and once a data file came back."""
     table = Table(folder, folder.as_uri(), "index-vectors", 3)
     columns = (field(FIRST_ID + at, name, kind) for at, (name, kind) in enumerate(TYPES.items()))
     table.set_schema(field(1, "id", "long"), field(2, "region", "string"), *columns)
     table.set_spec((2, "region", "identity", "string"))
-    for region in ("eu", "us"):
-        table.commit(table.data(*(row for row in rows() if row["region"] == region)))
-    return table.write_metadata("00001-table.metadata.json")
+    for region in REGIONS:
+        file = table.data(*of_region(region))
+        table.commit(file)
+    yield table.write_metadata("00001-table.metadata.json")
+    table.commit(removed=[file])
+    new = table.data(*reversed(file.rows))
+    shutil.move(folder / "data" / Path(new.path).name, folder / "data" / Path(file.path).name)
+    table.commit(replace(new, path=file.path))
+    yield table.write_metadata("00002-table.metadata.json")
 
 
 def build(spark: SparkSession, catalog: Catalog, folder: Path) -> Path:
     """The warehouse of an index that a job builds of the table."""
-    location = write_table(folder / "table")
     name = f"{catalog.name}.vectors.t"
     spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {catalog.name}.vectors")
-    spark.sql(f"CALL {catalog.name}.system.register_table('vectors.t', '{location}')")
-    Jobs(spark, catalog, name, folder / "index").run("index", key_sets=KEY_SETS)
+    jobs = Jobs(spark, catalog, name, folder / "index")
+    for location in write_table(folder / "table"):
+        spark.sql(f"DROP TABLE IF EXISTS {name}")  # only from the catalog
+        spark.sql(f"CALL {catalog.name}.system.register_table('vectors.t', '{location}')")
+        jobs.run("index", key_sets=KEY_SETS)
     return folder / "index"
 
 
 def expected(names: list[str]) -> Iterator[dict[str, Any]]:
-    """By the page's table of types, each row of the table: its place and its key. Bytes are in hex."""
-    for region in ("eu", "us"):
-        for position, row in enumerate(one for one in rows() if one["region"] == region):
+    """By the page's table of types, each row of the index: its place and its key. Bytes are in hex."""
+    eu, us = map(of_region, REGIONS)
+    for region, number, is_live, of_file in (
+        ("eu", 1, True, eu),
+        ("us", 2, False, us),
+        ("us", 4, True, us[::-1]),
+    ):
+        for position, row in enumerate(of_file):
             yield {
                 "region": region,
                 "position": position,
+                "spec_id": 0,
                 "partition_values": f'["{region}"]',
+                "data_sequence_number": number,
+                "live": is_live,
                 "key": [in_index(row[name]) for name in names],
             }
 
