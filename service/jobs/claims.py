@@ -240,7 +240,7 @@ def claim(
         _record_attempt(session, job, worker, previous, now)
         listed = orphan_removals.listed_for(session, job, now)
         return _assignment(
-            session, settings, job, table, catalog, key_sets, indexed_at, policy, previous, listed
+            session, settings, job, table, catalog, key_sets, indexed_at, policy, previous, listed, now
         )
     return None
 
@@ -499,6 +499,7 @@ def _assignment(
     policy: EffectivePolicy,
     previous: Sequence[AttemptView],
     listed: orphan_removals.Listed,
+    now: datetime,
 ) -> Assignment:
     return Assignment(
         job=AssignedJob(id=job.id, kind=job.kind, dry_run=job.dry_run, parameters=job.parameters),
@@ -523,7 +524,7 @@ def _assignment(
         catalog=AssignedCatalog(name=catalog.name, type=catalog.type, properties=catalog.properties),
         index=AssignedIndex(
             warehouse=index_warehouse(settings, catalog),
-            takes_new_files=_takes_new_files(job, indexed_at, policy),
+            takes_new_files=_takes_new_files(job, indexed_at, policy, previous, now),
         ),
         policy=bounded(policy, settings),
         allowed_locations=list(settings.location_roots),
@@ -536,16 +537,23 @@ def _assignment(
     )
 
 
-def _takes_new_files(job: Job, indexed_at: IndexedAt, policy: EffectivePolicy) -> bool:
+def _takes_new_files(
+    job: Job,
+    indexed_at: IndexedAt,
+    policy: EffectivePolicy,
+    previous: Sequence[AttemptView],
+    now: datetime,
+) -> bool:
     """Whether half the time is over for which new data files may wait for an index.
 
-    One attempt then does what would take two. There is an index if there was an indexing.
+    One attempt then does what would take two. There is an index if there was an indexing. What an earlier
+    attempt may have died of is not tried again: the conversion itself is to succeed.
     """
     if job.kind != JobKind.CONVERT.value or job.dry_run or not policy.index.enabled:
         return False
-    if indexed_at is None or job.started_at is None:
+    if indexed_at is None or (now - indexed_at).total_seconds() < policy.index.age_seconds / 2:
         return False
-    return (job.started_at - indexed_at).total_seconds() >= policy.index.age_seconds / 2
+    return all(one.status not in (AttemptStatus.FAILED, AttemptStatus.LOST) for one in previous)
 
 
 def _overlapping_locations(session: Session, job: Job, table: EnrolledTable) -> list[str]:

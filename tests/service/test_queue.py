@@ -341,6 +341,31 @@ def test_a_conversion_takes_new_files_along_where_an_index_job_would_come_soon(d
         finish(database, assignment.job.id, 1, "succeeded")
 
 
+@pytest.mark.parametrize("database_kind", ["sqlite"])
+def test_a_conversion_takes_no_new_files_along_after_an_attempt_that_may_have_died_of_them(
+    database: Database,
+) -> None:
+    worker = add_worker(database)
+    ends = ["released", "failed", "lost"]
+    for table, status in zip(add_tables(database, ends), ends, strict=True):
+        request(database, table, JobKind.CONVERT)
+        with database.write() as session:
+            health = health_of(session, table)
+            health.indexed_at = START - timedelta(seconds=29)
+            session.add(health)
+        taken = []
+        for attempt, seconds in enumerate((0, 2, 600), 1):
+            assignment = claim(database, worker, START + timedelta(seconds=seconds))
+            assert assignment is not None
+            taken.append(assignment.index.takes_new_files)
+            if status == "lost" and attempt == 2:  # its worker asks for other work
+                continue
+            end = "succeeded" if attempt == 3 else status if attempt == 2 else "released"
+            error = RETRYABLE if end == "failed" else None
+            finish(database, assignment.job.id, attempt, end, START + timedelta(seconds=seconds), error)
+        assert taken == [False, True, status == "released"], status
+
+
 def test_an_error_that_no_retry_helps_fails_the_jobat_once(database: Database) -> None:
     (table,) = add_tables(database, ["a"])
     worker = add_worker(database)

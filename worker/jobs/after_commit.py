@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -10,13 +11,21 @@ from math import inf
 from worker.attempt.indexes import indexes
 from worker.attempt.job import Job, Reporter
 from worker.attempt.pinned_table import PinnedTable, pin_table
-from worker.contract.control_plane import AnnouncedPlan, StaleAttemptError
+from worker.contract.control_plane import (
+    AnnouncedPlan,
+    ControlPlaneError,
+    RefusedReportError,
+    StaleAttemptError,
+)
 from worker.index.dictionary import uncovered_files
 from worker.index.sorted_runs import IndexWarehouse
+from worker.jobs.foreign_errors import meaning_of
 from worker.jobs.indexing import index_key_set
-from worker.process.errors import JobCancelledError, JobError
+from worker.process.errors import JobCancelledError, JobError, UnexpectedError
 from worker.process.plurals import counted
 from worker.table.files import DataFiles
+
+log = logging.getLogger(__name__)
 
 
 def index_new_files(
@@ -31,7 +40,8 @@ def index_new_files(
     new_ones: chooses them among the data files of the branch. rows_at_most: of more, which an index lacks, it
     gets none.
 
-    A trouble here undoes nothing, and neither does a cancellation: the next index job goes on.
+    A trouble here, of whatever kind, undoes nothing, and neither does a cancellation: the next index job goes
+    on.
     """
     try:
         with job.stage("plan"):
@@ -42,12 +52,27 @@ def index_new_files(
                 index_key_set(job, table, warehouse, index.key_set, only=new)
             else:
                 job.decide(f"Key set {index.key_set}: {counted(rows, 'new row')} left to the next index job.")
-    except StaleAttemptError:
-        raise
-    except (JobCancelledError, JobError, OSError, ValueError) as error:
-        why = str(error) or "the job was to end"
-        job.decide(f"The new data files are not indexed yet: {why}. The next index job does it.")
+    except JobCancelledError:
+        _leave(job, "the job was to end")
+    except Exception as error:
+        if isinstance(error, StaleAttemptError | ControlPlaneError) and not isinstance(
+            error, RefusedReportError
+        ):
+            raise  # whatever this attempt did, it could not say so
+        _leave(job, str(_told(error)))
     return table
+
+
+def _leave(job: Job, why: str) -> None:
+    job.decide(f"The new data files are not indexed yet: {why}. The next index job does it.")
+
+
+def _told(error: Exception) -> JobError:
+    known = error if isinstance(error, JobError) else meaning_of(error)
+    if known is None:
+        log.exception("New data files are not indexed")
+        known = UnexpectedError.of(error)
+    return known
 
 
 @dataclass(frozen=True, slots=True)
