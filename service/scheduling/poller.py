@@ -597,6 +597,7 @@ class Poller:
             health.reader_shapes, health.partitions = {}, None
             health.oldest_snapshot_id = health.expired_elsewhere_at = None
             health.report_snapshot_id = health.indexed_snapshot_id = health.verified_snapshot_id = None
+            health.indexed_at = None
         if uuid != table.table_uuid or table.format_version != loaded.metadata.format_version:
             table.table_uuid, table.format_version = uuid, loaded.metadata.format_version
         table.location, table.other_locations = loaded.location(), named_places(loaded.properties)

@@ -17,7 +17,7 @@ from service.index_health.service import _resolution, judge
 from service.policies.models import EffectivePolicy
 from service.policies.service import BUILT_IN, STANDARD
 from service.quantities import sized
-from service.records.health import HealthStatus, TableHealth
+from service.records.health import HealthStatus, TableHealth, health_of
 from service.records.jobs import Job, JobKind
 from service.records.reports import KeySetReport
 from service.scheduling.decisions import Action, LastJob, decide
@@ -480,9 +480,16 @@ def test_a_table_recreated_under_its_name_starts_anew(service: Running, iceberg:
     service.register(iceberg)
     table = service.enroll()
     service.poll(table["id"])
+    with service.database.write() as session:
+        health = health_of(session, table["id"])
+        health.indexed_snapshot_id, health.indexed_at = 7, utc_now()
+        session.add(health)
     iceberg.catalog.drop_table("db.t")
     replaced = iceberg.create("db.t")
     service.poll(table["id"])
+    with service.database.read() as session:
+        health = health_of(session, table["id"])
+        assert (health.indexed_snapshot_id, health.indexed_at) == (None, None)
     assert service.admin.get(f"/tables/{table['id']}").json()["table_uuid"] == str(
         replaced.metadata.table_uuid
     )
