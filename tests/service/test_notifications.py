@@ -429,6 +429,21 @@ def test_a_signed_notification_needs_no_key_and_is_taken_once(service: Running, 
     assert told(service) == [table["id"]] * 4
 
 
+def test_what_a_signature_does_not_cover_tells_nothing(service: Running, sender: Sender) -> None:
+    """Whoever overheard a request may send it again with other headers."""
+    service.enroll(policy="manual")
+    answer = sender.send(
+        b'{"tables": ["db.none"]}',
+        ce_specversion="1.0",
+        ce_type="updateTable",
+        ce_tabular_type="table",
+        ce_namespace="db",
+        ce_name="t",
+    )
+    assert answer.json() == {"received": 1}
+    assert told(service) == []
+
+
 def test_whoever_did_not_sign_is_refused_and_learns_nothing(
     service: Running, sender: Sender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
