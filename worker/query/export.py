@@ -234,20 +234,20 @@ def _stats_field(first: int, key: pa.Field) -> pa.Field:
 
 
 def _tracked(leaf: _Leaf, keys: Sequence[pa.Field]) -> dict[str, Any]:
-    """Bounds are exact: none is cut off."""
+    """Bounds are exact: none is cut off. They stay Arrow's, since Python has no year beyond 9999."""
     stats: dict[str, Any] = {}
     for key in keys:
         column = leaf.entries[key.name]
         bounds = pc.min_max(column)
         stats[key.name] = {
-            "lower_bound": bounds["min"].as_py(),
-            "upper_bound": bounds["max"].as_py(),
+            "lower_bound": bounds["min"],
+            "upper_bound": bounds["max"],
             "tight_bounds": True,
             "value_count": len(column),
             "null_value_count": column.null_count,
         }
     last = leaf.entries.slice(leaf.entries.num_rows - 1)
-    stats["index_key_upper_bound"] = {key.name: last[key.name][0].as_py() for key in keys}
+    stats["index_key_upper_bound"] = {key.name: last[key.name][0] for key in keys}
     return {
         "file_path": leaf.location,
         "file_format": "parquet",

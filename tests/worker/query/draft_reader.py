@@ -141,9 +141,22 @@ def _read(location: str) -> list[Row]:
     for at in range(len(file.schema)):
         column = file.schema.column(at)
         _check(column.physical_type == _physical(column), f"{column.path} is {column.physical_type}")
-    table = file.read()
+    table = as_numbers(file.read())
     rows = table.to_pylist()
     return [_by_id(table.schema, row) for row in rows]
+
+
+def as_numbers(table: pa.Table) -> pa.Table:
+    """Days, moments and times of a day in their units since 1970 or midnight: Python has not all of them."""
+    return table.cast(pa.schema([one.with_type(_number(one.type)) for one in table.schema]))
+
+
+def _number(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_struct(kind):
+        return pa.struct([one.with_type(_number(one.type)) for one in kind])
+    if pa.types.is_temporal(kind):
+        return pa.int32() if pa.types.is_date(kind) else pa.int64()
+    return kind
 
 
 def _physical(column: Any) -> str:

@@ -12,12 +12,13 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
 from tests.factories import TableBuilder
 from tests.jobs import Jobs
-from tests.worker.query.draft_reader import DraftIndex, Key
+from tests.worker.query.draft_reader import DraftIndex, Key, as_numbers
 from worker.contract.lookups import AskedKeys
 from worker.io.storage import Storage
 from worker.query import export
@@ -60,7 +61,7 @@ def exported(table: TableBuilder, jobs: Jobs, columns: Sequence[str], to: Path) 
 def live(table: TableBuilder, columns: Sequence[str]) -> list[tuple[Key, str, int]]:
     """As Spark says."""
     query = f"SELECT {', '.join(columns)}, _file, _pos FROM {table.identifier}"
-    found = [row.values() for row in table.spark.sql(query).toArrow().to_pylist()]
+    found = [row.values() for row in as_numbers(table.spark.sql(query).toArrow()).to_pylist()]
     return [(tuple(key), path, position) for *key, path, position in found]
 
 
@@ -112,6 +113,40 @@ def test_an_exported_index_is_read_by_the_draft_alone(
     assert index.metadata["properties"] == {"icestream.draft": f"apache/iceberg#16961 at {DRAFT}"}
     assert main([*words, tmp_path.as_uri(), "--branch", "none"]) == 1
     assert "has no branch or tag 'none'" in capsys.readouterr().err
+
+
+def test_keys_of_further_types_are_read_back_and_so_is_what_python_does_not_hold(
+    spark: SparkSession, jobs: Jobs, table_name: str, tmp_path: Path
+) -> None:
+    """Among them are the day and the moments in years far from 1 to 9999, and nanoseconds."""
+    types: Any = spark.sparkContext._jvm.org.apache.iceberg.types.Types  # type: ignore[union-attr]
+    ends = [-(2**62), 2**62, 0, None]
+    numbers = [Decimal(-1), Decimal("99.99"), Decimal(0), None]
+    columns = {
+        "i": (types.IntegerType.get(), pa.array([-(2**31), 2**31 - 1, 0, None], pa.int32())),
+        "d": (types.DateType.get(), pa.array([-(2**31), 2**31 - 1, 0, None], pa.int32()).view(pa.date32())),
+        "t": (types.TimeType.get(), pa.array([0, 86_399_999_999, 1, None]).view(pa.time64("us"))),
+        "f": (types.FixedType.ofLength(2), pa.array([b"\xff\x00", b"\x00\x80", b"\0\0", None], pa.binary(2))),
+        "ts": (types.TimestampType.withoutZone(), pa.array(ends).view(pa.timestamp("us"))),
+        "tz": (types.TimestampType.withZone(), pa.array(ends).view(pa.timestamp("us", "UTC"))),
+        "ns": (types.TimestampNanoType.withoutZone(), pa.array(ends).view(pa.timestamp("ns"))),
+        "nz": (types.TimestampNanoType.withZone(), pa.array(ends).view(pa.timestamp("ns", "UTC"))),
+        "n18": (types.DecimalType.of(18, 2), pa.array(numbers, pa.decimal128(18, 2))),
+        "n38": (types.DecimalType.of(38, 2), pa.array(numbers, pa.decimal128(38, 2))),
+    }
+    table = TableBuilder.create(spark, table_name, "id bigint", format_version=3)
+    update = table.java.updateSchema()
+    for name, (kind, _) in columns.items():
+        update.addColumn(name, kind)
+    update.commit()
+    stored = pa.table({name: values for name, (_, values) in columns.items()})
+    table.parquet = {"write_statistics": False}  # PyIceberg, by which a test has them, can't read these
+    table.append(stored)
+    jobs.run("index", key_sets=[list(columns)])
+    made = exported(table, jobs, list(columns), tmp_path / "index")
+    entries = DraftIndex.open(made.metadata.removeprefix("file://")).entries(made.snapshot_id)
+    found = {position: key for key, _, position in entries}
+    assert found == dict(enumerate(tuple(row.values()) for row in as_numbers(stored).to_pylist()))
 
 
 def test_what_no_export_can_tell_is_refused(
