@@ -33,6 +33,13 @@ def path(location: str) -> Path:
     return Path(location.removeprefix("file://"))
 
 
+def test_the_decision_tells_as_many_tables_as_there_are() -> None:
+    root = Path(__file__).parents[2]
+    counts = json.loads((root / "conformance" / "seen" / "pyiceberg.json").read_text())["counts"]
+    decision = (root / "docs" / "decisions" / "54-a-suite-from-the-specifications.md").read_text()
+    assert f"\n{sum(counts.values())} tables of {len(ALL)} cases, " in decision
+
+
 @pytest.mark.parametrize(
     ("count", "group_rows", "page_rows", "groups"), [(40, 12, 5, [12, 12, 12, 4]), (5, None, 2, [5])]
 )
