@@ -1,17 +1,18 @@
-"""What jobs took today, against the budget of a policy."""
+"""What jobs took today, against the budgets of a policy."""
 
 from dataclasses import dataclass
 from datetime import datetime
+from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
-from sqlalchemy import Float, cast, func
+from sqlalchemy import ColumnElement, Float, cast, func
 from sqlmodel import Session, col, select
 
 from service.policies.models import EffectivePolicy
 from service.policies.schedules import day_of
 from service.quantities import sized
 from service.records.catalogs import Catalog
-from service.records.jobs import Attempt, Job
+from service.records.jobs import Attempt, Job, JobKind
 from service.records.tables import EnrolledTable
 
 
@@ -26,46 +27,67 @@ class SpentBudget:
 def spent_budget(
     session: Session, table: EnrolledTable, policy: EffectivePolicy, now: datetime
 ) -> SpentBudget | None:
-    """The budget that is spent today, if any. Attempts count on the day they end."""
-    budget, zone = policy.budget, policy.schedule.time_zone
+    """The budget of all jobs that is spent today, if any. Attempts count on the day they end."""
+    budget, of_table = policy.budget, EnrolledTable.id == table.id
+    limit = _Limit(f"table {table.name}", budget.table_seconds_per_day, budget.table_bytes_per_day)
+    if (spent := _spent(session, limit, policy, now, of_table)) is not None:
+        return spent
+    place = f"catalog {session.get_one(Catalog, table.catalog_id).name}"
+    limit = _Limit(place, budget.catalog_seconds_per_day, budget.catalog_bytes_per_day)
+    return _spent(session, limit, policy, now, EnrolledTable.catalog_id == table.catalog_id)
+
+
+def spent_budget_of(
+    session: Session, table: EnrolledTable, policy: EffectivePolicy, kind: JobKind, now: datetime
+) -> SpentBudget | None:
+    """That of the table's jobs of a kind, if the kind has one and it is spent today."""
+    if not kind.is_maintenance:
+        return None
+    limit = _Limit(
+        f"{kind.value} jobs of table {table.name}", getattr(policy, kind.value).max_seconds_per_day, 0
+    )
+    return _spent(session, limit, policy, now, EnrolledTable.id == table.id, Job.kind == kind.value)
+
+
+class _Limit(NamedTuple):
+    """What jobs may take in a day; 0 is any amount."""
+
+    place: str
+    seconds: float
+    bytes: int
+
+
+def _spent(
+    session: Session,
+    limit: _Limit,
+    policy: EffectivePolicy,
+    now: datetime,
+    *which: ColumnElement[bool] | bool,
+) -> SpentBudget | None:
+    """which: conditions of the jobs that count."""
+    if not limit.seconds and not limit.bytes:
+        return None
+    zone = policy.schedule.time_zone
     begin, end = day_of(zone, now)
-    of_catalog = f"catalog {session.get_one(Catalog, table.catalog_id).name}"
-    for place, owner, max_seconds, max_bytes in (
-        (
-            f"table {table.name}",
-            EnrolledTable.id == table.id,
-            budget.table_seconds_per_day,
-            budget.table_bytes_per_day,
-        ),
-        (
-            of_catalog,
-            EnrolledTable.catalog_id == table.catalog_id,
-            budget.catalog_seconds_per_day,
-            budget.catalog_bytes_per_day,
-        ),
-    ):
-        if not max_seconds and not max_bytes:
-            continue
-        seconds, size = session.exec(
-            select(
-                func.coalesce(func.sum(Attempt.seconds), 0),
-                # As a float: SQLite's sum of integers fails beyond 64 bits.
-                func.coalesce(func.sum(cast(Attempt.bytes, Float)), 0),
-            )
-            .join(Job, col(Job.id) == col(Attempt.job_id))
-            .join(EnrolledTable, col(EnrolledTable.id) == col(Job.table_id))
-            .where(col(Attempt.ended_at) >= begin, owner)
-        ).one()
-        spent = None
-        if max_seconds and seconds >= max_seconds:
-            spent = f"{seconds:,.0f} s of jobs (policy: {max_seconds:,.0f} s)"
-        elif max_bytes and size >= max_bytes:
-            spent = f"{sized(int(size))} read and written (policy: {sized(max_bytes)})"
-        if spent is not None:
-            turns = end.astimezone(ZoneInfo(zone))
-            reason = (
-                f"the budget of {place} for this day is spent: {spent}; the day turns at "
-                f"{turns:%Y-%m-%d %H:%M} {zone}"
-            )
-            return SpentBudget(reason, end)
-    return None
+    seconds, size = session.exec(
+        select(
+            func.coalesce(func.sum(Attempt.seconds), 0),
+            # As a float: SQLite's sum of integers fails beyond 64 bits.
+            func.coalesce(func.sum(cast(Attempt.bytes, Float)), 0),
+        )
+        .join(Job, col(Job.id) == col(Attempt.job_id))
+        .join(EnrolledTable, col(EnrolledTable.id) == col(Job.table_id))
+        .where(col(Attempt.ended_at) >= begin, *which)
+    ).one()
+    if limit.seconds and seconds >= limit.seconds:
+        spent = f"{seconds:,.0f} s of jobs (policy: {limit.seconds:,.0f} s)"
+    elif limit.bytes and size >= limit.bytes:
+        spent = f"{sized(int(size))} read and written (policy: {sized(limit.bytes)})"
+    else:
+        return None
+    turns = end.astimezone(ZoneInfo(zone))
+    reason = (
+        f"the budget of {limit.place} for this day is spent: {spent}; the day turns at "
+        f"{turns:%Y-%m-%d %H:%M} {zone}"
+    )
+    return SpentBudget(reason, end)

@@ -31,7 +31,7 @@ from service.catalogs.service import index_warehouse
 from service.db.database import UtcDateTime
 from service.jobs import orphan_removals
 from service.jobs.attempts import CLAIM_ANSWER_LOST, RunningAttempt, end_attempt, is_current
-from service.jobs.budgets import spent_budget
+from service.jobs.budgets import spent_budget, spent_budget_of
 from service.jobs.contract import (
     AssignedCatalog,
     AssignedIndex,
@@ -308,7 +308,9 @@ def _hold(session: Session, job: Job, table: EnrolledTable, policy: EffectivePol
     """Let a job that a policy started wait until its budget is refilled, if it is spent."""
     if job.trigger == REQUEST:
         return False
-    spent = spent_budget(session, table, policy, now)
+    spent = spent_budget(session, table, policy, now) or spent_budget_of(
+        session, table, policy, JobKind(job.kind), now
+    )
     if spent is None:
         return False
     job.available_at, job.held_because = spent.until, spent.reason
@@ -318,10 +320,13 @@ def _hold(session: Session, job: Job, table: EnrolledTable, policy: EffectivePol
     return True
 
 
-def release_held(session: Session, table_id: str, now: datetime) -> None:
-    """Let the held jobs of a table go, since its budget is no longer spent."""
+def release_held(session: Session, table_id: str, kinds: Collection[JobKind], now: datetime) -> None:
+    """Let the held jobs of a table go that are of these kinds, since their budget is no longer spent."""
     query = select(Job).where(
-        Job.table_id == table_id, Job.status == JobStatus.QUEUED.value, col(Job.held_because).is_not(None)
+        Job.table_id == table_id,
+        col(Job.kind).in_([kind.value for kind in kinds]),
+        Job.status == JobStatus.QUEUED.value,
+        col(Job.held_because).is_not(None),
     )
     for job in session.exec(query.with_for_update(skip_locked=True)):
         job.available_at, job.held_because = min(job.available_at, now), None

@@ -195,6 +195,9 @@ class ExpireSnapshotsPolicy(Message):
     """Snapshots that are old enough expire at these moments, too."""
     windows: list[Window] | None = None
     """Jobs of the kind start by themselves only while one of these is open; empty: as the schedule says."""
+    max_seconds_per_day: Seconds | None = None
+    """The table's jobs of the kind may run for this long in a day; 0 for any time. Once it is spent, none of
+    them starts by itself until the day turns."""
 
 
 class RewriteDataFilesPolicy(Message):
@@ -226,6 +229,9 @@ class RewriteDataFilesPolicy(Message):
     """Data files are rewritten at these moments, too, if there are such files."""
     windows: list[Window] | None = None
     """Jobs of the kind start by themselves only while one of these is open; empty: as the schedule says."""
+    max_seconds_per_day: Seconds | None = None
+    """The table's jobs of the kind may run for this long in a day; 0 for any time. Once it is spent, none of
+    them starts by itself until the day turns."""
 
 
 class RewritePositionDeleteFilesPolicy(Message):
@@ -248,6 +254,9 @@ class RewritePositionDeleteFilesPolicy(Message):
     """Position delete files are rewritten at these moments, too, if any are small."""
     windows: list[Window] | None = None
     """Jobs of the kind start by themselves only while one of these is open; empty: as the schedule says."""
+    max_seconds_per_day: Seconds | None = None
+    """The table's jobs of the kind may run for this long in a day; 0 for any time. Once it is spent, none of
+    them starts by itself until the day turns."""
 
 
 class RewriteManifestsPolicy(Message):
@@ -265,6 +274,9 @@ class RewriteManifestsPolicy(Message):
     """Small manifests are written anew at these moments, too, if there are any."""
     windows: list[Window] | None = None
     """Jobs of the kind start by themselves only while one of these is open; empty: as the schedule says."""
+    max_seconds_per_day: Seconds | None = None
+    """The table's jobs of the kind may run for this long in a day; 0 for any time. Once it is spent, none of
+    them starts by itself until the day turns."""
 
 
 class SchedulePolicy(Message):
@@ -510,6 +522,7 @@ class EffectiveExpireSnapshotsPolicy(Message):
     min_interval_seconds: float
     cron: str
     windows: list[Window]
+    max_seconds_per_day: float
 
 
 class EffectiveRewriteDataFilesPolicy(Message):
@@ -528,6 +541,7 @@ class EffectiveRewriteDataFilesPolicy(Message):
     min_interval_seconds: float
     cron: str
     windows: list[Window]
+    max_seconds_per_day: float
 
 
 class EffectiveRewritePositionDeleteFilesPolicy(Message):
@@ -542,6 +556,7 @@ class EffectiveRewritePositionDeleteFilesPolicy(Message):
     min_interval_seconds: float
     cron: str
     windows: list[Window]
+    max_seconds_per_day: float
 
 
 class EffectiveRewriteManifestsPolicy(Message):
@@ -554,6 +569,7 @@ class EffectiveRewriteManifestsPolicy(Message):
     min_interval_seconds: float
     cron: str
     windows: list[Window]
+    max_seconds_per_day: float
 
 
 class EffectiveCompactPolicy(Message):

@@ -114,6 +114,7 @@ BUILT_IN: dict[str, tuple[str, PolicySettings]] = {
                 min_interval_seconds=3_600,
                 cron="",
                 windows=[],
+                max_seconds_per_day=0,
             ),
             rewrite_data_files=RewriteDataFilesPolicy(
                 enabled=False,
@@ -127,6 +128,7 @@ BUILT_IN: dict[str, tuple[str, PolicySettings]] = {
                 min_interval_seconds=3_600,
                 cron="",
                 windows=[],
+                max_seconds_per_day=0,
             ),
             rewrite_position_delete_files=RewritePositionDeleteFilesPolicy(
                 enabled=False,
@@ -136,9 +138,15 @@ BUILT_IN: dict[str, tuple[str, PolicySettings]] = {
                 min_interval_seconds=3_600,
                 cron="",
                 windows=[],
+                max_seconds_per_day=0,
             ),
             rewrite_manifests=RewriteManifestsPolicy(
-                enabled=False, manifests=100, min_interval_seconds=3_600, cron="", windows=[]
+                enabled=False,
+                manifests=100,
+                min_interval_seconds=3_600,
+                cron="",
+                windows=[],
+                max_seconds_per_day=0,
             ),
             compact=CompactPolicy(
                 enabled=True,

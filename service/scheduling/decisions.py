@@ -1,7 +1,7 @@
 """What a policy asks for of a table as it is: a decision of each kind of job, in words. Pure."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 from zoneinfo import ZoneInfo
@@ -132,6 +132,7 @@ class TableState:
     later: frozenset[JobKind]
     """Those of them that may not start yet: asked for at a later time, held, or tried again after a pause."""
     spent: SpentBudget | None
+    """Of all jobs."""
     last: dict[JobKind, LastJob]
     shape: Shape | None = None
     """What a reader of the branch has to do with; None before the first look."""
@@ -143,11 +144,17 @@ class TableState:
     """Data files and vectors more than at the first look after the last report."""
     has_sort_order: bool | None = None
     """None before the first look."""
+    spent_of: dict[JobKind, SpentBudget] = field(default_factory=dict)
+    """Budgets of single kinds."""
 
     @property
     def kinds(self) -> tuple[JobKind, ...]:
         """What may start by itself."""
         return tuple(kind for kind in SCHEDULED if kind is not JobKind.PUBLISH or self.staged is not None)
+
+    def budget_spent(self, kind: JobKind) -> SpentBudget | None:
+        """The budget that holds jobs of a kind up, if any."""
+        return self.spent or self.spent_of.get(kind)
 
 
 def weighing(state: TableState, policy: EffectivePolicy) -> Weighing | None:
@@ -223,7 +230,7 @@ def decide_kind(
 
 def _within_budget(decision: Decision, state: TableState, now: datetime) -> Decision:
     """A job that is due, or was queued before, waits while a budget is spent."""
-    spent = state.spent
+    spent = state.budget_spent(decision.kind)
     waits = decision.action is Action.TRIGGER or (decision.code == "active" and decision.kind in state.held)
     if spent is None or now >= spent.until or not waits:
         return decision
@@ -646,7 +653,8 @@ def _refusal(kind: JobKind, state: TableState, now: datetime, *, enabled: bool) 
         )
     if state.paused is not None:
         return Decision(kind, Action.SKIP, "paused", f"No {kind.value} job is started: {state.paused}.")
-    is_let_go = kind in state.held and state.spent is not None and now >= state.spent.until
+    spent = state.budget_spent(kind)
+    is_let_go = kind in state.held and spent is not None and now >= spent.until
     if kind in state.active and not is_let_go:
         return Decision(kind, Action.WAIT, "active", f"A {kind.value} job is queued or running.")
     return None
@@ -691,8 +699,8 @@ def deadlines(
     state: TableState, policy: EffectivePolicy, weighed: Weighing | None = None
 ) -> Iterator[datetime]:
     """When time alone makes another decision. weighed: as for `decide_kind`."""
-    if state.spent is not None:
-        yield state.spent.until
+    for spent in filter(None, (state.spent, *state.spent_of.values())):
+        yield spent.until
     if state.oldest_convertible_at is not None:
         yield state.oldest_convertible_at + timedelta(seconds=policy.convert.age_seconds)
     if state.staged is not None and state.staged.oldest_at is not None:

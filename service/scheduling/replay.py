@@ -570,7 +570,7 @@ def _estimated_from(
             f"The present policy holds since {changed:%Y-%m-%d %H:%M} UTC: what happened before that was"
             " another's doing."
         )
-    yield "Not replayed: publications, failures, pauses, what was requested, and budgets of the catalog."
+    yield "Not replayed: publications, failures, pauses, what was requested, and budgets."
 
 
 def _view(outcome: Outcome) -> ReplayedOutcome:

@@ -40,8 +40,8 @@ def schedule(
     policy = policy or effective_policy(session, table)
     state = table_state(session, table, health, policy, now)
     decisions = dict(health.decisions)
-    if state.held and state.spent is None:
-        claims.release_held(session, table.id, now)
+    if affordable := [kind for kind in state.held if state.budget_spent(kind) is None]:
+        claims.release_held(session, table.id, affordable, now)
     decided = decide(state, policy, now)
     for number, decision in enumerate(decided):
         before = decisions.get(decision.kind.value, {})

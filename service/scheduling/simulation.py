@@ -3,7 +3,7 @@
 Decisions are those of `service.scheduling.decisions`, at the moments at which a scheduler makes them: after
 each commit, after each job, and when time alone makes another one. One job at a time writes the table. What a
 job leaves, writes and takes follows from the table's shape and from `Costs`; each succeeds. Publications,
-pauses and budgets of a catalog are not simulated.
+pauses and budgets are not simulated.
 """
 
 from __future__ import annotations

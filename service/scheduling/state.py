@@ -9,7 +9,7 @@ from sqlmodel import Session, col, select
 from service.catalogs.measure import Past, Volume
 from service.index_health.reader_cost import fresh_shape
 from service.jobs import queue
-from service.jobs.budgets import spent_budget
+from service.jobs.budgets import spent_budget, spent_budget_of
 from service.jobs.index_reports import rewritable
 from service.jobs.service import pause_reason
 from service.policies.models import EffectivePolicy
@@ -79,6 +79,11 @@ def table_state(
         held=frozenset(JobKind(kind) for kind, held_because, *_ in active if held_because is not None),
         later=frozenset(JobKind(kind) for kind, *_ in active) - present,
         spent=spent_budget(session, table, policy, now),
+        spent_of={
+            kind: spent
+            for kind in SCHEDULED
+            if (spent := spent_budget_of(session, table, policy, kind, now)) is not None
+        },
         last={kind: job for kind, job in last.items() if job is not None},
         shape=shape,
         fresh=fresh_shape(health, shape) if shape is not None else None,

@@ -63,6 +63,7 @@ POLICY_SETTINGS = {
     "expire_snapshots.min_interval_seconds": "At least this long apart",
     "expire_snapshots.cron": "Also at times (cron)",
     "expire_snapshots.windows": "Only within",
+    "expire_snapshots.max_seconds_per_day": "Time of such jobs a day",
     "rewrite_data_files.enabled": "Starts by itself",
     "rewrite_data_files.strategy": "How rows are put together",
     "rewrite_data_files.target_file_size_bytes": "Size of new files",
@@ -74,6 +75,7 @@ POLICY_SETTINGS = {
     "rewrite_data_files.min_interval_seconds": "At least this long apart",
     "rewrite_data_files.cron": "Also at times (cron)",
     "rewrite_data_files.windows": "Only within",
+    "rewrite_data_files.max_seconds_per_day": "Time of such jobs a day",
     "rewrite_position_delete_files.enabled": "Starts by itself",
     "rewrite_position_delete_files.target_file_size_bytes": "Size of new files",
     "rewrite_position_delete_files.min_input_files": "Small ones of a partition, at least",
@@ -81,11 +83,13 @@ POLICY_SETTINGS = {
     "rewrite_position_delete_files.min_interval_seconds": "At least this long apart",
     "rewrite_position_delete_files.cron": "Also at times (cron)",
     "rewrite_position_delete_files.windows": "Only within",
+    "rewrite_position_delete_files.max_seconds_per_day": "Time of such jobs a day",
     "rewrite_manifests.enabled": "Starts by itself",
     "rewrite_manifests.manifests": "At this many small manifests",
     "rewrite_manifests.min_interval_seconds": "At least this long apart",
     "rewrite_manifests.cron": "Also at times (cron)",
     "rewrite_manifests.windows": "Only within",
+    "rewrite_manifests.max_seconds_per_day": "Time of such jobs a day",
     "compact.enabled": "Starts by itself",
     "compact.sorted_runs": "At this many sorted runs",
     "compact.dead_ratio": "At this share of dead entries",
@@ -118,6 +122,8 @@ POLICY_SETTINGS = {
 }
 SHARES = ("_ratio", "_fraction", "_threshold")
 """How the names of settings end that are shares of something."""
+BUDGETS = ("_seconds_per_day", "_bytes_per_day")
+"""How the names of settings end that limit what jobs take in a day."""
 _ZERO = {
     "convert.max_delete_files_per_commit": "all",
     "resources.max_tasks": "one per core",
@@ -277,7 +283,7 @@ def setting(value: object, name: str) -> str:
     if isinstance(value, int | float):
         if name.endswith(SHARES):
             return f"{value:.0%}"
-        if not value and (name in _ZERO or name.startswith("budget.")):
+        if not value and (name in _ZERO or name.endswith(BUDGETS)):
             return _ZERO.get(name, "no limit")
         unit = name.removesuffix("_per_day")
         if unit.endswith("bytes"):

@@ -147,18 +147,19 @@ def test_a_page_of_jobs_takes_as_many_statements_as_a_single_one(database: Datab
 class Budgeted:
     """Two tables of a catalog under a policy with a budget, and jobs that its triggers start."""
 
-    def __init__(self, database: Database, **budget: Any) -> None:
+    def __init__(self, database: Database, rewriting: dict[str, Any] | None = None, **budget: Any) -> None:
         self.database = database
         self.tables = add_tables(database, ["a", "b"])
         self.worker = add_worker(database)
-        settings = {
+        self.settings = {
             "budget": budget,
             "schedule": {"time_zone": "Asia/Tokyo"},
             "convert": {"delete_files": 1},
             "compact": {"enabled": False},
+            "rewrite_data_files": {"min_interval_seconds": 0, "small_data_files": 1} | (rewriting or {}),
         }
         with database.write() as session:
-            wanted = PolicyRequest.model_validate({"name": "budgeted", "settings": settings})
+            wanted = PolicyRequest.model_validate({"name": "budgeted", "settings": self.settings})
             create_policy(session, SETTINGS, SYSTEM, wanted)
             place = AttachmentRequest(level=Level.CATALOG, catalog="local", policy="budgeted")
             attach_policy(session, SYSTEM, place)
@@ -169,15 +170,23 @@ class Budgeted:
                         pending_equality_delete_files=1,
                         convertible_delete_files=1,
                         convertible_deletes=1,
+                        small_data_files=1,
                     )
                 )
 
-    def schedule(self, table: str, now: datetime) -> dict[str, Any]:
-        """What the scheduler decides about conversion."""
+    def schedule(self, table: str, now: datetime, kind: str = "convert") -> dict[str, Any]:
+        """What the scheduler decides about a kind."""
         with self.database.write() as session:
             health = session.get_one(TableHealth, table)
             schedule(session, session.get_one(EnrolledTable, table), health, now)
-            return dict(health.decisions["convert"])
+            return dict(health.decisions[kind])
+
+    def change(self, **settings: dict[str, Any]) -> None:
+        """Make another policy of it."""
+        self.settings |= settings
+        with self.database.write() as session:
+            patch = PolicyPatch.model_validate({"settings": self.settings})
+            update_policy(session, SETTINGS, SYSTEM, "budgeted", patch, "*")
 
     def run(self, now: datetime, seconds: float, **report: Any) -> str:
         """The next job; which table's it is."""
@@ -277,3 +286,35 @@ def test_held_jobs_go_when_the_day_turns_or_the_budget_grows(database: Database)
     # In UTC now, since the policy names no time zone any more.
     assert budgeted.schedule(ran, later(24 * 3600))["action"] == "trigger"
     assert budgeted.run(later(24 * 3600), 1) == ran
+
+
+def test_a_kind_of_maintenance_has_a_budget_of_its_own_that_holds_up_no_other(database: Database) -> None:
+    kind, often = "rewrite_data_files", {"enabled": True, "min_interval_seconds": 0, "small_data_files": 1}
+    budgeted = Budgeted(database, often | {"max_seconds_per_day": 100})
+    first, second = budgeted.tables
+    assert budgeted.schedule(first, START, kind)["action"] == "trigger"
+    budgeted.run(START, 1)  # the conversion, which goes first
+    budgeted.run(later(10), 100)
+    found = budgeted.schedule(first, later(200), kind)
+    assert (found["action"], found["code"]) == ("skip", "budget-spent")
+    assert (
+        "the budget of rewrite_data_files jobs of table db.t0 for this day is spent: 100 s of jobs (policy: "
+        "100 s); the day turns at 2026-01-02 00:00 Asia/Tokyo."
+    ) in found["sentence"]
+    assert budgeted.schedule(second, later(200), kind)["action"] == "trigger"
+    assert Counter(budgeted.run(later(at), 1) for at in (210, 220, 230)) == {first: 1, second: 2}
+    assert claim(database, budgeted.worker, later(250)) is None
+    # It was queued before the budget was made smaller.
+    budgeted.change(rewrite_data_files=often | {"max_seconds_per_day": 1000})
+    assert budgeted.schedule(first, later(300), kind)["action"] == "trigger"
+    budgeted.change(rewrite_data_files=often | {"max_seconds_per_day": 50})
+    assert budgeted.run(later(310), 1) == first
+    assert claim(database, budgeted.worker, later(320)) is None
+    with database.read() as session:
+        query = select(Job.id).where(Job.kind == kind, col(Job.held_because).is_not(None))
+        held = session.exec(query).one()
+    assert "the budget of rewrite_data_files jobs of table db.t0" in str(budgeted.waiting_for(held))
+    assert budgeted.schedule(first, later(330), kind)["code"] == "budget-spent"
+    budgeted.change(rewrite_data_files=often | {"max_seconds_per_day": 1000})
+    budgeted.schedule(first, later(340))
+    assert budgeted.waiting_for(held) == "Waits for a free worker."

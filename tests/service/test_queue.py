@@ -819,10 +819,10 @@ def test_whoever_lets_held_jobs_go_waits_for_none_of_them(database: Database) ->
         queue.lock_job(session, held)
         with database.write() as meanwhile:
             meanwhile.execute(text("SET LOCAL lock_timeout = '1ms'"))
-            claims.release_held(meanwhile, table, START)
+            claims.release_held(meanwhile, table, list(JobKind), START)
     assert job(database, held).held_because is not None
     with database.write() as session:
-        claims.release_held(session, table, START)
+        claims.release_held(session, table, list(JobKind), START)
     assert job(database, held).held_because is None
 
 

@@ -56,6 +56,7 @@ POLICY = EffectivePolicy(
         min_interval_seconds=600,
         cron="",
         windows=[],
+        max_seconds_per_day=0,
     ),
     rewrite_data_files=EffectiveRewriteDataFilesPolicy(
         enabled=True,
@@ -69,6 +70,7 @@ POLICY = EffectivePolicy(
         min_interval_seconds=600,
         cron="",
         windows=[],
+        max_seconds_per_day=0,
     ),
     rewrite_position_delete_files=EffectiveRewritePositionDeleteFilesPolicy(
         enabled=True,
@@ -78,9 +80,10 @@ POLICY = EffectivePolicy(
         min_interval_seconds=600,
         cron="",
         windows=[],
+        max_seconds_per_day=0,
     ),
     rewrite_manifests=EffectiveRewriteManifestsPolicy(
-        enabled=True, manifests=10, min_interval_seconds=600, cron="", windows=[]
+        enabled=True, manifests=10, min_interval_seconds=600, cron="", windows=[], max_seconds_per_day=0
     ),
     compact=EffectiveCompactPolicy(
         enabled=True, sorted_runs=16, dead_ratio=0.5, dead_bytes=1000, min_interval_seconds=600, cron=""
@@ -418,6 +421,15 @@ def test_jobs_that_find_nothing_are_started_ever_more_seldom() -> None:
             JobKind.CONVERT,
             timedelta(hours=3),
         ),
+        (
+            replace(
+                IDLE,
+                small_manifests=10,
+                spent_of={JobKind.REWRITE_MANIFESTS: SpentBudget("it is spent", NOW + timedelta(hours=3))},
+            ),
+            JobKind.REWRITE_MANIFESTS,
+            timedelta(hours=3),
+        ),
         (pending(1, age_seconds=1), JobKind.CONVERT, timedelta(seconds=299)),
         (replace(IDLE, new=Volume(1, 1, 1)), JobKind.INDEX, timedelta(seconds=30)),
         (
@@ -441,7 +453,16 @@ def test_jobs_that_find_nothing_are_started_ever_more_seldom() -> None:
             timedelta(days=7),
         ),
     ],
-    ids=["budget", "age-of-delete", "age-of-index", "failed", "idle", "interval", "age-of-verification"],
+    ids=[
+        "budget",
+        "budget-of-kind",
+        "age-of-delete",
+        "age-of-index",
+        "failed",
+        "idle",
+        "interval",
+        "age-of-verification",
+    ],
 )
 def test_when_time_alone_makes_another_decision_is_known(
     state: TableState, kind: JobKind, after: timedelta
