@@ -63,7 +63,7 @@ def list_entries(
     ):
         if wanted is not None:
             rest.append(col(column) == wanted)
-    query = within(select(AuditEntry), col(AuditEntry.at), since, until)
+    query = select(AuditEntry).where(*within(col(AuditEntry.at), since, until))
     return read_page(
         session,
         query,

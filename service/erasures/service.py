@@ -119,7 +119,7 @@ def list_erasures(
     session: Session, page: PageRequest, *, since: datetime | None = None, until: datetime | None = None
 ) -> Page[ErasureSummary]:
     """Those that were asked for from `since` until before `until`."""
-    query = within(select(Erasure), col(Erasure.created_at), since, until)
+    query = select(Erasure).where(*within(col(Erasure.created_at), since, until))
     query = query.options(defer(_RECEIPT, raiseload=True))
     return read_page(session, query, page, SORTING, lambda rows: _summaries(session, rows))
 

@@ -132,10 +132,12 @@ def read_page(
     sorting: Sorting,
     view: Callable[[Sequence[Row]], list[Item]],
     *rest: ColumnElement[bool],
+    count: Callable[[], "Total"] | None = None,
 ) -> Page[Item]:
     """The page of `query` that was asked for; `view` makes items of all its rows at once.
 
     rest: conditions that no index answers, besides those of the query.
+    count: counts all that match, where the list knows a shorter way than along its own order.
 
     Raises InvalidError (400) for a cursor that was made with another sort or other filters, or by nobody.
     """
@@ -159,8 +161,12 @@ def read_page(
             page, sort, getattr(shown[-1], column.key), getattr(shown[-1], sorting.key.key)
         )
     counted = Total(None)
-    if page.counts and is_first:
-        counted = count_rows(session, every, *rest) if following is not None else Total(len(shown))
+    if page.counts and is_first and following is None:
+        counted = Total(len(shown))
+    elif page.counts and is_first:
+        # In the order of the list, if only a part is looked at: that part is what pages show first.
+        found = count() if count else count_rows(session, every.order_by(*order) if rest else every, *rest)
+        counted = found.or_more(len(shown) + 1)
     return Page(
         items=view(shown), next_cursor=following, total=counted.number, total_is_least=counted.is_least
     )
@@ -171,6 +177,10 @@ class Total(NamedTuple):
     is_least: bool = False
     """Whether there may be more."""
 
+    def or_more(self, seen: int) -> "Total":
+        """At least as many as were seen."""
+        return Total(max(self.number or 0, seen), self.is_least)
+
 
 def count_rows(
     session: Session, query: SelectOfScalar[Any], *rest: ColumnElement[bool], most: int = COUNTED
@@ -179,26 +189,36 @@ def count_rows(
 
     Where an index answers the query, that costs no more than to walk so many entries of it.
     """
+    return count_rows_by(session, query, literal(0), *rest, most=most).get(0, Total(0))
+
+
+def count_rows_by(
+    session: Session,
+    query: SelectOfScalar[Any],
+    column: ColumnElement[Any] | Mapped[Any],
+    *rest: ColumnElement[bool],
+    most: int = COUNTED,
+) -> dict[Any, Total]:
+    """As `count_rows`, for each value that the column has among these rows."""
     fits = case((and_(*rest), 1), else_=0) if rest else literal(1)
-    rows = query.with_only_columns(fits.label("fits"), maintain_column_froms=True).limit(most + 1).subquery()
-    number, fitting = session.execute(
-        select_columns(func.count(), func.coalesce(func.sum(rows.c.fits), 0)).select_from(rows)
-    ).one()
-    return Total(min(int(fitting), most), number > most)
+    columns = (column.label("value"), fits.label("fits"))
+    rows = query.with_only_columns(*columns, maintain_column_froms=True).limit(most + 1).subquery()
+    grouped = select_columns(rows.c.value, func.count(), func.sum(rows.c.fits)).group_by(rows.c.value)
+    found = session.execute(grouped).all()
+    is_least = sum(number for _, number, _ in found) > most
+    return {value: Total(min(int(fitting), most), is_least) for value, _, fitting in found}
 
 
 def within(
-    query: SelectOfScalar[Row],
-    column: Mapped[datetime],
-    since: datetime | None,
-    until: datetime | None,
-) -> SelectOfScalar[Row]:
-    """The rows of `since` or later and before `until`, each None for any time."""
+    column: Mapped[datetime], since: datetime | None, until: datetime | None
+) -> list[ColumnElement[bool]]:
+    """The conditions of what is of `since` or later and before `until`, each None for any time."""
+    conditions: list[ColumnElement[bool]] = []
     if since is not None:
-        query = query.where(column >= since)
+        conditions.append(column >= since)
     if until is not None:
-        query = query.where(column < until)
-    return query
+        conditions.append(column < until)
+    return conditions
 
 
 def _follows(

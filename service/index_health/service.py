@@ -683,7 +683,7 @@ def list_history(
     query = select(HealthSample).where(HealthSample.table_id == table_id)
     if resolution is not Resolution.ALL:
         query = query.where(col(HealthSample.resolution).in_(at_least(resolution)))
-    query = within(query, col(HealthSample.at), since, until)
+    query = query.where(*within(col(HealthSample.at), since, until))
     return read_page(
         session,
         query,

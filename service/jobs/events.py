@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, func, or_
+from sqlalchemy import func, or_
 from sqlmodel import Session, col, select
 
 from service.http.paging import Page, PageRequest, Sorting, read_page, within
@@ -79,7 +79,7 @@ def list_events(
         query = query.where(Event.job_id == job_id)
     if table_id is not None:
         query = query.where(Event.table_id == table_id)
-    rest: list[ColumnElement[bool]] = []
+    rest = within(col(Event.at), since, until)
     if levels:
         rest.append(col(Event.level).in_(levels))
     if kind:
@@ -89,7 +89,6 @@ def list_events(
         rest.append(col(Event.kind).not_in(but_for))
     if search:
         rest.append(col(Event.message).icontains(search, autoescape=True))
-    query = within(query, col(Event.at), since, until)
     return read_page(session, query, page, SORTING, lambda rows: [view(row) for row in rows], *rest)
 
 

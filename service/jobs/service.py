@@ -10,7 +10,6 @@ from typing import Any, Literal
 from sqlalchemy import ColumnElement, Float, String, cast, func
 from sqlalchemy.orm import aliased
 from sqlmodel import Session, col, select
-from sqlmodel.sql.expression import SelectOfScalar
 
 from service import __version__
 from service.auth.models import Principal
@@ -18,7 +17,17 @@ from service.auth.service import authorize
 from service.catalogs.service import find_catalog
 from service.db.database import utc_now
 from service.errors import ConflictError, ForbiddenError, IcestreamError, InvalidError
-from service.http.paging import Page, PageRequest, Sorting, Total, count_rows, read_page, within
+from service.http.paging import (
+    COUNTED,
+    Page,
+    PageRequest,
+    Sorting,
+    Total,
+    count_rows,
+    count_rows_by,
+    read_page,
+    within,
+)
 from service.http.problem_documents import problem_of
 from service.jobs import claims, orphan_removals, queue
 from service.jobs.caveats import caveat_of
@@ -131,13 +140,21 @@ def list_jobs(
     until: datetime | None = None,
 ) -> Page[JobView]:
     """Jobs made from `since` until before `until`; `catalog` is a name or id."""
-    query, rest = _chosen(session, table_id, catalog, kinds, trigger, since, until)
+    chosen = _chosen(session, table_id, catalog, kinds, trigger, since, until)
+    query = select(Job).where(*chosen.of_table, *chosen.of_catalog, *chosen.times, *chosen.rest)
     if JobStatus.SUCCEEDED in statuses:
         # Most have: an index of statuses would lead to nearly all jobs, to be sorted for the first page.
-        rest.append(col(Job.status).not_in([one.value for one in JobStatus if one not in statuses]))
+        others = [one.value for one in JobStatus if one not in statuses]
+        query = query.where(col(Job.status).not_in(others))
     elif statuses:
         query = query.where(col(Job.status).in_([status.value for status in statuses]))
-    return read_page(session, query, page, SORTING, lambda rows: views(session, rows), *rest)
+
+    def count() -> Total:
+        counted = _count_by_status(session, chosen, most=COUNTED)
+        found = [counted[status] for status in set(statuses or JobStatus)]
+        return Total(sum(one.number or 0 for one in found), any(one.is_least for one in found))
+
+    return read_page(session, query, page, SORTING, lambda rows: views(session, rows), count=count)
 
 
 def count_by_status(
@@ -151,11 +168,36 @@ def count_by_status(
     until: datetime | None = None,
 ) -> dict[JobStatus, Total]:
     """How many jobs `list_jobs` would list of each status: as far as that is known soon."""
-    query, rest = _chosen(session, table_id, catalog, kinds, trigger, since, until)
-    return {
-        status: count_rows(session, query.where(Job.status == status.value), *rest, most=_COUNTED)
-        for status in JobStatus
-    }
+    chosen = _chosen(session, table_id, catalog, kinds, trigger, since, until)
+    return _count_by_status(session, chosen, most=_COUNTED)
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """Jobs by what they have in common, apart from their status."""
+
+    of_table: list[ColumnElement[bool]]
+    of_catalog: list[ColumnElement[bool]]
+    """An index leads to these of a status, and to the table's of a time; none to the catalog's of a time."""
+    times: list[ColumnElement[bool]]
+    rest: list[ColumnElement[bool]]
+    """No index leads to these."""
+
+
+def _count_by_status(session: Session, chosen: _Chosen, *, most: int) -> dict[JobStatus, Total]:
+    """Looks at `most` jobs of each status; if a time is asked for at as many in all, the newest ones."""
+    if not chosen.times:
+        every = select(Job).where(*chosen.of_table, *chosen.of_catalog)
+        return {
+            status: count_rows(session, every.where(Job.status == status.value), *chosen.rest, most=most)
+            for status in JobStatus
+        }
+    # No index has status and time: to look for the hour's succeeded ones would be to look at all that have.
+    newest = select(Job).where(*chosen.of_table, *chosen.times).order_by(col(Job.created_at).desc())
+    conditions = (*chosen.of_catalog, *chosen.rest)
+    found = count_rows_by(session, newest, col(Job.status), *conditions, most=most * len(JobStatus))
+    none = Total(0, any(one.is_least for one in found.values()))
+    return {status: found.get(status.value, none) for status in JobStatus}
 
 
 def _chosen(
@@ -166,19 +208,21 @@ def _chosen(
     trigger: Literal["policy", "request"] | None,
     since: datetime | None,
     until: datetime | None,
-) -> tuple[SelectOfScalar[Job], list[ColumnElement[bool]]]:
-    """Jobs by what indexes lead to; and what is looked for in their rows."""
-    query, rest = select(Job), []
-    if table_id is not None:
-        query = query.where(Job.table_id == table_id)
+) -> _Chosen:
+    of_table, of_catalog, rest = [], [], []
     if catalog is not None:
         found = find_catalog(session, catalog)
-        rest.append(col(Job.catalog_id) == (found.id if found else ""))
+        of_catalog.append(col(Job.catalog_id) == (found.id if found else ""))
+    if table_id is not None:
+        table = session.get(EnrolledTable, table_id)
+        of_table.append(col(Job.table_id) == table_id)
+        # Between status and table, the index has the catalog.
+        of_catalog.append(col(Job.catalog_id) == (table.catalog_id if table else ""))
     if trigger is not None:
         rest.append((col(Job.trigger) == REQUEST) if trigger == REQUEST else (col(Job.trigger) != REQUEST))
     if kinds:
         rest.append(col(Job.kind).in_([kind.value for kind in kinds]))
-    return within(query, col(Job.created_at), since, until), rest
+    return _Chosen(of_table, of_catalog, within(col(Job.created_at), since, until), rest)
 
 
 def latest_jobs(session: Session, table_ids: Sequence[str]) -> dict[str, JobView]:

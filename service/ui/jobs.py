@@ -1,5 +1,6 @@
 """The pages of jobs."""
 
+from collections import Counter
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request, Response
@@ -67,6 +68,16 @@ def show_jobs(
         since=since,
         until=until,
     )
+    counted = jobs.count_by_status(
+        session,
+        table_id=table_id or None,
+        catalog=catalog,
+        kinds=kind or (),
+        trigger=trigger,
+        since=since,
+        until=until,
+    )
+    shown = Counter(job.status for job in page.items)
     return render(
         request,
         "jobs/list.html",
@@ -74,15 +85,7 @@ def show_jobs(
         jobs=page.items,
         next_cursor=page.next_cursor,
         statuses=list(JobStatus),
-        counts=jobs.count_by_status(
-            session,
-            table_id=table_id or None,
-            catalog=catalog,
-            kinds=kind or (),
-            trigger=trigger,
-            since=since,
-            until=until,
-        ),
+        counts={one: total.or_more(shown[one]) for one, total in counted.items()},
         kinds=list(JobKind),
         chosen_statuses=status or [],
         chosen_kinds=kind or [],

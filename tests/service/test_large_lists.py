@@ -2,14 +2,18 @@
 
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import pytest
+from sqlalchemy import insert
 from sqlmodel import Session, col, select
 
+from service.auth.audit import list_entries
 from service.db.database import Database
-from service.http.paging import PageRequest, Total, count_rows
+from service.http.paging import COUNTED, PageRequest, Total, count_rows
 from service.jobs import service as jobs
 from service.jobs.service import converted_since, list_conversion_times, list_jobs
+from service.records.audit import AuditEntry
 from service.records.jobs import Job, JobKind, JobStatus
 from service.records.tables import EnrolledTable
 from service.settings import Settings
@@ -94,3 +98,67 @@ def test_jobs_by_status_are_counted_up_to_so_many_by_walking_an_index(
             if "count(*)" in statement and "status" in statement:
                 plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", values).all()
                 assert "ix_jobs_status_catalog_id_table_id" in str(plan) or "ix_jobs_turn" in str(plan)
+
+
+@pytest.mark.parametrize(
+    ("filters", "is_found_by"),
+    [
+        ({"catalog": "local"}, "ix_jobs_status_catalog_id_table_id (status=? AND catalog_id=?)"),
+        ({"table_id": "t"}, "ix_jobs_status_catalog_id_table_id (status=? AND catalog_id=? AND table_id=?)"),
+        ({"since": START}, "ix_jobs_created_at_id (created_at>?)"),
+        ({"until": START, "catalog": "local"}, "ix_jobs_created_at_id (created_at<?)"),
+        ({"since": START, "table_id": "t"}, "ix_jobs_table_id_created_at (table_id=? AND created_at>?)"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_no_filter_makes_a_count_walk_all_jobs_that_succeeded(
+    database: Database, filters: dict[str, Any], is_found_by: str
+) -> None:
+    add_tables(database, ["a"])
+    with statements_of(database) as asked, database.read() as session:
+        jobs.count_by_status(session, **filters)
+    counts = [pair for pair in asked if "count(*)" in pair[0]]
+    assert counts
+    with database.engine.connect() as connection:
+        for statement, values in counts:
+            plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", values).all()
+            assert is_found_by in str(plan), plan
+            assert "ORDER BY" not in str(plan), plan
+
+
+def test_jobs_of_a_catalog_are_counted_among_its_own_and_those_of_a_time_among_the_newest(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "_COUNTED", 3)
+    monkeypatch.setattr(jobs, "COUNTED", 3)
+    for table in add_tables(database, [f"a{number}" for number in range(20)]):
+        request(database, table, JobKind.CONVERT, START)
+    later = START + timedelta(hours=1)
+    (table, *_) = add_tables(database, ["b", "c"], "b")
+    request(database, table, JobKind.CONVERT, later)
+    request(database, table, JobKind.INDEX, later)
+    first = PageRequest(limit=1, counts=True)
+    with database.read() as session:
+        for filters in ({"catalog": "b"}, {"table_id": table}, {"since": later}):
+            assert jobs.count_by_status(session, **filters)[JobStatus.QUEUED] == Total(2), filters
+            page = list_jobs(session, first, **filters)
+            assert (page.total, page.total_is_least) == (2, False), filters
+        every = jobs.count_by_status(session, since=START)
+        assert every[JobStatus.QUEUED] == Total(15, is_least=True)
+        assert every[JobStatus.FAILED] == Total(0, is_least=True)
+        # None of those that are looked at, and yet there are more than are shown.
+        page = list_jobs(session, first, catalog="local", since=START, kinds=[JobKind.CONVERT])
+        assert (page.total, page.total_is_least) == (14, True)
+        monkeypatch.setattr(jobs, "COUNTED", 0)
+        page = list_jobs(session, first, catalog="local", since=START)
+        assert (page.total, page.total_is_least) == (2, True)
+
+
+def test_a_total_is_never_less_than_what_a_page_shows(database: Database) -> None:
+    entry = {"at": START, "principal": "n", "role": "admin", "target": "t", "outcome": "allowed"}
+    with database.write() as session:
+        rare, others = [entry | {"action": "rare"}] * 3, [entry | {"action": "other"}] * (COUNTED + 1)
+        session.connection().execute(insert(AuditEntry), rare + others)
+    with database.read() as session:
+        page = list_entries(session, PageRequest(limit=2, counts=True), action="rare")
+    assert (len(page.items), page.total, page.total_is_least) == (2, 3, True)
