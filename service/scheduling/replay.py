@@ -4,7 +4,6 @@ What others than jobs did to a table is what its samples differ by, but for what
 in between. What jobs cost is the table's own history.
 """
 
-import json
 import math
 import threading
 from collections import defaultdict
@@ -16,11 +15,12 @@ from itertools import pairwise
 from statistics import StatisticsError, linear_regression, median
 from typing import Any
 
-from sqlalchemy import String, cast, func
+from sqlalchemy import func, type_coerce
 from sqlalchemy import select as select_columns
 from sqlmodel import Session, col, select
 
 from service.catalogs.measure import Volume
+from service.db.database import Json
 from service.errors import IcestreamError, InvalidError
 from service.policies.models import PolicySettings
 from service.policies.service import chain, effective_policy, policy_of_request, policy_with
@@ -53,6 +53,8 @@ _GAP = timedelta(seconds=60)
 _MOST_ARRIVALS = 2_000
 """The latest of them: of a table with a commit each minute, a day and a third."""
 _MOST_JOBS = 6_000
+_READ = [*REPLAYED, JobKind.PUBLISH]
+"""Kinds whose reports tell what they did to a table's files."""
 _MOST_SAMPLES = 20_000
 _FITTED = 200
 """Jobs of a kind, the latest."""
@@ -63,6 +65,27 @@ _FOREIGN = timedelta(minutes=10)
 _SHOWN_READS = 84
 _TURN_SECONDS = 5.0
 _turn = threading.Lock()
+_NUMBERS = (
+    ("delete_files_added",),
+    ("delete_files_removed",),
+    ("data_files_touched",),
+    ("equality_delete_files_removed",),
+    ("equality_deletes_resolved",),
+    ("rows_deleted",),
+    ("bytes_written",),
+    ("data_files", "data_files_added"),
+    ("data_files", "data_files_rewritten"),
+    ("data_files", "bytes_added"),
+    ("data_files", "bytes_rewritten"),
+    ("delete_files", "delete_files_rewritten"),
+    ("delete_files", "bytes_added"),
+    ("manifests", "manifests_rewritten"),
+    ("manifests", "bytes_rewritten"),
+    ("expiry", "snapshots_expired"),
+)
+"""All that is read of a job's report, besides of key sets what follows: it may name very many files."""
+_OF_KEY_SETS = ("rows_indexed", "bytes_written", "entries_after", "rows_checked")
+_JOBS_AT_ONCE = 50
 _TABLE_FIELDS = ("data_files", "rows", "equality_delete_files", "equality_deletes", "data_bytes")
 
 
@@ -102,16 +125,11 @@ class PastJob:
 
     def number(self, *names: str) -> float:
         """Of its report; 0 where it has none."""
-        found: Any = self.result
-        for name in names:
-            found = found.get(name) if isinstance(found, Mapping) else None
-        return float(found) if isinstance(found, int | float) and not isinstance(found, bool) else 0.0
+        return _number_of(self.result, *names)
 
     def of_key_sets(self, name: str) -> float:
         """The sum over key sets."""
-        found = self.result.get("key_sets")
-        each = found if isinstance(found, list) else []
-        return sum(replace(self, result=one).number(name) for one in each if isinstance(one, Mapping))
+        return _sum_of(self.result.get("key_sets"), name)
 
     @property
     def work(self) -> float:
@@ -157,6 +175,16 @@ class PastJob:
             "equality_delete_files": -self.number("equality_delete_files_removed"),
             "equality_deletes": -self.number("equality_deletes_resolved"),
         }
+
+
+def _number_of(told: Any, *names: str) -> float:
+    for name in names:
+        told = told.get(name) if isinstance(told, Mapping) else None
+    return float(told) if isinstance(told, int | float) and not isinstance(told, bool) else 0.0
+
+
+def _sum_of(key_sets: Any, name: str) -> float:
+    return sum(_number_of(one, name) for one in key_sets) if isinstance(key_sets, list) else 0.0
 
 
 @dataclass(frozen=True)
@@ -507,24 +535,27 @@ def read_history(session: Session, table_id: str, since: datetime) -> History:
         col(Job.status) == JobStatus.SUCCEEDED.value,
         col(Job.started_at).is_not(None),
     )
+    result = type_coerce(col(Job.result), Json)
     ran = session.execute(
         select_columns(
             col(Job.kind),
             col(Job.available_at),
             col(Job.started_at),
             col(Job.ended_at),
-            cast(col(Job.result), String),
             col(Job.failures),
+            result["key_sets"],
+            *(result[path] for path in _NUMBERS),
         )
-        .where(*succeeded, col(Job.ended_at) > samples[0].at)
+        .where(*succeeded, col(Job.kind).in_(_READ), col(Job.ended_at) > samples[0].at)
         .order_by(col(Job.ended_at).desc())
         .limit(_MOST_JOBS)
-    ).all()
+        .execution_options(yield_per=_JOBS_AT_ONCE)
+    )
     jobs = [
-        PastJob(JobKind(kind), available, started, ended, json.loads(result or "{}") or {}, failures > 0)
-        for kind, available, started, ended, result, failures in reversed(ran)
-    ]
-    if len(ran) == _MOST_JOBS:
+        PastJob(JobKind(kind), available, started, ended, _told(key_sets, numbers), failures > 0)
+        for kind, available, started, ended, failures, key_sets, *numbers in ran
+    ][::-1]
+    if len(jobs) == _MOST_JOBS:
         # What jobs did before is not known, so neither is what others did.
         samples = [one for one in samples if one.at >= jobs[0].ended_at]
     before = select(Job.kind, func.max(Job.ended_at)).where(*succeeded, col(Job.ended_at) <= samples[0].at)
@@ -532,6 +563,14 @@ def read_history(session: Session, table_id: str, since: datetime) -> History:
         JobKind(kind): at for kind, at in session.exec(before.group_by(Job.kind)).all() if at is not None
     }
     return History(samples, jobs, {kind: at for kind, at in earlier.items() if kind in REPLAYED})
+
+
+def _told(key_sets: Any, numbers: Sequence[Any]) -> dict[str, Any]:
+    """Of a job's result what is replayed: `_NUMBERS`, and sums over key sets."""
+    found: dict[str, Any] = {}
+    for (*outer, name), number in zip(_NUMBERS, numbers, strict=True):
+        (found.setdefault(outer[0], {}) if outer else found)[name] = number
+    return found | {"key_sets": [{name: _sum_of(key_sets, name) for name in _OF_KEY_SETS}]}
 
 
 def _estimated_from(

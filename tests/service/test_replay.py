@@ -213,6 +213,25 @@ def test_a_look_at_a_table_keeps_what_a_reader_has_to_do_with(
     assert shape.data_bytes > 0
 
 
+def test_of_what_jobs_reported_only_figures_are_read(service: Running, table: dict[str, Any]) -> None:
+    since = utc_now() - timedelta(hours=2)
+    known = history(3, since)
+    long = {"decisions": ["x" * 1000] * 100, "stages": [], "readers": []}
+    rewriting = {"data_files": {"data_files_rewritten": 3, "bytes_rewritten": 7, "files": ["f" * 1000] * 100}}
+    ended = known.jobs[-1].ended_at + timedelta(seconds=1)
+    more = [
+        PastJob(JobKind.REWRITE_DATA_FILES, ended, ended, ended, rewriting),
+        PastJob(JobKind.REPORT_DUPLICATES, ended, ended, ended, {}),
+    ]
+    jobs = [replace(job, result={**job.result, **long}) for job in (*known.jobs, *more)]
+    store(service, table["id"], replace(known, jobs=jobs))
+    with service.database.read() as session:
+        found = replay.read_history(session, table["id"], since).jobs
+    told = [(job.kind, job.work, job.bytes_written, job.changed) for job in (*known.jobs, more[0])]
+    assert [(job.kind, job.work, job.bytes_written, job.changed) for job in found] == told
+    assert max(len(str(job.result)) for job in found) < 2_000
+
+
 def test_settings_are_tried_on_the_last_week_beside_what_happened(
     service: Running, table: dict[str, Any]
 ) -> None:
