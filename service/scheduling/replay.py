@@ -206,20 +206,29 @@ def arrivals_of(history: History) -> list[Arrival]:
     job = next(jobs, None)
     owed: dict[str, float] = dict.fromkeys(_TABLE_FIELDS, 0.0)
     owed_since: datetime | None = None
+    positions = 0.0
+    """Positions that are there and that no job has told of; below 0 where they went."""
     for before, now in pairwise(history.samples):
-        did_any = False
+        did_any = did_rewrite = False
         while job is not None and job.ended_at <= now.at:
             did_any = did_any or any(job.changed.values())
+            did_rewrite = did_rewrite or job.kind is JobKind.REWRITE_DATA_FILES
+            positions -= job.number("rows_deleted")
             for name, number in job.changed.items():
                 owed[name] -= number
             job = next(jobs, None)
         there, left = before.shape.as_json(), now.shape.as_json()
         for name in _TABLE_FIELDS:
             owed[name] += left[name] - there[name]
+        positions += left["positions"] - there["positions"]
+        if did_rewrite:
+            # It drops rows that were deleted, as many as positions went or more: no report counts them.
+            owed["rows"] = max(owed["rows"] + max(-positions, 0.0), 0.0)
+            positions = max(positions, 0.0)
         if now.snapshot_id == before.snapshot_id and not did_any:
             continue
         # A job's commit may be seen before the job has ended: until then something seems to be gone.
-        is_gone = owed["equality_delete_files"] < 0 or owed["data_files"] < 0
+        is_gone = any(owed[name] < 0 for name in ("equality_delete_files", "data_files", "rows"))
         owed_since = (owed_since or now.at) if is_gone else None
         is_foreign = owed_since is not None and now.at - owed_since > _FOREIGN
         added = {name: int(number if is_foreign else max(number, 0.0)) for name, number in owed.items()}
@@ -229,6 +238,8 @@ def arrivals_of(history: History) -> list[Arrival]:
             owed_since = None
         if not did_any and owed_since is None:
             added |= {name: left[name] - there[name] for name in ("vectors", "positions")}
+        if owed_since is None:
+            positions = 0.0
         if added["equality_delete_files"] > 0:
             added["delete_bytes"] = _delete_bytes(before, now, added["equality_delete_files"])
         if any(added.values()):

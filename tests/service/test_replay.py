@@ -98,6 +98,42 @@ def test_files_that_no_job_has_taken_were_taken_by_somebody_else() -> None:
     assert last.added.data_files == 1 - after.shape.data_files
 
 
+@pytest.mark.parametrize(("dead", "job_lags"), [(100, 0.0), (100, 90.0), (0, 0.0)])
+def test_rows_that_a_rewriting_drops_are_not_taken_from_later_commits(dead: int, job_lags: float) -> None:
+    """dead: how many positions the samples tell of; those of earlier versions tell of none."""
+    minute = timedelta(minutes=1)
+    shapes = [
+        Shape(10, 1000, vectors=5, positions=dead, data_bytes=1000),
+        Shape(1, 900, data_bytes=900),
+        Shape(2, 950, data_bytes=950),
+        Shape(3, 1000, data_bytes=1000),
+        Shape(4, 1050, data_bytes=1050),
+    ]
+    samples = [sample(NOW + minute * n, shape, n) for n, shape in enumerate(shapes)]
+    report = {
+        "data_files_rewritten": 10,
+        "data_files_added": 1,
+        "bytes_rewritten": 1000,
+        "bytes_added": 900,
+    }
+    ended = NOW + minute + timedelta(seconds=job_lags)
+    job = PastJob(JobKind.REWRITE_DATA_FILES, NOW, NOW, ended, {"data_files": report})
+    found = arrivals_of(History(samples, [job]))
+    assert sum(one.added.rows for one in found) == 150
+    assert sum(one.added.data_files for one in found) == 3
+
+
+def test_rows_that_a_rewriting_drops_are_told_from_those_that_come_meanwhile() -> None:
+    samples = [
+        sample(NOW, Shape(10, 1000, vectors=5, positions=100), 0),
+        sample(NOW + TOOK, Shape(2, 950), 1),
+    ]
+    report = {"data_files_rewritten": 10, "data_files_added": 1}
+    job = PastJob(JobKind.REWRITE_DATA_FILES, NOW, NOW, NOW + TOOK, {"data_files": report})
+    (only,) = arrivals_of(History(samples, [job]))
+    assert (only.added.data_files, only.added.rows) == (1, 50)
+
+
 def test_commits_of_an_hour_of_which_one_sample_is_kept_come_evenly() -> None:
     known = history(12)
     hourly = [one for one in known.samples if one.at <= NOW or one.at == NOW + timedelta(hours=2)]
