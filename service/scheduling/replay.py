@@ -353,6 +353,11 @@ def beginning_of(history: History, since: datetime, table: EnrolledTable, health
             dict(history.earlier) | {job.kind: job.ended_at for job in history.jobs if job.ended_at <= since}
         ).items()
     }
+    indexed = [
+        job.ended_at
+        for job in history.jobs
+        if job.ended_at <= since and (job.kind is JobKind.INDEX or job.of_key_sets("rows_indexed"))
+    ]
     uncovered = round((1 - (first.coverage or 0.0)) * shape.data_files)
     rows = shape.rows * uncovered // max(shape.data_files, 1)
     return Beginning(
@@ -374,6 +379,7 @@ def beginning_of(history: History, since: datetime, table: EnrolledTable, health
         dead_ratio=first.dead_ratio,
         entry_bytes=first.index_bytes / first.entries if first.entries else 12.0,
         new=Volume(uncovered, rows, shape.data_bytes * uncovered // max(shape.data_files, 1)),
+        indexed_at=max(indexed, default=history.earlier.get(JobKind.INDEX)),
         last=last,
     )
 

@@ -41,6 +41,8 @@ _FULL = 0.75
 """Of the size that data files should have: those below are small, as Iceberg's planner has it."""
 _KEPT_RUNS, _DEAD_SHARE = 8, 0.3
 """Of an index: sorted runs that a compaction leaves, and from which share on it drops all dead entries."""
+_INDEXED_ROWS = 10_000_000
+"""Of new data files that a conversion indexes at most, as `worker.jobs.conversion` has it."""
 REPLAYED = tuple(kind for kind in SCHEDULED if kind is not JobKind.PUBLISH)
 
 
@@ -128,6 +130,8 @@ class Beginning:
     dead_ratio: float = 0.0
     entry_bytes: float = 12.0
     new: Volume = field(default_factory=Volume)
+    indexed_at: datetime | None = None
+    """As `TableState` has it."""
     last: Mapping[JobKind, LastJob] = field(default_factory=dict)
 
 
@@ -294,6 +298,8 @@ class _Running:
     shape: Shape
     new: Volume
     small: tuple[int, float]
+    takes_new_files: bool
+    """Whether a conversion is told to index what is new."""
 
 
 class _Table:
@@ -310,6 +316,7 @@ class _Table:
         self.running: _Running | None = None
         self._queue: list[tuple[datetime, JobKind]] = []
         self._new, self._unverified = beginning.new, Volume()
+        self._indexed_at = beginning.indexed_at
         self._last = dict(beginning.last)
         self._entries = float(beginning.entries)
         self._dead = beginning.entries * beginning.dead_ratio
@@ -421,6 +428,7 @@ class _Table:
             paused=None,
             has_keys=self._beginning.has_keys,
             new=self._new,
+            indexed_at=self._indexed_at,
             pending_delete_files=self.pending.files,
             convertible=self.pending,
             oldest_convertible_at=self.pending_since,
@@ -500,8 +508,16 @@ class _Table:
             touched = self._touched(self.shape, self.pending.rows)
             seconds += self._costs.jobs[JobKind.CONVERT].seconds.each * touched
         ends_at = at + timedelta(seconds=max(seconds, 0.001))
-        self.running = _Running(kind, ends_at, seconds, self.pending, self.shape, self._new, self._small)
+        takes_new_files = kind is JobKind.CONVERT and self._is_indexing_near(at)
+        self.running = _Running(
+            kind, ends_at, seconds, self.pending, self.shape, self._new, self._small, takes_new_files
+        )
         self._came_since = None
+
+    def _is_indexing_near(self, at: datetime) -> bool:
+        """As `service.jobs.claims` tells a conversion."""
+        index, since = self._policy.index, self._indexed_at
+        return index.enabled and since is not None and (at - since).total_seconds() >= index.age_seconds / 2
 
     def end(self, outcome: Outcome) -> None:
         """What the running job leaves: what came meanwhile stays as it came."""
@@ -509,6 +525,8 @@ class _Table:
         assert job is not None
         self.running, kind, at = None, job.kind, job.ends_at
         work, is_idle = self._effect(job, outcome)
+        if kind is JobKind.INDEX or (self._entries and not self._new.files):
+            self._indexed_at = at
         began_at = at - timedelta(seconds=job.seconds)
         outcome.ran.append(Ran(kind, began_at, at, is_idle))
         totals = outcome.jobs[kind]
@@ -531,12 +549,13 @@ class _Table:
         """Change the table as a job does; what it handled, and whether it found nothing to do."""
         match job.kind:
             case JobKind.INDEX:
-                self._new = _less(self._new, job.new)
-                self._entries += job.new.rows
-                self._runs.append(float(job.new.rows))
+                self._index(job.new)
                 return job.new.rows, False
             case JobKind.CONVERT:
                 written = self._convert(job, outcome)
+                # It looks again after its commit; what that costs is in what conversions do.
+                if job.takes_new_files and job.pending.files and self._new.rows <= _INDEXED_ROWS:
+                    self._index(self._new)
                 self._count()
                 return written, not job.pending.files
             case JobKind.REWRITE_DATA_FILES:
@@ -561,6 +580,13 @@ class _Table:
             case _:
                 self._unverified = Volume()
                 return job.shape.rows, False
+
+    def _index(self, new: Volume) -> None:
+        if not new.files:
+            return
+        self._new = _less(self._new, new)
+        self._entries += new.rows
+        self._runs.append(float(new.rows))
 
     def _convert(self, job: _Running, outcome: Outcome, *, writes: bool = True) -> float:
         """Put vectors in the place of what was pending when a job began; how many it wrote.

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from sqlmodel import select
 
 from service.db.database import utc_now
 from service.reader_cost import Shape, shape_of
-from service.records.health import HealthSample, health_of
+from service.records.health import HealthSample, TableHealth, health_of
 from service.records.jobs import Job, JobKind
 from service.records.tables import EnrolledTable
 from service.scheduling import replay
@@ -152,6 +153,23 @@ def test_what_jobs_cost_is_the_tables_own_history() -> None:
     assert costs.rows_deleted == 0.9
     assert 0.1 < costs.hits < 1.0, "a hundred deletes hit half of the files"
     assert costs.wait_seconds == 1.0
+
+
+def test_a_replay_begins_after_the_last_indexing_of_whatever_job() -> None:
+    known = history(3)
+    table: Any = SimpleNamespace(created_at=NOW, format_version=3)
+    health = TableHealth(table_id="t")
+    last = known.jobs[-1]
+    both = replace(last, result={**last.result, "key_sets": [{"rows_indexed": 200}]})
+    since = last.ended_at + timedelta(seconds=1)
+    for jobs, at in (
+        (known.jobs, known.jobs[-2].ended_at),
+        ([*known.jobs[:-1], both], last.ended_at),
+        ([], NOW - COMMIT),
+    ):
+        earlier = {JobKind.INDEX: NOW - COMMIT}
+        begun = replay.beginning_of(History(known.samples, jobs, earlier), since, table, health)
+        assert begun.indexed_at == at
 
 
 def test_seconds_of_jobs_grow_with_what_they_handle() -> None:

@@ -60,6 +60,21 @@ def test_each_commit_is_indexed_at_once_and_converted_when_it_is_as_old_as_the_p
     assert found.bytes_arrived == 144 * 44_000
 
 
+@pytest.mark.parametrize(("rows", "indexed_by_itself"), [(400, False), (3_000_000, True)])
+def test_a_conversion_indexes_what_is_new_unless_that_is_very_much(
+    rows: int, *, indexed_by_itself: bool
+) -> None:
+    slow = policy(index={"age_seconds": 600, "data_files": 10**6, "rows": 10**9, "bytes": 10**12})
+    arrivals = [
+        Arrival(NOW + timedelta(minutes=each), replace(UPSERT, rows=rows, data_bytes=rows * 100))
+        for each in range(360)
+    ]
+    found = simulate(TABLE, arrivals, slow, NOW + timedelta(hours=6))
+    assert found.jobs[JobKind.CONVERT].jobs > 30
+    expected = range(10, 36) if indexed_by_itself else range(1, 2)
+    assert found.jobs[JobKind.INDEX].jobs in expected
+
+
 def test_a_policy_that_starts_nothing_lets_deletes_grow_old_and_reads_dear() -> None:
     found = stream(merged(settings(MANUAL), settings(STANDARD)))
     assert found.jobs == {}
