@@ -140,6 +140,8 @@ class TableState:
     """As if the table had just been rewritten."""
     indexed_at: datetime | None = None
     """When all data files were indexed last, by a job of any kind."""
+    running: frozenset[JobKind] = frozenset()
+    """Kinds with a running job."""
     grown_files: int = 0
     """Data files and vectors more than at the first look after the last report."""
     has_sort_order: bool | None = None
@@ -358,16 +360,22 @@ def _decide_index(state: TableState, policy: EffectivePolicy, now: datetime) -> 
         return Decision(kind, Action.TRIGGER, "cron", f"{files}, {due}")
     if not age.is_reached:
         return _below(kind, (*volume, age))
+    if JobKind.CONVERT in state.running:
+        told = f"{files}, {age}. A conversion runs, which may index them; no index job could run beside it."
+        return Decision(kind, Action.WAIT, "with-conversion", told)
     # One that fails, or can't index them, leaves them to an index job in the end.
-    is_late = since >= _PATIENCE_WITH_CONVERSIONS * policy_of_kind.age_seconds
-    if not is_late and _is_converted_now(state, policy, now):
-        told = f"{files}, {age}. The conversion that is due indexes them."
+    patience = _PATIENCE_WITH_CONVERSIONS * policy_of_kind.age_seconds
+    may_take = state.indexed_at is not None and not last.failed  # else it only converts
+    if since < patience and may_take and _is_converted_now(state, policy, now):
+        told = (
+            f"{files}, {age}. The conversion that is due may index them; after {patience:.0f} s, a job does."
+        )
         return Decision(kind, Action.WAIT, "with-conversion", told)
     return Decision(kind, Action.TRIGGER, age.code, f"{files}, {age}.")
 
 
 def _is_converted_now(state: TableState, policy: EffectivePolicy, now: datetime) -> bool:
-    """Whether a conversion waits for nothing but a worker, or runs."""
+    """Whether a conversion waits for nothing but a worker."""
     found = decide_kind(JobKind.CONVERT, state, policy, now)
     is_active = found.code == "active" and JobKind.CONVERT not in state.later
     return found.action is Action.TRIGGER or is_active
@@ -727,7 +735,7 @@ def deadlines(
         if kind is JobKind.INDEX and last is not None:
             began = _indexed_at(last, state)
         yield began + timedelta(seconds=ages.get(kind, 0.0))
-        if kind is JobKind.INDEX:
+        if kind is JobKind.INDEX and policy.convert.enabled:
             yield began + timedelta(seconds=_PATIENCE_WITH_CONVERSIONS * policy.index.age_seconds)
         if last is not None and (pause_ends := _pause_ends(last, policy)) is not None:
             yield pause_ends

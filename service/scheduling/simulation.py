@@ -448,6 +448,7 @@ class _Table:
             active=frozenset(active),
             held=frozenset(),
             later=frozenset(),
+            running=frozenset({self.running.kind} if self.running is not None else ()),
             spent=None,
             last=last,
             shape=self.shape,

@@ -78,6 +78,9 @@ def table_state(
         active=frozenset(JobKind(kind) for kind, *_ in active),
         held=frozenset(JobKind(kind) for kind, held_because, *_ in active if held_because is not None),
         later=frozenset(JobKind(kind) for kind, *_ in active) - present,
+        running=frozenset(
+            JobKind(kind) for kind, _, status, _ in active if status == JobStatus.RUNNING.value
+        ),
         spent=spent_budget(session, table, policy, now),
         spent_of={
             kind: spent

@@ -570,23 +570,33 @@ def test_the_age_of_what_is_new_counts_from_the_last_indexing_by_any_job() -> No
 
 def test_new_data_files_go_along_with_a_conversion_for_a_while() -> None:
     """It indexes them, so one attempt does what would take two."""
-    due = replace(pending(10), new=Volume(1, 2, 3))
+    due = replace(pending(10), new=Volume(1, 2, 3), indexed_at=NOW - timedelta(days=1))
 
     def indexed(state: TableState, seconds: float) -> Decision:
         return decision(
             replace(state, last={JobKind.INDEX: LastJob(NOW - timedelta(seconds=seconds))}), JobKind.INDEX
         )
 
-    running = replace(due, active=frozenset({JobKind.CONVERT}))
-    for state in (due, running):
+    queued = replace(due, active=frozenset({JobKind.CONVERT}))
+    for state in (due, queued):
         assert indexed(state, 60).sentence == (
             "1 new data file, 60 s since the last indexing (policy: 60 s)."
-            " The conversion that is due indexes them."
+            " The conversion that is due may index them; after 120 s, a job does."
         )
         assert (indexed(state, 60).code, indexed(state, 119).code) == ("with-conversion",) * 2
         assert indexed(state, 120).action is Action.TRIGGER
-    # Nothing waits for a conversion that does not start by itself now, and no large backlog for any.
-    assert indexed(replace(running, later=running.active), 60).action is Action.TRIGGER
+    # No index job could run beside one that runs, so none is queued, however late it is.
+    running = replace(queued, running=queued.active)
+    assert indexed(running, 999).code == "with-conversion"
+    assert indexed(replace(running, new=Volume(50, 2, 3)), 60).code == "data-files"
+    # Nothing waits for a conversion that does not start by itself now or that will only convert, and no large
+    # backlog for any.
+    assert indexed(replace(queued, later=queued.active), 60).action is Action.TRIGGER
+    assert indexed(replace(due, indexed_at=None), 60).action is Action.TRIGGER
+    ended_at = NOW - timedelta(seconds=700)
+    failed = replace(due, last={JobKind.INDEX: LastJob(ended_at, failed=1, failed_at=ended_at)})
+    patient = POLICY.model_copy(update={"index": POLICY.index.model_copy(update={"age_seconds": 600.0})})
+    assert decision(failed, JobKind.INDEX, patient).code == "age"
     assert indexed(replace(pending(1), new=due.new), 60).action is Action.TRIGGER
     assert indexed(replace(due, new=Volume(50, 2, 3)), 60).code == "data-files"
     waiting = replace(due, last={JobKind.INDEX: LastJob(NOW - timedelta(seconds=60))})
