@@ -58,6 +58,7 @@ from service.jobs.queue import (
 )
 from service.jobs.status import check_transition
 from service.policies.models import EffectivePolicy
+from service.policies.schedules import is_open
 from service.policies.service import bounded, effective_policy
 from service.records.catalogs import Catalog
 from service.records.health import TableHealth
@@ -529,7 +530,7 @@ def _assignment(
         catalog=AssignedCatalog(name=catalog.name, type=catalog.type, properties=catalog.properties),
         index=AssignedIndex(
             warehouse=index_warehouse(settings, catalog),
-            takes_new_files=_takes_new_files(job, indexed_at, policy, previous, now),
+            takes_new_files=_takes_new_files(session, job, table, indexed_at, policy, previous, now),
         ),
         policy=bounded(policy, settings),
         allowed_locations=list(settings.location_roots),
@@ -543,13 +544,16 @@ def _assignment(
 
 
 def _takes_new_files(
+    session: Session,
     job: Job,
+    table: EnrolledTable,
     indexed_at: IndexedAt,
     policy: EffectivePolicy,
     previous: Sequence[AttemptView],
     now: datetime,
 ) -> bool:
-    """Whether half the time is over for which new data files may wait for an index.
+    """Whether half the time is over for which new data files may wait for an index, and an index job could
+    start by itself.
 
     One attempt then does what would take two. There is an index if there was an indexing. What an earlier
     attempt may have died of is not tried again: the conversion itself is to succeed.
@@ -558,7 +562,23 @@ def _takes_new_files(
         return False
     if indexed_at is None or (now - indexed_at).total_seconds() < policy.index.age_seconds / 2:
         return False
-    return all(one.status not in (AttemptStatus.FAILED, AttemptStatus.LOST) for one in previous)
+    if any(one.status in (AttemptStatus.FAILED, AttemptStatus.LOST) for one in previous):
+        return False
+    if not is_open(policy.schedule.windows, policy.schedule.time_zone, now):
+        return False
+    return spent_budget(session, table, policy, now) is None and not _has_index_job_failed(session, table)
+
+
+def _has_index_job_failed(session: Session, table: EnrolledTable) -> bool:
+    """Whether the last one did: one that succeeds comes first then."""
+    query = select(Job.status).where(
+        Job.table_id == table.id,
+        Job.kind == JobKind.INDEX.value,
+        ~col(Job.dry_run),
+        col(Job.status).in_((JobStatus.SUCCEEDED.value, JobStatus.FAILED.value)),
+    )
+    last = session.exec(query.order_by(col(Job.ended_at).desc()).limit(1)).first()
+    return last == JobStatus.FAILED.value
 
 
 def _overlapping_locations(session: Session, job: Job, table: EnrolledTable) -> list[str]:

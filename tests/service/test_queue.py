@@ -23,9 +23,12 @@ from service.jobs.contract import (
     HeartbeatRequest,
 )
 from service.jobs.service import view
+from service.policies.models import AttachmentRequest, PolicyRequest
+from service.policies.service import attach_policy, create_policy
 from service.records.catalogs import Catalog
 from service.records.health import health_of
 from service.records.jobs import Event, Job, JobKind, JobStatus
+from service.records.policies import Level
 from service.records.system import SystemState
 from service.records.tables import AddressCounter, EnrolledTable
 from service.scheduling import clock
@@ -339,6 +342,36 @@ def test_a_conversion_takes_new_files_along_where_an_index_job_would_come_soon(d
         assert assignment is not None
         assert assignment.index.takes_new_files is takes, (kind, age)
         finish(database, assignment.job.id, 1, "succeeded")
+
+
+@pytest.mark.parametrize("database_kind", ["sqlite"])
+@pytest.mark.parametrize(
+    ("settings", "indexing", "takes"),
+    [
+        ({}, "succeeded", True),
+        ({}, "failed", False),
+        ({"budget": {"table_seconds_per_day": 5}}, "succeeded", False),
+        ({"schedule": {"windows": [{"start": "10:00", "end": "12:00"}]}}, "succeeded", False),
+    ],
+)
+def test_a_conversion_takes_new_files_along_only_where_an_index_job_would_start_by_itself(
+    database: Database, settings: dict[str, Any], indexing: str, takes: bool
+) -> None:
+    worker, (table,) = add_worker(database), add_tables(database, ["a"])
+    with database.write() as session:
+        create_policy(session, SETTINGS, SYSTEM, PolicyRequest(name="p", settings=settings))
+        attach_policy(session, SYSTEM, AttachmentRequest(level=Level.CATALOG, catalog="local", policy="p"))
+        health = health_of(session, table)
+        health.indexed_at = START
+        session.add(health)
+    job_id = request(database, table, JobKind.INDEX)
+    claim(database, worker)
+    error = FATAL if indexing == "failed" else None
+    finish(database, job_id, 1, indexing, START + timedelta(seconds=5), error)
+    request(database, table, JobKind.CONVERT)  # which is held up by nothing
+    assignment = claim(database, worker, START + timedelta(seconds=90))
+    assert assignment is not None
+    assert assignment.index.takes_new_files is takes
 
 
 @pytest.mark.parametrize("database_kind", ["sqlite"])
