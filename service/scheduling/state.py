@@ -22,6 +22,7 @@ from service.scheduling.decisions import SCHEDULED, LastJob, StagedState, TableS
 
 _LOOKED_BACK = 20
 """Jobs: after so many failures the pause is as long as it gets."""
+_INDEXING_STAGES = frozenset({"index", "compact", "commit_index"})
 _AVERAGED = 3
 """Jobs: what the latest took tells what the next one takes."""
 
@@ -137,7 +138,7 @@ def _last_job(
     failed = [job for job in since_success if job.trigger != REQUEST and job.policy_digest == policy.digest]
     idle = takewhile(lambda job: _is_idle(job, health, policy), ended)
     took = [
-        (job.ended_at - job.started_at).total_seconds()
+        max((job.ended_at - job.started_at).total_seconds() - _indexing_seconds(job), 0.0)
         for job in ended
         if job.status == JobStatus.SUCCEEDED.value
         and not job.failures  # which would count the pauses between attempts
@@ -156,6 +157,14 @@ def _last_job(
         seconds=median(took[:_AVERAGED]) if took else None,
         seen_id=ended[0].seen_snapshot_id if ended[0].status == JobStatus.SUCCEEDED.value else None,
     )
+
+
+def _indexing_seconds(job: Job) -> float:
+    """What a conversion took for what an index job would have done."""
+    if job.kind != JobKind.CONVERT.value:
+        return 0.0
+    stages = (job.result or {}).get("stages") or ()
+    return sum(float(stage["seconds"]) for stage in stages if stage["name"] in _INDEXING_STAGES)
 
 
 def _has_committed(job: Job) -> bool:

@@ -24,7 +24,7 @@ from service.jobs.contract import (
 )
 from service.jobs.service import view
 from service.policies.models import AttachmentRequest, PolicyRequest
-from service.policies.service import attach_policy, create_policy
+from service.policies.service import attach_policy, create_policy, effective_policy
 from service.records.catalogs import Catalog
 from service.records.health import health_of
 from service.records.jobs import Event, Job, JobKind, JobStatus
@@ -32,6 +32,7 @@ from service.records.policies import Level
 from service.records.system import SystemState
 from service.records.tables import AddressCounter, EnrolledTable
 from service.scheduling import clock
+from service.scheduling.state import table_state
 from tests.service.conftest import DATABASES
 from tests.service.queue_calls import (
     FATAL,
@@ -372,6 +373,24 @@ def test_a_conversion_takes_new_files_along_only_where_an_index_job_would_start_
     assignment = claim(database, worker, START + timedelta(seconds=90))
     assert assignment is not None
     assert assignment.index.takes_new_files is takes
+
+
+@pytest.mark.parametrize("database_kind", ["sqlite"])
+@pytest.mark.parametrize(("indexing", "known"), [(4.0, 5.0), (99.0, 0.0)])
+def test_what_a_conversion_costs_is_told_without_what_it_indexes(
+    database: Database, indexing: float, known: float
+) -> None:
+    worker, (table,) = add_worker(database), add_tables(database, ["a"])
+    job_id = request(database, table, JobKind.CONVERT)
+    claim(database, worker)
+    told = {"lookup": 3.0, "index": indexing, "commit_index": 1.0}
+    stages = [{"name": name, "seconds": seconds} for name, seconds in told.items()]
+    ended_at = START + timedelta(seconds=10)
+    finish(database, job_id, 1, "succeeded", ended_at, result={"commits": 1, "stages": stages})
+    with database.write() as session:
+        row, health = session.get_one(EnrolledTable, table), health_of(session, table)
+        state = table_state(session, row, health, effective_policy(session, row), ended_at)
+        assert state.last[JobKind.CONVERT].seconds == known
 
 
 @pytest.mark.parametrize("database_kind", ["sqlite"])
