@@ -7,6 +7,8 @@ at enrolled tables of one catalog, and learns nothing of them.
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from time import monotonic
 from typing import Annotated, ClassVar
 
 from fastapi import Header, Request
@@ -105,7 +107,7 @@ def _find(request: Request, sender_id: str) -> Sender | None:
     try:
         signers = signers_at(settings, row.secret)
     except InvalidError as error:
-        _log.warning("Notifications of %s are refused, since its secret can't be used: %s", row.name, error)
+        _tell_once(row.name, str(error), int(monotonic()) // 60)
         return None
     body: bytes = request.state.signed_body
     for signer in signers:
@@ -115,6 +117,12 @@ def _find(request: Request, sender_id: str) -> Sender | None:
             continue
         return Sender(row.id, row.catalog_id)
     return None
+
+
+@lru_cache(maxsize=1_000)
+def _tell_once(name: str, why: str, _minute: int) -> None:
+    """In a minute: anybody may send what is not signed, and would fill the log."""
+    _log.warning("Notifications of %s are refused, since its secret can't be used: %s", name, why)
 
 
 def create_sender(

@@ -17,6 +17,7 @@ from standardwebhooks import Webhook as Signer
 
 from service.auth.service import find_api_key_principal
 from service.db.database import utc_now
+from service.notifications import senders
 from service.records.notifications import Notification
 from service.records.tables import EnrolledTable
 from service.settings import Settings
@@ -445,7 +446,7 @@ def test_what_a_signature_does_not_cover_tells_nothing(service: Running, sender:
 
 
 def test_whoever_did_not_sign_is_refused_and_learns_nothing(
-    service: Running, sender: Sender, monkeypatch: pytest.MonkeyPatch
+    service: Running, sender: Sender, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     service.enroll(policy="manual")
     body = b'{"tables": ["db.t"]}'
@@ -465,7 +466,12 @@ def test_whoever_did_not_sign_is_refused_and_learns_nothing(
     refused.append(sender.send(body))
     sender.id = real
     monkeypatch.delenv("WEBHOOK_FLINK")
-    refused.append(sender.send(body))
+    monkeypatch.setattr(senders, "monotonic", lambda: 60.0)
+    senders._tell_once.cache_clear()
+    refused += [sender.send(body) for _ in range(3)]
+    assert [one.name for one in caplog.records].count("icestream.notifications") == 1
+    refused += [sender.send(body, name) for name in ("", "m" * 256)]
+    assert [refused.pop().status_code for _ in range(2)] == [422, 422]
     assert {answer.status_code for answer in refused} == {401}
     assert len({answer.json()["detail"] for answer in refused}) == 1
     assert sender.send(b" " * 300_000).status_code == 413
