@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 from tests.factories import register_jdbc_catalog
 from tests.object_stores import ObjectStore, azure_store, google_store
 from tests.s3 import s3_server
+from tests.sigv4 import Signatures, signed_only
 from tests.worker.acceptance import limited_catalog
 from tests.worker.acceptance.working import Working
 from tests.worker.table.catalog_servers import hive_metastore, rest_server
@@ -22,6 +23,8 @@ from worker.spark.jars import cached_jars, jars_folder, own_jars
 
 _numbers = count(1)
 _SECRETS = (
+    "rest.access-key-id",
+    "rest.secret-access-key",
     "s3.access-key-id",
     "s3.secret-access-key",
     "gcs.oauth2.token",
@@ -65,14 +68,21 @@ def s3_tables(spark: SparkSession, directory: Path, patch: pytest.MonkeyPatch) -
         of_server = {**of_store, "io-impl": "org.apache.iceberg.aws.s3.S3FileIO"}
         of_server |= {"s3.path-style-access": "true"}
         jars = cached_jars(jars_folder(os.environ), own_jars())  # which have S3FileIO
-        properties = {"rest.signing-name": "s3tables", **_hidden(of_store, patch)}
+        signatures = Signatures("s3tables", "us-east-1")
+        ((key_id, secret),) = signatures.secrets.items()
+        signing = {"rest.access-key-id": key_id, "rest.secret-access-key": secret}
+        signing |= {"rest.sigv4-enabled": "true", "rest.signing-name": "s3tables"}
+        properties = {"rest.signing-region": "us-east-1", **_hidden(of_store | signing, patch)}
         properties["warehouse"] = "arn:aws:s3tables:us-east-1:123456789012:bucket/lake"
         with (
             rest_server(directory, "s3://nowhere", of_server, jars) as uri,
-            limited_catalog.limited(uri, limited_catalog.s3_tables(store)) as properties["uri"],
+            limited_catalog.limited(uri, limited_catalog.s3_tables(store)) as limited_uri,
+            signed_only(limited_uri, signatures) as properties["uri"],
             Working.on(spark, directory, "rest", properties, "s3://", index=index) as working,
         ):
             yield working
+        assert signatures.seen
+        assert signatures.refused == []
 
 
 @contextmanager
