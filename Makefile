@@ -94,10 +94,12 @@ thorough: emulators $(VENV)/spark-classes.jsa build/airflow/installed build/dags
 		$(MAKE) --no-print-directory test-spark SPARK=$$spark ARGS="-k 'executors or keeps_the_visible_rows or become_one'"
 	done
 
-# An attached cluster, what readers see, every kind of job, and Iceberg's actions.
-SPARK_TESTS := tests/faults/test_spark_cluster.py tests/worker/exactness/test_readers.py \
-	$(addprefix tests/worker/jobs/test_,pipeline.py indexing.py verification.py writing.py orphan_removal.py \
-	snapshot_expiry.py data_file_rewriting.py manifest_rewriting.py)
+# An attached cluster, what readers see, every kind of job, Iceberg's actions, and sessions that are vended.
+SPARK_TESTS := tests/faults/test_spark_cluster.py tests/worker/exactness/test_readers.py tests/worker/erasure \
+	tests/worker/spark/test_sessions.py \
+	$(addprefix tests/worker/jobs/test_,pipeline.py indexing.py verification.py report_duplicates.py writing.py \
+	publishing.py publishing_clearing.py orphan_removal.py snapshot_expiry.py data_file_rewriting.py \
+	manifest_rewriting.py position_delete_rewriting.py)
 .PHONY: test-spark
 test-spark: $(if $(SPARK),build/spark-$(SPARK)/installed) ## Run the tests of jobs with another Spark: SPARK=3.5 or SPARK=4.0
 	@test -n "$(SPARK)" || { echo "Name a version: make test-spark SPARK=3.5, one of $(SPARKS)" >&2; exit 1; }

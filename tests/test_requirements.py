@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+import subprocess
 import tomllib
 from collections.abc import Iterator
 from importlib.metadata import distribution
@@ -13,6 +14,7 @@ from packaging.requirements import Requirement
 from packaging.utils import NormalizedName, canonicalize_name
 
 from service.ui.pages import STATIC
+from worker.jobs.pipeline import _KINDS
 from worker.spark.jars import ICEBERG
 
 ROOT = Path(__file__).parents[1]
@@ -90,6 +92,15 @@ def test_each_lock_of_an_older_spark_is_of_one_that_iceberg_has_a_runtime_for() 
     locks = {path.stem.removeprefix("spark-") for path in (ROOT / "requirements").glob("spark-*.txt")}
     newest = next(pin.specifier for pin, _ in read_lock("worker") if pin.name == "pyspark")
     assert {*locks, str(newest).removeprefix("==").rpartition(".")[0]} == set(ICEBERG)
+
+
+def test_every_kind_of_job_is_run_with_an_older_spark() -> None:
+    words = ["make", "-s", "--no-print-directory", "--eval", "told: ; @echo $(SPARK_TESTS)", "told"]
+    told = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    paths = [ROOT / path for path in told.split()]
+    files = [file for path in paths for file in (path.rglob("*.py") if path.is_dir() else [path])]
+    text = "".join(file.read_text() for file in files)
+    assert [kind for kind in _KINDS if f'run("{kind}"' not in text] == []
 
 
 def test_service_and_worker_images_hold_nothing_of_each_other() -> None:
