@@ -104,7 +104,7 @@ class AzureAccount:
             raise OSError("neither the location nor adls.account-name names the account on Azure")
         host = host if "." in host else name + _DOMAIN
         is_own = bool(_HOST.fullmatch(host.lower())) or host == home
-        if not is_own and not any(key.startswith("adls.") and key.endswith(f".{host}") for key in properties):
+        if not is_own and not _first(properties, *(f"{key}.{host}" for key in _FOR_NO_HOST)):
             raise PermissionError(
                 EACCES,
                 "This host is not Azure's, and gets no credentials unless a property is for it, "

@@ -87,12 +87,9 @@ class LocationFileIO(PyArrowFileIO):
 def _google_file_system(properties: Mapping[str, str]) -> pafs.FileSystem:
     options: dict[str, Any] = {"retry_time_limit": _GOOGLE_RETRIES}
     if token := properties.get("gcs.oauth2.token"):
-        ends_at = properties.get("gcs.oauth2.token-expires-at")
         options["access_token"] = token
         # Arrow wants to know the end, and does nothing about it.
-        options["credential_token_expiration"] = (
-            datetime.fromtimestamp(int(ends_at) / 1000, UTC) if ends_at else datetime(9999, 1, 1, tzinfo=UTC)
-        )
+        options["credential_token_expiration"] = datetime(9999, 1, 1, tzinfo=UTC)
     elif is_google_public(properties):
         options["anonymous"] = True
     if host := properties.get("gcs.service.host"):

@@ -68,6 +68,9 @@ def answering(answers: Answers, tls: ssl.SSLContext | None = None) -> Iterator[H
                 self.rfile.read(int(self.headers.get("content-length", 0))).decode("utf-8", "surrogateescape")
             )
 
+        def do_PUT(self) -> None:
+            self.do_POST()
+
         def _answer(self, sent: str) -> None:
             path, _, query = self.path.partition("?")
             headers = {name.lower(): value for name, value in self.headers.items()}

@@ -47,7 +47,8 @@ def test_credentials_go_to_azure_and_to_the_catalogs_own_host(
     ],
 )
 def test_another_host_gets_nothing(host: str) -> None:
-    for properties in (UNNAMED, UNNAMED | {"adls.account-name": "acc"}, UNNAMED | OWN, {}):
+    useless = {f"adls.sas-token-expires-at-ms.{host}": "1", f"adls.sas-token.{host}": ""}  # of a catalog
+    for properties in (UNNAMED, UNNAMED | {"adls.account-name": "acc"}, UNNAMED | OWN, {}, useless):
         with pytest.raises(PermissionError, match=r"adls\.sas-token\.HOST"):
             AzureAccount.of(f"c@{host}", properties | {"adls.sas-token.acc": "MARK-token"})
 

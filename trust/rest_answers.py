@@ -20,6 +20,13 @@ from trust.egress import origin
 
 SESSION_END = "s3.session-token-expires-at-ms"
 """When keys of S3 that a catalog vends are over, in ms since the epoch."""
+_SESSIONS = (
+    ("s3.session-token", SESSION_END),
+    ("gcs.oauth2.token", "gcs.oauth2.token-expires-at"),
+    ("adls.sas-token.", "adls.sas-token-expires-at-ms."),
+)
+"""By store, what a catalog vends for a time, and when that is over, in ms since the epoch. Behind a dot at
+the end stands the account or host of Azure's that it is for."""
 
 _OF_CATALOG = frozenset(
     (
@@ -36,22 +43,19 @@ _OF_FILES = frozenset(
     (
         "client.region",
         "gcs.project-id",
-        "gcs.oauth2.token-expires-at",
         "s3.force-virtual-addressing",
         "s3.path-style-access",
         "s3.region",
-        SESSION_END,
         "s3.sse.key",
         "s3.sse.md5",
         "s3.sse.type",
         *(f"{store}refresh-credentials-enabled" for store in ("adls.", "client.", "gcs.oauth2.")),
     )
 )
-_OF_ACCOUNTS = ("adls.sas-token.", "adls.sas-token-expires-at-ms.")
-"""Followed by the account or host of Azure's that they are for."""
 RENEWALS = frozenset(f"{store}refresh-credentials-endpoint" for store in ("adls.", "client.", "gcs.oauth2."))
 _S3_RENEWAL = "client.refresh-credentials-endpoint"
 _REGIONS = ("client.region", "s3.region")
+_MOMENT = re.compile(r"\d{1,15}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +239,9 @@ class RestAnswers:
 
     def _of_files(self, given: Mapping[str, str]) -> dict[str, str]:
         kept = {
-            name: value for name, value in given.items() if name in _NAMES or name.startswith(_OF_ACCOUNTS)
+            name: value
+            for name, value in given.items()
+            if name in _NAMES or any(_is(name, known) for session in _SESSIONS for known in session)
         }
         for name in _REGIONS:
             # A part of the host's name.
@@ -252,8 +258,9 @@ class RestAnswers:
                     "Correct it in the catalog, such as to https://host:port: without a user, a query and a "
                     "fragment.",
                 )
-        if not re.fullmatch(r"\d{1,15}", kept.get(SESSION_END, "0")):
-            del kept[SESSION_END]  # nobody knows then
+        for name in [name for name in kept if any(_is(name, end) for _, end in _SESSIONS)]:
+            if not _MOMENT.fullmatch(kept[name]):
+                del kept[name]  # nobody knows then
         for name in RENEWALS & given.keys():
             if (path := self._own_path(given[name])) is not None:
                 kept[name] = path
@@ -277,6 +284,25 @@ def with_vended(record: Mapping[str, Any], vended: Mapping[str, Any]) -> dict[st
         for name, value in together.items()
         if (value or name not in vended) and name not in RENEWALS
     }
+
+
+def session_ends(properties: Mapping[str, str]) -> list[float | None]:
+    """When what properties of files hold for a time is over, in seconds since the epoch; None: not told.
+
+    Of a store with one end, none is missing: a token may stand there for an account and for its host.
+    """
+    ends: list[float | None] = []
+    for session, end in _SESSIONS:
+        told = [value for name, value in properties.items() if _is(name, end) and _MOMENT.fullmatch(value)]
+        ends += [int(value) / 1000 for value in told]
+        if not told and any(value and _is(name, session) for name, value in properties.items()):
+            ends.append(None)
+    return ends
+
+
+def _is(name: str, known: str) -> bool:
+    """Whether a property is the one that is known, or one for an account."""
+    return name.startswith(known) if known.endswith(".") else name == known
 
 
 def _is_place(given: object) -> bool:

@@ -33,7 +33,7 @@ from stores.aws import S3_SCHEMES
 from stores.azure import AZURE_SCHEMES, AzureAccount, azure_container, without_signature
 from stores.file_io import GOOGLE_SCHEMES, LocationFileIO, is_google_public
 from trust.locations import Places
-from trust.rest_answers import SESSION_END
+from trust.rest_answers import session_ends
 from worker.process.deadline import check_time
 from worker.process.errors import JobError
 from worker.process.threads import CANT_START
@@ -50,6 +50,10 @@ PLACES = "icestream.places"
 
 _RENEW_SECONDS = 10.0
 """After which a catalog is asked for a session again at the earliest, whatever end it tells."""
+_UNTOLD_SECONDS = 600.0
+"""After which it is asked for one whose end it does not tell: STS of AWS gives none for less than 900."""
+_ENDED = ("ExpiredToken", "UNAUTHENTICATED", "401 Unauthorized", "AuthenticationFailed")
+"""By which errors of S3, Google's and Azure's stores tell that a session has ended, or is none."""
 _CREATE_RETRIES: RetryConfig = {"max_retries": 3, "retry_timeout": timedelta(seconds=30)}
 _CREATE_CLIENT: ClientConfig = {"timeout": timedelta(seconds=20)}
 _CREATE_SECONDS = 60.0
@@ -69,8 +73,8 @@ class StoredFile:
 class LimitedFileIO(FileIO):
     """PyIceberg's FileIO, which opens only what is allowed.
 
-    renew: gives the properties anew, with keys of S3 that are good for longer. Of the former ones, only what
-    limits them stays: an endpoint, say, is for nobody's keys but those that came with it.
+    renew: gives the properties anew, with keys and tokens that are good for longer. Of the former ones, only
+    what limits them stays: an endpoint, say, is for nobody's keys but those that came with it.
     """
 
     def __init__(
@@ -79,38 +83,43 @@ class LimitedFileIO(FileIO):
         super().__init__(dict(properties))
         self._limits = {key: properties[key] for key in (ALLOWED_LOCATIONS, OWN_FILES) if key in properties}
         self._renew, self._renewing = renew, threading.Lock()
-        self._openers = _Openers.of(self.properties)
-        self._renew_at = self._half_time()
+        self._openers = self._opened()
 
     def at(self, location: str) -> LocationFileIO:
         """What opens a file now, by all that is for its place, and that nobody changes any more."""
-        self.current()
-        return self._openers.at(location)
+        return self._current().at(location)
 
-    def current(self) -> Mapping[str, str]:
-        """The properties now: with sessions of which at least half is left, if they can be renewed."""
+    def current(self) -> tuple[Mapping[str, str], float]:
+        """The properties now, and when they end, in seconds since the epoch.
+
+        Of their sessions, at least half is left, if they can be renewed.
+        """
+        openers = self._current()
+        return openers.properties, openers.end
+
+    def _current(self) -> _Openers:
         if self._renew is not None and time.time() >= self._renew_at:
             with self._renewing:
                 if time.time() >= self._renew_at:
                     self._have_anew(self._renew)
-        return self.properties
+        return self._openers
+
+    def _opened(self) -> _Openers:
+        openers = _Openers.of(self.properties, None if self._renew is None else time.time())
+        self._renew_at = (time.time() + openers.end) / 2
+        return openers
 
     def _have_anew(self, renew: Callable[[], Mapping[str, str]]) -> None:
         try:
             renewed = renew()
         except JobError as error:
-            is_over = time.time() >= _session_end(self.properties)
-            if is_over or not error.retryable:
+            if time.time() >= self._openers.told_end or not error.retryable:
                 raise
             self._renew_at = time.time() + _RENEW_SECONDS
             return
         self.properties = {**renewed, **self._limits}
-        self._openers = _Openers.of(self.properties)
-        self._renew_at = max(self._half_time(), time.time() + _RENEW_SECONDS)
-
-    def _half_time(self) -> float:
-        """By when half of a session's time is over."""
-        return (time.time() + _session_end(self.properties)) / 2
+        self._openers = self._opened()
+        self._renew_at = max(self._renew_at, time.time() + _RENEW_SECONDS)
 
     def check(self, location: str) -> None:
         """Raises LocationNotAllowedError."""
@@ -135,26 +144,37 @@ class LimitedFileIO(FileIO):
 
 @dataclass(frozen=True, slots=True)
 class _Openers:
-    """What opens files, by the beginnings of their locations, longest first; and what opens all others."""
+    """What opens files, by the beginnings of their locations, longest first; and what opens all others.
 
+    told_end: when the first of the sessions is over, in seconds since the epoch; never for what has no end.
+    end: the same, with those whose end is not told.
+    """
+
+    properties: Mapping[str, str]
     places: tuple[tuple[str, LocationFileIO], ...]
     others: LocationFileIO
+    told_end: float
+    end: float
 
     @staticmethod
-    def of(properties: Mapping[str, str]) -> _Openers:
-        places = _places(properties)
+    def of(properties: Mapping[str, str], had_at: float | None) -> _Openers:
+        """had_at: since when the properties are had, in seconds since the epoch; None: nobody renews them."""
+        places: dict[str, dict[str, str]] = json.loads(properties.get(PLACES, "{}"))
         longest = sorted(places, key=len, reverse=True)
+        ends = [end for one in (properties, *places.values()) for end in session_ends(one)]
+        end = told_end = min((end for end in ends if end is not None), default=math.inf)
+        if had_at is not None and None in ends:
+            end = min(end, had_at + 2 * _UNTOLD_SECONDS)
         return _Openers(
-            tuple((prefix, LocationFileIO(places[prefix])) for prefix in longest), LocationFileIO(properties)
+            properties,
+            tuple((prefix, LocationFileIO(places[prefix])) for prefix in longest),
+            LocationFileIO(properties),
+            told_end,
+            end,
         )
 
     def at(self, location: str) -> LocationFileIO:
         return next((io for prefix, io in self.places if location.startswith(prefix)), self.others)
-
-
-def _places(properties: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    places: dict[str, dict[str, str]] = json.loads(properties.get(PLACES, "{}"))
-    return places
 
 
 _sent: ContextVar[list[float] | None] = ContextVar("_sent", default=None)
@@ -171,11 +191,6 @@ def sessions_sent() -> Iterator[list[float]]:
         _sent.reset(noting)
 
 
-def _note_session(properties: Mapping[str, str]) -> None:
-    if (ends := _sent.get()) is not None and (end := _session_end(properties)) < math.inf:
-        ends.append(end)
-
-
 def is_of_ended_session(error: Exception, end: float) -> bool:
     """Whether an error can be that of a session which ended at `end`, in seconds since the epoch.
 
@@ -184,14 +199,8 @@ def is_of_ended_session(error: Exception, end: float) -> bool:
     return (
         any(isinstance(one, OSError) for one in causes_of(error))
         and not _is_own(error)
-        and (time.time() >= end or any("ExpiredToken" in str(one) for one in causes_of(error)))
+        and (time.time() >= end or any(word in str(one) for one in causes_of(error) for word in _ENDED))
     )
-
-
-def _session_end(properties: Mapping[str, str]) -> float:
-    """When the first of them is over, in seconds since the epoch; never for keys that have no end."""
-    ends = [one.get(SESSION_END, "") for one in (properties, *_places(properties).values())]
-    return min((int(end) / 1000 for end in ends if re.fullmatch(r"\d{1,15}", end)), default=math.inf)
 
 
 class Storage:
@@ -211,9 +220,10 @@ class Storage:
         self.io = LimitedFileIO(self.properties, renew)
 
     def __reduce__(self) -> tuple[type[Storage], tuple[dict[str, str]]]:
-        properties = dict(self.io.current())
-        _note_session(properties)
-        return Storage, (properties,)
+        properties, end = self.io.current()
+        if (ends := _sent.get()) is not None and end < math.inf:
+            ends.append(end)
+        return Storage, (dict(properties),)
 
     def __eq__(self, other: object) -> bool:
         """By properties: what one job has read of an immutable file, the next one need not read again."""
@@ -329,10 +339,10 @@ class Storage:
         self.io.check(location)
         scheme, netloc, path = LocationFileIO.parse_location(location, self.properties)
         key = path.removeprefix(netloc).lstrip("/")
+        io = self.io.at(location)
         if scheme == "file":
             return LocalStore(), re.sub("/+", "/", key)
         if scheme in S3_SCHEMES:
-            io = self.io.at(location)
             keys = io.s3_keys()
             given = _given(
                 io.properties,
@@ -348,16 +358,14 @@ class Storage:
             client = _CREATE_CLIENT | {"allow_http": str(given.get("endpoint")).startswith("http:")}
             return S3Store(netloc, client_options=client, retry_config=_CREATE_RETRIES, **given), key
         if scheme in GOOGLE_SCHEMES:
-            given = _given(
-                self.properties, base_url=("gcs.service.host",), bearer_token=("gcs.oauth2.token",)
-            )
+            given = _given(io.properties, base_url=("gcs.service.host",), bearer_token=("gcs.oauth2.token",))
             client = _CREATE_CLIENT | {"allow_http": str(given.get("base_url")).startswith("http:")}
-            if "bearer_token" not in given and is_google_public(self.properties):
+            if "bearer_token" not in given and is_google_public(io.properties):
                 given["skip_signature"] = True
             return GCSStore(netloc, client_options=client, retry_config=_CREATE_RETRIES, **given), key
         if scheme in AZURE_SCHEMES:
             container = azure_container(netloc)
-            account = AzureAccount.of(netloc, self.properties)
+            account = AzureAccount.of(netloc, io.properties)
             return account.container(container), path.removeprefix(container).lstrip("/")
         raise OSError(f"an index can't lie at a {scheme} location, only on file, s3, gs and abfs")
 
