@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from functools import partial
 from typing import NamedTuple
 
@@ -91,10 +92,16 @@ def list_catalogs(
     return read_page(session, query, page, SORTING, partial(_views, session))
 
 
-def list_names(session: Session) -> list[str]:
-    """Of all registered catalogs, in order: what a form offers."""
-    registered = select(Catalog.name).where(col(Catalog.deleted_at).is_(None))
+def list_names(session: Session, *, search: str | None = None) -> list[str]:
+    """Of registered catalogs, in order: what a form offers."""
+    registered = select(Catalog.name).where(*_chosen(search, None, None))
     return list(session.exec(registered.order_by(col(Catalog.name))))
+
+
+def list_registrations(session: Session) -> list[tuple[datetime, str]]:
+    """When each of the registered catalogs was, and its name: the first one first."""
+    registered = select(Catalog.created_at, Catalog.name).where(*_chosen(None, None, None))
+    return list(session.exec(registered.order_by(col(Catalog.created_at))))
 
 
 def _chosen(search: str | None, kind: CatalogType | None, paused: bool | None) -> list[ColumnElement[bool]]:

@@ -298,6 +298,22 @@ def first_conversion(session: Session) -> JobView | None:
     return next(iter(views(session, session.exec(first).all())), None)
 
 
+def first_dry_run(session: Session) -> Job | None:
+    """The first of those that are kept that told what a conversion of an enrolled table would do."""
+    first = (
+        select(Job)
+        .join(EnrolledTable, col(EnrolledTable.id) == col(Job.table_id))
+        .where(
+            Job.kind == JobKind.CONVERT.value,
+            # As in `_has_converted`: the times lead to fewer than the status.
+            col(Job.status).not_in([one.value for one in JobStatus if one is not JobStatus.SUCCEEDED]),
+            Job.dry_run,
+            col(EnrolledTable.deleted_at).is_(None),
+        )
+    )
+    return session.exec(first.order_by(col(Job.created_at)).limit(1)).first()
+
+
 def _amount(told: str | None) -> int:
     """0 for what is none, as a worker of another version may have reported it."""
     return int(told) if told is not None and told.isdecimal() and len(told) < _DIGITS else 0

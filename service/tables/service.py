@@ -274,6 +274,11 @@ def list_tables(
     return read_page(session, query, page, SORTING, lambda rows: views(session, settings, rows))
 
 
+def is_any_enrolled(session: Session) -> bool:
+    enrolled = select(EnrolledTable.id).where(col(EnrolledTable.deleted_at).is_(None))
+    return session.exec(enrolled.limit(1)).first() is not None
+
+
 def count_by_status(
     session: Session,
     *,

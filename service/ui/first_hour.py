@@ -13,10 +13,12 @@ from sqlmodel import Session
 from service.auth.access import Viewer
 from service.catalogs import service as catalogs
 from service.http.paging import PageRequest
+from service.index_health.service import list_history
 from service.jobs import service as jobs
 from service.jobs.models import JobView
 from service.records.health import TableHealth
 from service.records.jobs import JobKind, JobStatus
+from service.records.tables import get_table
 from service.settings import Settings
 from service.tables import service as tables
 from service.tables.models import TableView
@@ -33,6 +35,14 @@ _SHOWN_FOR = timedelta(days=1)
 
 
 @dataclass(frozen=True)
+class Left:
+    """What the conversion did not convert, such as equality deletes that cannot be."""
+
+    files: int
+    deletes: int
+
+
+@dataclass(frozen=True)
 class Conversion:
     """The first one, and what it has changed for readers."""
 
@@ -41,6 +51,7 @@ class Conversion:
     read_seconds_before: float
     """Of a full read when its table was enrolled."""
     read_seconds: float
+    left: Left
 
 
 @dataclass(frozen=True)
@@ -49,7 +60,7 @@ class FirstHour:
 
     catalog: str | None
     table: TableView | None
-    """The one with most pending deletes."""
+    """The one that was tried, else the one with most pending deletes."""
     dry_run: JobView | None
     active: JobView | None
     """A conversion of it, or a dry run of one, that has not ended."""
@@ -60,10 +71,9 @@ def first_hour(session: Session, settings: Settings, request: Request, now: date
     """None once it is over."""
     if request.cookies.get(_COOKIE):
         return None
-    known = catalogs.list_catalogs(session, PageRequest(limit=1, sort="created_at")).items
-    most = PageRequest(limit=1, sort="-pending_equality_deletes")
-    table = next(iter(tables.list_tables(session, settings, most).items), None)
-    if table is not None and known and known[0].created_at < now - _YOUNG:
+    known = catalogs.list_registrations(session)
+    # Few pages ask for more than this: most installations are older.
+    if known and known[0][0] < now - _YOUNG and tables.is_any_enrolled(session):
         return None
     first = jobs.first_conversion(session)
     if first is not None:
@@ -76,16 +86,36 @@ def first_hour(session: Session, settings: Settings, request: Request, now: date
             seconds=(ended_at - (first.started_at or ended_at)).total_seconds(),
             read_seconds_before=health.read_seconds + health.read_saved_seconds,
             read_seconds=health.read_seconds,
+            left=_left(session, health, ended_at),
         )
-        return FirstHour(first.catalog, table, None, None, converted)
-    newest = catalogs.list_catalogs(session, PageRequest(limit=1, sort="-created_at")).items
-    dry_run = active = None
-    if table is not None:
-        page = PageRequest(limit=20)
-        of_table = jobs.list_jobs(session, page, table_id=table.id, kinds=[JobKind.CONVERT]).items
-        dry_run = next((one for one in of_table if one.dry_run and one.status is JobStatus.SUCCEEDED), None)
-        active = next((one for one in of_table if not one.status.is_final), None)
-    return FirstHour(newest[0].name if newest else None, table, dry_run, active, None)
+        return FirstHour(first.catalog, None, None, None, converted)
+    dry_run = jobs.first_dry_run(session)
+    # What was tried stays the one to convert, whatever else comes to hold more.
+    if dry_run is None:
+        table = _most_pending(session, settings)
+    else:
+        table = tables.view(session, settings, get_table(session, dry_run.table_id))
+    if table is None:
+        return FirstHour(known[-1][1] if known else None, None, None, None, None)
+    unfinished = [status for status in JobStatus if not status.is_final]
+    page = PageRequest(limit=1)
+    active = jobs.list_jobs(
+        session, page, table_id=table.id, kinds=[JobKind.CONVERT], statuses=unfinished
+    ).items
+    told = jobs.view(session, dry_run) if dry_run is not None else None
+    return FirstHour(table.catalog, table, told, active[0] if active else None, None)
+
+
+def _most_pending(session: Session, settings: Settings) -> TableView | None:
+    most = PageRequest(limit=1, sort="-pending_equality_deletes")
+    return next(iter(tables.list_tables(session, settings, most).items), None)
+
+
+def _left(session: Session, health: TableHealth, ended_at: datetime) -> Left:
+    """As the table was first seen after that; until then, as the worker said at its end."""
+    seen = list_history(session, PageRequest(limit=1, sort="at"), health.table_id, since=ended_at).items
+    first = seen[0] if seen else health
+    return Left(first.pending_equality_delete_files, first.pending_equality_deletes)
 
 
 @router.post("/first-hour/dismiss")

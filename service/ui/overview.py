@@ -85,7 +85,7 @@ def show_overview(
         running=numbers[JobStatus.RUNNING],
         waiting=numbers[JobStatus.QUEUED],
         workers=workers.list_workers(session, settings, PageRequest(limit=EVERYTHING)).items,
-        catalogs=catalogs.list_catalogs(session, PageRequest(limit=1)).items,
+        catalogs=catalogs.list_names(session),
         first=first_hour(session, settings, request, now),
         system=jobs.system_view(session),
         now=now,

@@ -9,7 +9,6 @@ from sqlmodel import Session, SQLModel
 from service.auth.access import Viewer
 from service.auth.models import Principal
 from service.catalogs import service as catalogs
-from service.catalogs.models import CatalogView
 from service.db.database import ReadSession
 from service.http.paging import Page, PageRequest, Search
 from service.policies import service as policies
@@ -26,7 +25,7 @@ from service.webhooks import service as webhooks
 from service.webhooks.models import WebhookView
 
 router = APIRouter(prefix="/search", route_class=PageRoute)
-_Named = Page[TableView] | Page[CatalogView] | Page[PolicyView] | Page[WebhookView]
+_Named = Page[TableView] | Page[PolicyView] | Page[WebhookView]
 _FIRST = 8
 """So many of each kind are named; the list of the kind has the rest."""
 _BY_NAME = PageRequest(limit=_FIRST, sort="name")
@@ -63,7 +62,6 @@ def _found(session: Session, settings: Settings, reader: Principal, words: str) 
             by_id.append((f"{name} {words}", f"{place}/{words}"))
     lists: list[tuple[str, str, _Named]] = [
         ("Tables", "/tables", tables.list_tables(session, settings, _BY_NAME, search=words)),
-        ("Catalogs", "/catalogs", catalogs.list_catalogs(session, _BY_NAME, search=words)),
         ("Policies", "/policies", policies.list_policies(session, _BY_NAME, search=words)),
     ]
     if reader.role.allows(Role.ADMIN):
@@ -72,4 +70,7 @@ def _found(session: Session, settings: Settings, reader: Principal, words: str) 
     for name, place, page in lists:
         items = [(item.name, f"{place}/{item.id}") for item in page.items]
         kinds.append(Kind(name, items, place if page.next_cursor else None))
+    names = catalogs.list_names(session, search=words)
+    registered = [(name, f"/catalogs/{name}") for name in names[:_FIRST]]
+    kinds.insert(2, Kind("Catalogs", registered, "/catalogs" if len(names) > _FIRST else None))
     return [kind for kind in kinds if kind.items]

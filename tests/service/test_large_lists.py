@@ -5,11 +5,13 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from fastapi import Request
 from sqlalchemy import insert
 from sqlmodel import Session, col, select
 
 from service.auth.audit import list_entries
-from service.db.database import Database
+from service.auth.models import SYSTEM
+from service.db.database import Database, utc_now
 from service.http.paging import COUNTED, PageRequest, Total, count_rows
 from service.jobs import service as jobs
 from service.jobs.service import converted_since, list_conversion_times, list_jobs
@@ -18,6 +20,8 @@ from service.records.jobs import Job, JobKind, JobStatus
 from service.records.tables import EnrolledTable
 from service.settings import Settings
 from service.tables.service import views
+from service.ui.first_hour import first_hour
+from service.ui.search import _found
 from service.ui.tables import rows_of
 from tests.service.queue_calls import START, add_tables, request, statements_of
 
@@ -43,6 +47,19 @@ def test_a_list_of_tables_takes_as_many_statements_as_a_single_one(database: Dat
         return len(asked)
 
     assert statements_for(tables) == statements_for(tables[:1])
+
+
+def test_who_asks_for_names_of_catalogs_does_not_have_their_tables_counted(database: Database) -> None:
+    add_tables(database, ["a", "b"])
+    with statements_of(database) as asked, database.read() as session:
+        (found,) = _found(session, Settings(), SYSTEM, "LOCA")
+        hour = first_hour(session, Settings(), Request({"type": "http", "headers": []}), utc_now())
+    assert found.items == [("local", "/catalogs/local")]
+    assert hour is not None
+    assert hour.catalog == "local"
+    assert not [
+        statement for statement, _ in asked if "count(*)" in statement and "table_health" in statement
+    ]
 
 
 def test_jobs_of_the_status_that_most_have_are_neither_all_read_nor_sorted(database: Database) -> None:

@@ -3,6 +3,7 @@
 from datetime import timedelta
 from pathlib import Path
 
+from fastapi import Request
 from sqlalchemy import update
 
 from service.db.database import utc_now
@@ -10,10 +11,12 @@ from service.records.catalogs import Catalog
 from service.records.jobs import Job
 from service.records.keys import Role
 from service.settings import Settings
+from service.ui.first_hour import first_hour
 from tests.browser.running_service import convert_result
 from tests.service.conftest import ADMIN_KEY, running
 from tests.service.iceberg_tables import IcebergCatalog
 from tests.service.pages.person import Person
+from tests.service.queue_calls import statements_of
 
 
 def test_who_follows_the_steps_sees_what_the_first_conversion_has_changed(
@@ -55,6 +58,12 @@ def test_who_follows_the_steps_sees_what_the_first_conversion_has_changed(
         service.finish(assignment, result=convert_result(dry_run=True)).raise_for_status()
         seen = admin.open("/")
         assert "The dry run : would resolve 48,210" in seen.text.replace("\N{NO-BREAK SPACE}", " ")
+        iceberg.create("shop.returns")
+        iceberg.append("shop.returns", list(range(10)))
+        iceberg.delete_keys("shop.returns", [1, 2, 3, 4])
+        other_table = service.enroll("shop.returns", policy="manual")["id"]
+        service.poll(other_table)
+        assert "The dry run" in admin.open("/").text, "it goes on with the table that was tried"
         with Person(service, Role.VIEWER) as viewer:
             assert "Convert it next That takes the role operator." in viewer.open("/").text
             assert not viewer.page.offers(f"/tables/{table['id']}/jobs")
@@ -67,7 +76,7 @@ def test_who_follows_the_steps_sees_what_the_first_conversion_has_changed(
         told = admin.open("/").text.replace("\N{NO-BREAK SPACE}", " ")
         assert "The first hour" not in told
         assert "deleted 47,985 rows that its equality deletes stood for" in told
-        assert "Equality delete files 24 0 Equality deletes 48,210 0 Full read by Spark" in told
+        assert "Equality delete files 25 1 Equality deletes 48,213 3 Full read by Spark" in told
         admin.send("/first-hour/dismiss")
         assert "The first conversion" not in admin.page.text
         with Person(service) as other:
@@ -81,4 +90,8 @@ def test_who_follows_the_steps_sees_what_the_first_conversion_has_changed(
             with service.database.write() as session:
                 session.execute(update(Catalog).values(created_at=utc_now() - timedelta(days=8)))
             assert "The first hour" not in other.open("/").text, "who is there for long knows the way"
+        nobody = Request({"type": "http", "headers": []})
+        with service.database.read() as session, statements_of(service.database) as asked:
+            assert first_hour(session, settings, nobody, utc_now()) is None
+        assert len([one for one, _ in asked if one.startswith("SELECT")]) == 2, asked
     iceberg.close()
