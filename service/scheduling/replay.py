@@ -63,7 +63,6 @@ _FIT_BY = 5
 _FOREIGN = timedelta(minutes=10)
 """After it, what is fewer and no job has reported was taken away by somebody else."""
 _SHOWN_READS = 84
-_TURN_SECONDS = 5.0
 _turn = threading.Lock()
 _NUMBERS = (
     ("delete_files_added",),
@@ -505,8 +504,8 @@ def replay(
 
 @contextmanager
 def _one_at_a_time() -> Iterator[None]:
-    """Each takes a processor for a second or so, which other requests wait for."""
-    if not _turn.acquire(timeout=_TURN_SECONDS):
+    """Each takes a processor for a second or so. None waits, as it would with a thread and a connection."""
+    if not _turn.acquire(blocking=False):
         raise IcestreamError("replay-busy", "Others try policies at this moment, one at a time.")
     try:
         yield

@@ -1,10 +1,12 @@
 """Another policy is tried on what a table has seen, beside what really happened."""
 
+import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock, call
 
 import pytest
 from sqlmodel import select
@@ -342,13 +344,15 @@ def test_the_settings_take_the_place_of_the_policy_that_is_named(
         assert (refused.status_code, refused.json()["type"]) == (422, f"/problems/{slug}")
 
 
-def test_one_policy_is_tried_at_a_time(
+def test_one_policy_is_tried_at_a_time_and_none_waits(
     service: Running, table: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replay, "_TURN_SECONDS", 0.01)
+    turn = Mock(wraps=threading.Lock())
+    monkeypatch.setattr(replay, "_turn", turn)
     with replay._one_at_a_time():
         refused = service.admin.post(f"/tables/{table['id']}/policy/replay", json={"settings": {}})
     assert (refused.status_code, refused.json()["type"]) == (503, "/problems/replay-busy")
+    assert turn.acquire.call_args_list == [call(blocking=False)] * 2
 
 
 def test_of_a_long_history_the_latest_part_is_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
