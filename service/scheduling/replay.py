@@ -62,6 +62,8 @@ _FIT_BY = 5
 """Jobs of a kind that it takes to tell what each of them costs from what each of what it handles does."""
 _FOREIGN = timedelta(minutes=10)
 """After it, what is fewer and no job has reported was taken away by somebody else."""
+_COARSE = timedelta(minutes=15)
+"""Samples that are farther apart do not tell commits."""
 _SHOWN_READS = 84
 _turn = threading.Lock()
 _NUMBERS = (
@@ -257,7 +259,7 @@ def _pieces(since: datetime, at: datetime, added: Shape, before: Sequence[Arriva
     """One arrival; or several at even intervals, where samples are too far apart to tell commits."""
     span = at - since
     parts = max(added.equality_delete_files, added.data_files)
-    if span <= timedelta(minutes=15) or parts < 2:
+    if span <= _COARSE or parts < 2:
         return [Arrival(at, added)]
     recent = [(later.at - one.at).total_seconds() for one, later in pairwise(before[-20:])]
     usual = max(timedelta(seconds=median(recent) if recent else 300), _GAP)
@@ -600,15 +602,17 @@ def _estimated_from(
     is_cut: bool,
 ) -> Iterator[str]:
     """In sentences."""
-    commits = sum(one.commits for one in arrivals)
+    commits = sum(one.commits for one in arrivals if since < one.at <= until)
+    samples = sum(since <= one.at <= until for one in history.samples)
     yield (
-        f"Samples of the table's health of {aged((until - since).total_seconds())}, {len(history.samples):,}"
+        f"Samples of the table's health of {aged((until - since).total_seconds())}, {samples:,}"
         f" of them, tell of what {counted(commits, 'commit')} of others than jobs did."
     )
     if is_cut:
         yield "More has happened within seven days than is replayed: this is a part of them."
-    gaps = [later.at - one.at for one, later in pairwise(history.samples)]
-    if wide := sum((gap for gap in gaps if gap > timedelta(minutes=15)), timedelta()):
+    apart = [(one.at, later.at) for one, later in pairwise(history.samples)]
+    gaps = [min(end, until) - max(begin, since) for begin, end in apart if end - begin > _COARSE]
+    if wide := sum((gap for gap in gaps if gap > timedelta(0)), timedelta()):
         yield (
             f"For {aged(wide.total_seconds())} of them only a sample each hour is kept, or nothing was"
             " written: commits of such an hour are taken to have come evenly."

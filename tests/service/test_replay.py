@@ -360,3 +360,25 @@ def test_of_a_long_history_the_latest_part_is_replayed(monkeypatch: pytest.Monke
     found = arrivals_of(history(20))
     assert [one.at for one in found] == [NOW + COMMIT * number for number in range(14, 21)]
     assert Arrival(NOW + COMMIT * 20, UPSERT) == found[-1]
+
+
+def test_a_part_of_a_history_is_told_of_as_that_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    attached: Any = SimpleNamespace(updated_at=NOW)
+    monkeypatch.setattr(replay, "chain", lambda *_: [(attached, attached)])
+    known = history(18)
+    hour = timedelta(hours=1)
+    fine = [one for one in known.samples if one.at <= NOW or one.at >= NOW + 2 * hour]
+    known = replace(known, samples=fine)
+    session: Any = None
+
+    def told(since: datetime, until: datetime) -> list[str]:
+        found = arrivals_of(known)
+        return list(replay._estimated_from(session, attached, known, found, since, until, is_cut=True))
+
+    whole = told(NOW, known.samples[-1].at)
+    assert "22 of them, tell of what 30 commits" in whole[0]
+    assert whole[2].startswith("For 2 hours of")
+    part = told(NOW + hour, NOW + 2 * hour + COMMIT)
+    assert "4 of them, tell of what 13 commits" in part[0]
+    assert part[2].startswith("For 1 hour of")
+    assert not any("sample each hour" in one for one in told(NOW + 2 * hour, NOW + 3 * hour))
