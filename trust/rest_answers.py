@@ -53,7 +53,11 @@ _OF_FILES = frozenset(
     )
 )
 RENEWALS = frozenset(f"{store}refresh-credentials-endpoint" for store in ("adls.", "client.", "gcs.oauth2."))
-_S3_RENEWAL = "client.refresh-credentials-endpoint"
+_JAVA_RENEWS = (
+    ("client.refresh-credentials-endpoint", ("s3.session-token", SESSION_END)),
+    ("gcs.oauth2.refresh-credentials-endpoint", ("gcs.oauth2.token", "gcs.oauth2.token-expires-at")),
+)
+"""Where Java has anew what is vended, which it does for what comes with all of these."""
 _REGIONS = ("client.region", "s3.region")
 _MOMENT = re.compile(r"\d{1,15}", re.ASCII)
 
@@ -138,8 +142,8 @@ class RestAnswers:
     def harmless(self, content: bytes, renewal_url: Callable[[str], str] | None = None) -> bytes:
         """The body of an answer, with only what the catalog may decide.
 
-        renewal_url: where what it vends for S3 is had again, if the catalog does not say where: of a table as
-        such, or of locations that begin like this.
+        renewal_url: where what it vends for S3 or Google's store is had again, if the catalog does not say
+        where: of a table as such, or of locations that begin like this.
         Raises SentElsewhereError, UnreadableAnswerError, and what `check_hosts` raises.
         """
         try:
@@ -183,8 +187,9 @@ class RestAnswers:
         equipped = [given | self._of_files(_texts(one.get("config"))) for one in places]
         prefixes = ("", *(one["prefix"] for one in places))
         for prefix, settings in zip(prefixes, (given, *equipped), strict=True):
-            if renewal_url and settings.get(SESSION_END) and settings.get("s3.session-token"):
-                settings.setdefault(_S3_RENEWAL, renewal_url(prefix))
+            for renewal, needed in _JAVA_RENEWS:
+                if renewal_url and all(settings.get(name) for name in needed):
+                    settings.setdefault(renewal, renewal_url(prefix))
         for settings in equipped or [given]:
             if (store := self._astray(settings)) is not None:
                 own = "with no credentials for it. Those of the record or of this machine are"

@@ -26,6 +26,7 @@ from pydantic import ValidationError
 from pyiceberg.catalog.rest import RestCatalog
 from requests import PreparedRequest, RequestException, Response, Session
 
+from stores.file_io import GOOGLE_SCHEMES
 from stores.signatures import CannotSignError, sign_requests
 from trust.bounds import Budget, LimitExceededError
 from trust.egress import Egress, HostNotAllowedError
@@ -63,6 +64,7 @@ _AUTHORIZING = ("authorization", "original-authorization", "x-amz-security-token
 _RENEWAL = "renewed/"
 """Before the path of a table, of whose answer only the credentials are wanted. In between stands for which
 locations: how these begin, in hex, or nothing."""
+_GOOGLE = tuple(f"{scheme}:" for scheme in GOOGLE_SCHEMES)
 _NAMESPACE = "/namespaces/[^/]+"
 _TABLE = f"{_NAMESPACE}/tables/[^/]+"
 _OPERATIONS = (
@@ -142,8 +144,9 @@ class RestGateway:
         places = {one["prefix"]: one.get("config", {}) for one in said.get("storage-credentials", [])}
         nearest = max((prefix for prefix in places if wanted.startswith(prefix)), key=len, default=None)
         given = said.get("config", {}) if nearest is None else places[nearest]
-        config = {name: value for name, value in given.items() if value and name.startswith("s3.")}
-        told = {"storage-credentials": [{"prefix": "s3" if nearest is None else nearest, "config": config}]}
+        root, names = ("gs", "gcs.") if wanted.startswith(_GOOGLE) else ("s3", "s3.")
+        config = {name: value for name, value in given.items() if value and name.startswith(names)}
+        told = {"storage-credentials": [{"prefix": root if nearest is None else nearest, "config": config}]}
         return status, kept, json.dumps(told).encode()
 
     def _ask(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> _Answer:

@@ -170,6 +170,31 @@ def test_java_has_anew_what_is_vended_for_each_place(catalog_server: HttpServer)
     assert renewed == {"prefix": "s3", "config": vended("of the catalog")}
 
 
+def test_java_has_anew_what_is_vended_for_google(catalog_server: HttpServer) -> None:
+    def vended(token: str) -> dict[str, str]:
+        return {"gcs.oauth2.token": token, "gcs.oauth2.token-expires-at": "1795632023545"}
+
+    name = "gcs.oauth2.refresh-credentials-endpoint"
+    places = [{"prefix": f"gs://{one}/", "config": vended(one)} for one in ("lake", "data")]
+    said = {"metadata-location": "gs://lake/t/metadata.json", "config": vended("of the catalog")}
+    keys = {"s3.access-key-id": "k", "s3.secret-access-key": "s"}
+    catalog_server.answers[f"/{TABLE}"] = Answer(said | {"storage-credentials": places})
+    gateway = RestGateway("c", {"uri": catalog_server.url}, LOOPBACK)
+    for one in ask(gateway, TABLE).json()["storage-credentials"]:
+        (renewed,) = ask(gateway, one["config"][name].removeprefix(f"{gateway.url}/")).json()[
+            "storage-credentials"
+        ]
+        assert renewed["prefix"] == one["prefix"]
+        assert renewed["config"].items() >= vended(one["prefix"][5:-1]).items()
+    catalog_server.answers[f"/{TABLE}"] = Answer(said | {"config": vended("of the catalog") | keys})
+    url = ask(gateway, TABLE).json()["config"][name]
+    (renewed,) = ask(gateway, url.removeprefix(f"{gateway.url}/")).json()["storage-credentials"]
+    assert renewed == {"prefix": "gs", "config": vended("of the catalog") | {name: url}}
+    # Java would have nothing anew without its end.
+    catalog_server.answers[f"/{TABLE}"] = Answer(said | {"config": {"gcs.oauth2.token": "endless"}})
+    assert ask(gateway, TABLE).json()["config"] == {"gcs.oauth2.token": "endless"}
+
+
 @pytest.mark.parametrize(
     ("said", "status"),
     [

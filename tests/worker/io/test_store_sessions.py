@@ -11,12 +11,16 @@ from itertools import count
 from types import SimpleNamespace
 
 import pytest
+from pyspark.sql import SparkSession
 
-from tests.http_server import Answer, HttpServer, Request, answering
+from tests.factories import TableBuilder
+from tests.http_server import Answer, HttpServer, Request, answering, rest_catalog
+from trust.egress import Egress
 from trust.locations import LocationNotAllowedError
 from trust.rest_answers import RestAnswers, session_ends
 from worker.io.storage import ALLOWED_LOCATIONS, PLACES, Storage, is_of_ended_session, sessions_sent
 from worker.process.errors import StorageError
+from worker.table.catalogs import load_table
 
 HOUR = timedelta(hours=1)
 _HOST = "acc.dfs.core.windows.net"
@@ -212,3 +216,36 @@ def test_the_end_of_what_is_vended_is_a_time(end: str) -> None:
     is_known = end == "1795632023545"
     assert session_ends(config) == ([1795632023.545] * 2 if is_known else [None, None])
     assert len(config) == (4 if is_known else 2)
+
+
+@pytest.mark.thorough  # it needs the JARs of ICESTREAM_STORES
+@pytest.mark.integration
+@pytest.mark.parametrize("where", ["config", "storage-credentials"])
+@pytest.mark.parametrize("store", ["gs://lake"], indirect=True)
+def test_java_has_anew_what_is_vended_for_google(
+    spark: SparkSession, table_name: str, store: Vending, where: str
+) -> None:
+    metadata = TableBuilder.create(spark, table_name).metadata.model_dump(mode="json", by_alias=True)
+
+    def found(request: Request) -> Answer:
+        return store.shown(request) or Answer({"name": "a", "bucket": "lake", "size": "7", "generation": "1"})
+
+    def load(_: Request) -> Answer:
+        vended = store.give(timedelta(seconds=1))
+        place = {"prefix": "gs://lake/", "config": vended}
+        given = {"config": vended} if where == "config" else {"config": {}, where: [place]}
+        return Answer({"metadata-location": "gs://lake/metadata.json", "metadata": metadata, **given})
+
+    store.server.answers["/storage/v1/b/lake/o/a"] = found
+    with answering(rest_catalog() | {"/v1/namespaces/db/tables/t": load}) as catalog:
+        given = {"uri": catalog.url, "gcs.project-id": "project", "gcs.service.host": store.server.url}
+        given["header.X-Iceberg-Access-Delegation"] = "vended-credentials"
+        table = load_table(
+            spark.sparkContext._jvm, "rest", "c", given, ["db", "t"], egress=Egress(("127.0.0.0/8",))
+        )
+        for _ in range(2):
+            assert table.io().newInputFile("gs://lake/a").getLength() == len("content")
+            store.over |= set(store.given)
+            time.sleep(1.1)  # what was told is over then
+    assert store.refused == []
+    assert len(set(store.used)) >= 2
