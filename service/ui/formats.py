@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -134,6 +134,11 @@ _ZERO = {
 """What 0 stands for; in a budget for no limit."""
 
 
+_NAMED = 8
+"""So many columns of a key are named."""
+_LONGEST_NAME = 64
+
+
 def count(value: float | None) -> str:
     """12345 -> `12,345`."""
     return NONE if value is None else f"{value:,.0f}"
@@ -223,6 +228,14 @@ def moment(value: datetime | str | None) -> str:
 def breakable(name: str) -> str:
     """A name that may break after its dots and underscores, and nowhere else."""
     return Markup("<wbr>").join(part for part in re.split(r"(?<=[._])", name) if part)
+
+
+def columns(names: Sequence[str]) -> str:
+    """The names of a key, as a worker told them: the first few, each cut where it is long."""
+    shown = ", ".join(
+        name if len(name) <= _LONGEST_NAME else name[:_LONGEST_NAME] + "…" for name in names[:_NAMED]
+    )
+    return shown + (f" and {count(len(names) - _NAMED)} more" if len(names) > _NAMED else "")
 
 
 def seconds_between(began: datetime | str, ended: datetime | str) -> float:

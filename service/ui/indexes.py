@@ -15,7 +15,7 @@ from service.records.reports import PartitionReport, SortedRunReport
 from service.records.tables import get_table
 from service.settings import CurrentSettings
 from service.tables import service as tables
-from service.ui.formats import count, duration, percent, plural, size
+from service.ui.formats import columns, count, duration, percent, plural, size
 from service.ui.pages import PageRoute, render
 from service.ui.plot import Unit
 
@@ -98,7 +98,7 @@ def section_of(index: IndexedKeySet) -> Section:
     index = index.model_copy(
         update={"runs": index.runs[:ROWS_SHOWN], "partitions": index.partitions[:ROWS_SHOWN]}
     )
-    name = ", ".join(index.columns or [f"field {one}" for one in index.equality_field_ids])
+    name = columns(index.columns or [f"field {one}" for one in index.equality_field_ids])
     return Section(
         index,
         name,
@@ -146,7 +146,7 @@ def _lookups(lookups: Sequence[LookupCost]) -> Bars:
     """The latest first; of each, index and scan as predicted and as measured."""
     rows = [
         BarRow(
-            ", ".join(one.columns),
+            columns(one.columns),
             f"{plural(one.keys, 'key')} by {one.source.replace('_', ' ')}; "
             f"index: {duration(one.predicted_index_seconds)} predicted, {_taken(one.index_seconds)}; "
             f"scan: {duration(one.predicted_scan_seconds)} predicted, {_taken(one.scan_seconds)}",

@@ -57,6 +57,7 @@ def _environment() -> Environment:
         times=formats.times,
         moment=formats.moment,
         breakable=formats.breakable,
+        columns=formats.columns,
         rfc3339=formats.rfc3339,
         sentence=formats.sentence,
         states=lambda statuses, counts: [(one.value, one.value, counts[one]) for one in statuses],

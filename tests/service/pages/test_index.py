@@ -44,6 +44,9 @@ def test_runs_partitions_ages_and_costs_are_drawn_as_they_were_told(
     assert shown["Sorted runs of id"][0][2] == "53.8 MB in 4 files, 17,480,000 entries, 25% of them dead"
     (partition,) = shown["Coverage of partitions by id"]
     assert partition[3] == [[48.0, "accent"], [48.0, "warn"]]
+    lookups = admin.page.html.partition('id="lookups"')[2].partition("</table>")[0]
+    assert "looking them up reads 12 MB" in lookups
+    assert "<td title=" not in lookups, "a sentence may be marked up"
     # Only the key with an index left a choice.
     (lookup,) = shown["What lookups and scans took"]
     assert (lookup[0], lookup[1] > 0) == ("id", True)
@@ -72,6 +75,22 @@ def test_of_an_index_in_pieces_the_largest_runs_and_the_least_covered_partitions
     assert (len(section.runs.rows), len(section.index.runs)) == (ROWS_SHOWN, ROWS_SHOWN)
     assert [row.name for row in section.partitions.rows] == ["day=1"] * ROWS_SHOWN
     assert section.name == "field 7"
+
+
+def test_a_key_of_many_long_columns_is_named_by_the_first_of_them() -> None:
+    index = IndexedKeySet(
+        equality_field_ids=list(range(1000)),
+        columns=["c" * 10_000] * 1000,
+        coverage=None,
+        sorted_runs=0,
+        runs=[],
+        partitions=[],
+        pending=[],
+    )
+    section = section_of(index)
+    assert section.name.endswith("c… and 992 more")
+    assert len(section.name) < 600
+    assert section_of(index.model_copy(update={"columns": ["id", "region"]})).name == "id, region"
 
 
 def test_ages_are_drawn_up_to_the_oldest_in_steps_that_stay() -> None:
