@@ -551,6 +551,7 @@ class _Table:
         match job.kind:
             case JobKind.INDEX:
                 self._index(job.new)
+                self._count()
                 return job.new.rows, False
             case JobKind.CONVERT:
                 written = self._convert(job, outcome)

@@ -115,6 +115,15 @@ def test_a_stream_that_is_rewritten_as_is_worthwhile_stays_cheap_to_read() -> No
     assert not [each for each in by_cost.ran if each.is_idle]
 
 
+def test_small_files_are_counted_by_index_jobs_too() -> None:
+    """Nothing is ever converted."""
+    appended = replace(UPSERT, equality_delete_files=0, equality_deletes=0, delete_bytes=0)
+    arrivals = [Arrival(NOW + timedelta(minutes=10 * each), appended) for each in range(144)]
+    hold = policy(rewrite_data_files={"enabled": True, "small_data_files": 40, "min_interval_seconds": 60})
+    found = simulate(TABLE, arrivals, hold, NOW + timedelta(hours=24))
+    assert 12 <= found.jobs[REWRITE].jobs <= 16
+
+
 def test_snapshots_expire_that_are_old_enough() -> None:
     kept = {"enabled": True, "older_than_seconds": 3600, "age_seconds": 7200, "snapshots": 10**6}
     found = stream(policy(expire_snapshots=kept))
