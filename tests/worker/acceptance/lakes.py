@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
+from tests.aws import Aws, sessions_only, vended
 from tests.factories import register_jdbc_catalog
 from tests.object_stores import ObjectStore, azure_store, google_store
 from tests.s3 import s3_server
@@ -25,6 +26,8 @@ _numbers = count(1)
 _SECRETS = (
     "rest.access-key-id",
     "rest.secret-access-key",
+    "index.s3.access-key-id",
+    "index.s3.secret-access-key",
     "s3.access-key-id",
     "s3.secret-access-key",
     "gcs.oauth2.token",
@@ -83,6 +86,29 @@ def s3_tables(spark: SparkSession, directory: Path, patch: pytest.MonkeyPatch) -
             yield working
         assert signatures.seen
         assert signatures.refused == []
+
+
+@contextmanager
+def vending(spark: SparkSession, directory: Path, patch: pytest.MonkeyPatch) -> Iterator[tuple[Working, Aws]]:
+    """Of a REST catalog that vends all that opens the files of its tables, and these sessions."""
+    with s3_server() as store:
+        bucket, index = store.create_bucket("lake"), f"{store.create_bucket('lake-index')}/index"
+        of_server = {**store.properties(), "client.region": "us-east-1", "s3.path-style-access": "true"}
+        of_server |= {"io-impl": "org.apache.iceberg.aws.s3.S3FileIO"}
+        jars = cached_jars(jars_folder(os.environ), own_jars())  # which have S3FileIO
+        of_index = {f"index.{key}": value for key, value in store.properties().items()}
+        properties = {"header.X-Iceberg-Access-Delegation": "vended-credentials", **_hidden(of_index, patch)}
+        properties |= {"client.region": "us-east-1", "s3.path-style-access": "true"}
+        sessions = Aws(store.port)
+        vend = limited_catalog.vending(lambda: vended(sessions), bucket)
+        with (
+            rest_server(directory, f"{bucket}/warehouse", of_server, jars) as uri,
+            limited_catalog.limited(uri, lambda _, __, body: body, vend) as properties["uri"],
+            sessions_only(store.port, sessions) as port,
+        ):
+            properties["s3.endpoint"] = f"http://127.0.0.1:{port}"
+            with Working.on(spark, directory, "rest", properties, "s3://", index=index) as working:
+                yield working, sessions
 
 
 @contextmanager

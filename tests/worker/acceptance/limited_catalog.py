@@ -1,4 +1,4 @@
-"""A REST catalog before another one, which does less than that."""
+"""A REST catalog before another one, which does less than that, or vends credentials beside."""
 
 from __future__ import annotations
 
@@ -20,12 +20,16 @@ Judge = Callable[[str, str, Body], Body]
 """Of a request's method, its path with the query, and its body: the body as it goes on."""
 
 
+Amend = Callable[[str, str, Body], Body]
+"""Of a request's method, its path, and what was answered with 200: the answer as it goes on."""
+
+
 class RefusedError(Exception):
     """By a judge, in the words of a catalog."""
 
 
 @contextmanager
-def limited(uri: str, judge: Judge) -> Iterator[str]:
+def limited(uri: str, judge: Judge, amend: Amend = lambda _, __, answer: answer) -> Iterator[str]:
     """The address of a catalog that asks the one at `uri` for what is not refused, with 400."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -40,7 +44,10 @@ def limited(uri: str, judge: Judge) -> Iterator[str]:
             content = json.dumps(body).encode() if sent else b""
             headers = {"content-type": "application/json"}
             answer = client.request(self.command, self.path, content=content, headers=headers)
-            self._answer(answer.status_code, answer.content)
+            if answer.status_code != 200 or not answer.content:
+                self._answer(answer.status_code, answer.content)
+                return
+            self._answer(200, json.dumps(amend(self.command, self.path, answer.json())).encode())
 
         def _answer(self, status: int, content: bytes) -> None:
             self.send_response(status)
@@ -88,6 +95,17 @@ def s3_tables(store: S3) -> Judge:
         return body
 
     return judge
+
+
+def vending(credentials: Callable[[], dict[str, str]], prefix: str) -> Amend:
+    """With each table that is made or opened. prefix: of the locations that they are for."""
+
+    def amend(_: str, __: str, answer: Body) -> Body:
+        if "metadata-location" not in answer:
+            return answer
+        return answer | {"storage-credentials": [{"prefix": prefix, "config": credentials()}]}
+
+    return amend
 
 
 def _creates_table(method: str, path: str) -> bool:

@@ -165,6 +165,33 @@ def test_s3_tables_are_accepted_for_what_they_let_anybody_do(
 
 
 @pytest.mark.thorough
+def test_sessions_that_a_catalog_vends_need_not_outlive_a_step(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        lakes.vending(spark, tmp_path, monkeypatch) as (working, sessions),
+        working.acceptance() as acceptance,
+    ):
+        acceptance.trials = acceptance.trials[1:2]
+
+        def end(step: Step) -> None:
+            sessions.over()
+            if step.name == "convert":
+                acceptance.service.stopping.set()
+
+        acceptance.step_done = end
+        report = acceptance.go(working.versions())
+    assert named(report, Outcome.FAILED) == [], report.to_markdown()
+    passed = named(report, Outcome.PASSED)
+    assert [one for one in passed if "convert" in one or "remove" in one] == [
+        "v3: convert (dry run)",
+        "v3: convert",
+        "all: remove v3",
+    ]
+    assert sessions.used
+
+
+@pytest.mark.thorough
 def test_a_store_that_denies_deletions_is_told_as_that(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
