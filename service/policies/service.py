@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import String, bindparam, cast
+from sqlalchemy import ColumnElement, String, and_, bindparam, cast, func
 from sqlmodel import Session, col, or_, select
 
 from service.auth.models import Principal
@@ -520,12 +520,33 @@ def policy_with(
 
 
 def tables_under(session: Session, policy: Policy, most: int) -> list[EnrolledTable]:
-    """Enrolled tables that a policy reaches, of the first thousand by name; so many at most."""
-    attached = select(PolicyAttachment.target).where(PolicyAttachment.policy_id == policy.id)
-    targets = set(session.exec(attached).all())
-    enrolled = select(EnrolledTable).where(col(EnrolledTable.deleted_at).is_(None))
-    first = session.exec(enrolled.order_by(EnrolledTable.name, EnrolledTable.id).limit(1000))
-    return [table for table in first if targets.intersection(targets_of_table(table))][:most]
+    """Enrolled tables that a policy reaches, the first ones by name: `most`, of as many namespaces."""
+    attached = select(PolicyAttachment).where(PolicyAttachment.policy_id == policy.id)
+    targets = set(
+        session.exec(select(PolicyAttachment.target).where(PolicyAttachment.policy_id == policy.id))
+    )
+    of_catalogs, of_tables = (
+        attached.where(PolicyAttachment.level == level.value).with_only_columns(column)
+        for level, column in (
+            (Level.CATALOG, col(PolicyAttachment.catalog_id)),
+            (Level.TABLE, col(PolicyAttachment.table_id)),
+        )
+    )
+    reached: list[ColumnElement[bool]] = [
+        col(EnrolledTable.catalog_id).in_(of_catalogs),
+        col(EnrolledTable.id).in_(of_tables),
+    ]
+    for place in session.exec(attached.where(PolicyAttachment.level == Level.NAMESPACE.value).limit(most)):
+        name = ".".join(place.namespace or ())
+        start = func.substr(EnrolledTable.namespace, 1, len(name) + 1)
+        inside = or_(col(EnrolledTable.namespace) == name, start == f"{name}.")
+        reached.append(and_(col(EnrolledTable.catalog_id) == place.catalog_id, inside))
+    query = select(EnrolledTable).where(col(EnrolledTable.deleted_at).is_(None))
+    if SYSTEM_TARGET not in targets:
+        query = query.where(or_(*reached))
+    found = session.exec(query.order_by(col(EnrolledTable.name), col(EnrolledTable.id)).limit(most))
+    # Namespaces `a.b` of one part and of two have the same name.
+    return [table for table in found if targets.intersection(targets_of_table(table))]
 
 
 def _flat(policy: EffectivePolicy) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from fastapi import Request
 from sqlalchemy import insert
-from sqlmodel import Session, col, select
+from sqlmodel import Session, col, delete, select
 
 from service.auth.audit import list_entries
 from service.auth.models import SYSTEM
@@ -15,8 +15,11 @@ from service.db.database import Database, utc_now
 from service.http.paging import COUNTED, PageRequest, Total, count_rows
 from service.jobs import service as jobs
 from service.jobs.service import converted_since, list_conversion_times, list_jobs
+from service.policies.places import namespace_target
+from service.policies.service import tables_under
 from service.records.audit import AuditEntry
 from service.records.jobs import Job, JobKind, JobStatus
+from service.records.policies import Policy, PolicyAttachment
 from service.records.tables import EnrolledTable
 from service.settings import Settings
 from service.tables.service import views
@@ -60,6 +63,36 @@ def test_who_asks_for_names_of_catalogs_does_not_have_their_tables_counted(datab
     assert not [
         statement for statement, _ in asked if "count(*)" in statement and "table_health" in statement
     ]
+
+
+def test_a_policy_reaches_tables_of_any_name(database: Database) -> None:
+    last = add_tables(database, [f"t{number}" for number in range(1_001)])[999]
+    (inside,) = add_tables(database, ["u"], "b")
+    (beside,) = add_tables(database, ["v"], "c")
+    with database.write() as session:
+        policy = Policy(name="late", settings={})
+        session.add(policy)
+        session.flush()
+
+        def attach(target: str, **place: Any) -> None:
+            session.add(PolicyAttachment(target=target, policy_id=policy.id, **place))
+            session.flush()
+
+        def reached() -> list[str]:
+            return [table.id for table in tables_under(session, policy, 5)]
+
+        attach(f"table:{last}", level="table", table_id=last)
+        assert reached() == [last]
+        catalog = session.get_one(EnrolledTable, inside).catalog_id
+        other = session.get_one(EnrolledTable, beside).catalog_id
+        attach(namespace_target(catalog, ["db"]), level="namespace", catalog_id=catalog, namespace=["db"])
+        attach(namespace_target(other, ["d"]), level="namespace", catalog_id=other, namespace=["d"])
+        assert reached() == [inside, last]
+        attach(f"catalog:{other}", level="catalog", catalog_id=other)
+        assert sorted(reached()) == sorted([inside, beside, last])
+        session.exec(delete(PolicyAttachment).where(col(PolicyAttachment.target) == "system"))
+        attach("system", level="system")
+        assert len(reached()) == 5
 
 
 def test_jobs_of_the_status_that_most_have_are_neither_all_read_nor_sorted(database: Database) -> None:
