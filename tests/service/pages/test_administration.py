@@ -582,7 +582,8 @@ def test_each_type_of_catalog_is_asked_for_what_it_needs_and_tried_before_it_is_
         fields = dict(admin.open(f"/catalogs/new?type={kind}").form("/catalogs/new?type=" + kind).fields)
         assert {name for name in fields if name.startswith("property.")} == needed
         assert fields["type"] == kind
-    admin.open("/catalogs/new?type=sql")
+    form = admin.open("/catalogs/new?type=sql").html
+    assert form.index("Register</button>") < form.index("Check it</button>"), "Enter presses the first one"
     gone = {"property__uri": f"sqlite:///{service.settings.data_dir}/none.db"}
     place = {"name": "tried", "property__warehouse": iceberg.properties["warehouse"]}
     failed = admin.send("/catalogs/new?type=sql", **place, **gone, what="try")
