@@ -213,6 +213,10 @@ class HealthSampleView(Message):
     """This is what the index of each key set was like."""
 
 
+AGE_LIMITS_SECONDS = (60.0, 600.0, 3_600.0, 21_600.0, 86_400.0, 604_800.0)
+"""By these, people tell ages of deletes apart: what is told as one is not on both sides of any."""
+
+
 class PendingAge(Message):
     """These equality delete files are pending, and were committed at about the same time."""
 

@@ -11,6 +11,7 @@ import math
 import random
 import threading
 import time
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,6 +33,7 @@ from service.catalogs.metadata_locations import AT_ONCE, Identifier, MetadataLoc
 from service.catalogs.staged import Staged, measure_staged
 from service.db.database import FOR_UPDATE, Database, utc_now
 from service.errors import IcestreamError, UnreachableError
+from service.index_health.models import AGE_LIMITS_SECONDS
 from service.index_health.reader_cost import store_reader_cost
 from service.index_health.service import begins_to_lag_at, keep_last_look, record_sample, store_status
 from service.jobs.events import latest_event_id, record_table_event
@@ -606,7 +608,7 @@ class Poller:
 
 def _by_key_set(deletes: Sequence[EqualityDelete], now: datetime) -> list[dict[str, Any]]:
     """As TableHealth.pending_key_sets."""
-    found: dict[tuple[int, ...], dict[int, list[EqualityDelete]]] = {}
+    found: dict[tuple[int, ...], dict[tuple[int, int], list[EqualityDelete]]] = {}
     for one in deletes:
         alike = found.setdefault(one.equality_field_ids, {})
         alike.setdefault(_age_group(now - one.committed_at), []).append(one)
@@ -628,9 +630,11 @@ def _by_key_set(deletes: Sequence[EqualityDelete], now: datetime) -> list[dict[s
     ]
 
 
-def _age_group(age: timedelta) -> int:
-    """Which ages are told as one: from a minute on, those within half of a doubling."""
-    return max(math.floor(2 * math.log2(max(age.total_seconds(), 1.0) / 60)), -1)
+def _age_group(age: timedelta) -> tuple[int, int]:
+    """Which ages are told as one: from a minute on, those within half of a doubling, and within a limit."""
+    seconds = age.total_seconds()
+    half_doublings = math.floor(2 * math.log2(max(seconds, 1.0) / 60))
+    return bisect_right(AGE_LIMITS_SECONDS, seconds), max(half_doublings, -1)
 
 
 def _store_staged(health: TableHealth, staged: Staged, now: datetime) -> None:

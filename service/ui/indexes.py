@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 from service.auth.access import Viewer
 from service.db.database import ReadSession, utc_now
 from service.index_health.layouts import view_indexes
-from service.index_health.models import IndexedKeySet, LookupCost, PendingAge
+from service.index_health.models import AGE_LIMITS_SECONDS, IndexedKeySet, LookupCost, PendingAge
 from service.records.reports import PartitionReport, SortedRunReport
 from service.records.tables import get_table
 from service.settings import CurrentSettings
@@ -20,13 +20,12 @@ from service.ui.pages import PageRoute, render
 from service.ui.plot import Unit
 
 router = APIRouter(prefix="/tables", route_class=PageRoute)
-_AGES = (
-    (60.0, "under 1 min"),
-    (600.0, "under 10 min"),
-    (3_600.0, "under 1 h"),
-    (21_600.0, "under 6 h"),
-    (86_400.0, "under 1 day"),
-    (604_800.0, "under 7 days"),
+_AGES = tuple(
+    zip(
+        AGE_LIMITS_SECONDS,
+        ("under 1 min", "under 10 min", "under 1 h", "under 6 h", "under 1 day", "under 7 days"),
+        strict=True,
+    )
 )
 _OLDER = "older"
 _SECTIONS = 5
