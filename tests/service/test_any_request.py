@@ -235,10 +235,9 @@ SIGNED = "POST /api/v1/notification-senders/{sender_id}/commit-events"
 
 def examples_of(body: Any) -> list[Any]:
     """Of a message by its name, or of what has none, such as one or a list of them."""
-    if body.resource_name is None:
-        found: list[Any] = body.definition["schema"]["examples"]
-        return found
-    return EXAMPLES[body.resource_name]
+    named: str | None = body.resource_name
+    found: list[Any] = EXAMPLES[named] if named else body.definition["schema"]["examples"]
+    return found
 
 
 @pytest.mark.parametrize("operation", OPERATIONS.values(), ids=lambda operation: operation.label)
