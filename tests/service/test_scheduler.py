@@ -680,4 +680,4 @@ def test_time_alone_makes_no_other_decision_of_a_kind_that_the_policy_starts_nev
     kinds = [kind for kind in state.kinds if kind is not JobKind.INDEX]
     off = {kind.value: getattr(POLICY, kind.value).model_copy(update={"enabled": False}) for kind in kinds}
     found = set(deadlines(state, POLICY.model_copy(update=off)))
-    assert found == {NOW + timedelta(seconds=30), NOW + timedelta(seconds=90)}, "both of new data files"
+    assert found == {NOW + timedelta(seconds=30)}, "of new data files, which wait for no conversion"
