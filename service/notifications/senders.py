@@ -157,7 +157,11 @@ def delete_sender(session: Session, principal: Principal, sender_id: str) -> Non
     """Forget a sender: what it signs counts no more."""
     row = session.get(NotificationSender, sender_id)
     if row is None:
-        raise NotFoundError("notification-sender-not-found", f"There is no sender {sender_id!r}.")
+        raise NotFoundError(
+            "notification-sender-not-found",
+            f"There is no sender {sender_id!r}.",
+            "Look in the list of senders.",
+        )
     authorize(session, principal, Role.ADMIN, "notification_sender.delete", row.name)
     session.delete(row)
 
