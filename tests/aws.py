@@ -4,7 +4,6 @@ STS, a container's agent and an instance's metadata give them; the store refuses
 """
 
 import json
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from itertools import count
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from tests.http_server import serving
 from tests.patience import PATIENCE_SECONDS
 
 _ROLE = "/latest/meta-data/iam/security-credentials"
@@ -160,14 +160,8 @@ def aws() -> Iterator[Aws]:
     http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     http.daemon_threads = True
     server = Aws(http.server_address[1])
-    thread = threading.Thread(target=http.serve_forever, args=(0.02,))
-    thread.start()
-    try:
+    with serving(http):
         yield server
-    finally:
-        http.shutdown()
-        thread.join()
-        http.server_close()
 
 
 @contextmanager
@@ -243,14 +237,8 @@ def _refusing(port: int, refusal: Callable[[str, str, Mapping[str, str]], bytes 
         setattr(Handler, f"do_{method}", Handler._pass_on)
     http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     http.daemon_threads = True
-    thread = threading.Thread(target=http.serve_forever, args=(0.02,))
-    thread.start()
-    try:
-        yield http.server_address[1]
-    finally:
-        http.shutdown()
-        thread.join()
-        http.server_close()
+    with serving(http) as served:
+        yield served
 
 
 ROLE = "arn:aws:iam::123456789012:role"

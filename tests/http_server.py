@@ -53,6 +53,19 @@ class HttpServer:
 
 
 @contextmanager
+def serving(http: ThreadingHTTPServer) -> Iterator[int]:
+    """The port of a server that answers in threads of its own meanwhile."""
+    thread = threading.Thread(target=http.serve_forever, args=(0.02,))
+    thread.start()
+    try:
+        yield http.server_address[1]
+    finally:
+        http.shutdown()
+        thread.join()
+        http.server_close()
+
+
+@contextmanager
 def answering(answers: Answers, tls: ssl.SSLContext | None = None) -> Iterator[HttpServer]:
     """Serves `answers`, which may be changed meanwhile."""
 
@@ -100,14 +113,8 @@ def answering(answers: Answers, tls: ssl.SSLContext | None = None) -> Iterator[H
     if tls is not None:
         http.socket = tls.wrap_socket(http.socket, server_side=True)
     server = HttpServer(http.server_address[1], "https" if tls else "http", answers)
-    thread = threading.Thread(target=http.serve_forever, args=(0.02,))
-    thread.start()
-    try:
+    with serving(http):
         yield server
-    finally:
-        http.shutdown()
-        thread.join()
-        http.server_close()
 
 
 def rest_catalog(metadata: Mapping[str, Any] | None = None, **table: Any) -> Answers:

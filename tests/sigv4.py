@@ -5,7 +5,6 @@ A proxy before a catalog on loopback hands on what is rightly signed and refuses
 
 import hmac
 import json
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import quote, unquote, urlsplit
 
+from tests.http_server import serving
 from tests.patience import PATIENCE_SECONDS
 
 _TOLERANCE = timedelta(minutes=5)
@@ -180,11 +180,5 @@ def signed_only(url: str, signatures: Signatures) -> Iterator[str]:
         setattr(Handler, f"do_{method}", Handler._pass_on)
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with serving(server) as port:
+        yield f"http://127.0.0.1:{port}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,6 +11,7 @@ from uuid import uuid4
 
 import httpx
 
+from tests.http_server import serving
 from tests.patience import PATIENCE_SECONDS
 from tests.s3 import S3
 
@@ -62,15 +62,8 @@ def limited(uri: str, judge: Judge, amend: Amend = lambda _, __, answer: answer)
     for method in ("GET", "HEAD", "POST", "DELETE"):
         setattr(Handler, f"do_{method}", Handler._pass_on)
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-    with httpx.Client(base_url=uri, timeout=PATIENCE_SECONDS) as client:
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_address[1]}"
-        finally:
-            server.shutdown()
-            thread.join()
-            server.server_close()
+    with httpx.Client(base_url=uri, timeout=PATIENCE_SECONDS) as client, serving(server) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 def without_version_3(method: str, path: str, body: Body) -> Body:
