@@ -12,6 +12,7 @@ from typing import Any
 
 from service.jobs.models import AttemptView, EventView, JobView
 from service.records.jobs import AttemptStatus, JobStatus
+from service.ui import formats
 from service.ui.formats import count, duration, plural, seconds_between, size
 
 _STAGE_WORDS = {
@@ -314,7 +315,10 @@ def key_set_table(job: JobView) -> KeySetTable | None:
     return KeySetTable(
         [label for label, _, _ in columns],
         [
-            (", ".join(keys.get("columns") or []), [write(keys.get(field)) for _, field, write in columns])
+            (
+                formats.columns(keys.get("columns") or []),
+                [write(keys.get(field)) for _, field, write in columns],
+            )
             for keys in result["key_sets"]
         ],
     )
@@ -363,7 +367,7 @@ def duplicates_of(job: JobView) -> list[Duplicates]:
     """Of each key set that has any."""
     return [
         Duplicates(
-            ", ".join(keys.get("columns") or []),
+            formats.columns(keys.get("columns") or []),
             str(keys["report"]),
             max(int(keys.get("duplicate_keys") or 0) - len(keys.get("duplicates") or []), 0),
             [_duplicate(one) for one in keys.get("duplicates") or []],

@@ -323,6 +323,19 @@ def test_each_attempt_is_drawn_with_what_it_waited_for(service: Running, table: 
     assert (drawn.from_seconds, drawn.end_seconds) == (3600 - 2 * 110, 3710)
 
 
+def test_a_key_of_many_long_columns_is_named_by_the_first_of_them_on_its_jobs(
+    service: Running, admin: Person, table: str, worker: str
+) -> None:
+    wide = {"columns": ["c" * 10_000] * 1000}
+    for kind, result in (("convert", convert_result()), ("index", index_result())):
+        job = request_job(service, table, kind)
+        result["key_sets"] = [one | wide for one in result["key_sets"]]
+        service.finish(claim(service, worker, job), result=result).raise_for_status()
+        shown = admin.open(f"/jobs/{job}")
+        assert "c… and 992 more" in shown.text
+        assert len(shown.html) < 100_000
+
+
 def test_a_long_log_shows_its_end_and_hides_no_stage(
     service: Running, admin: Person, table: str, worker: str
 ) -> None:
