@@ -88,6 +88,14 @@ def stages_of(job: JobView, events: Sequence[EventView], now: datetime) -> list[
     return _stages_of(job, job.attempts[-1], events, now) if job.attempts else []
 
 
+def earlier_stages_of(job: JobView, events: Sequence[EventView], now: datetime) -> dict[int, list[Stage]]:
+    """Those of the attempts before the latest one that are drawn, by the number of the attempt.
+
+    events: as of `stages_of`.
+    """
+    return {one.attempt: _stages_of(job, one, events, now) for one in job.attempts[-_ATTEMPTS:-1]}
+
+
 def _stages_of(job: JobView, attempt: AttemptView, events: Sequence[EventView], now: datetime) -> list[Stage]:
     is_last = attempt.attempt == job.attempts[-1].attempt
     reported: Sequence[Mapping[str, Any]] = [stage.model_dump() for stage in attempt.stages]

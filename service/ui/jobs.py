@@ -21,6 +21,7 @@ from service.ui.forms import Typed
 from service.ui.job_story import (
     differences_of,
     duplicates_of,
+    earlier_stages_of,
     figures_of,
     key_set_table,
     stages_of,
@@ -136,6 +137,7 @@ def show_job(
         level=level,
         search=search,
         stages=stages_of(job, progress, now),
+        earlier_stages=earlier_stages_of(job, progress, now),
         figures=figures_of(job),
         key_set_table=key_set_table(job),
         differences=differences_of(job),

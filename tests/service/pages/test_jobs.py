@@ -323,6 +323,29 @@ def test_each_attempt_is_drawn_with_what_it_waited_for(service: Running, table: 
     assert (drawn.from_seconds, drawn.end_seconds) == (3600 - 2 * 110, 3710)
 
 
+def test_stages_of_earlier_attempts_stand_with_these_in_words(
+    service: Running, admin: Person, table: str, worker: str
+) -> None:
+    job = request_job(service, table)
+    first = claim(service, worker, job)
+    service.admin.post(
+        f"/jobs/{job}/attempts/1/heartbeat", json={"progress": {"stage": "scan"}}
+    ).raise_for_status()
+    assert "Stages" not in admin.open(f"/jobs/{job}").html.partition('id="attempts"')[2]
+    tried = [{"name": "plan", "seconds": 1.5}, {"name": "lookup", "seconds": 4, "tasks_on_spark": 8}]
+    service.finish(first, status="failed", error=FAILED | {"retryable": True}, stages=tried)
+    with service.database.write() as session:
+        session.get_one(Job, job).available_at = utc_now()
+    done = [{"name": "plan", "seconds": 0.5}]
+    service.finish(claim(service, worker, job), result=convert_result() | {"stages": done}, stages=done)
+    told = words(admin.open(f"/jobs/{job}")).partition("Worker Status")[2]
+    latest, _, earlier = told.partition("as above")
+    assert "in the queue" in latest
+    assert "Plan" not in told.partition("2 stages")[0], "the list of stages has those of the latest attempt"
+    assert "2 stages Plan: pin the snapshot, list files and deletes 1.5 s" in earlier
+    assert "Look keys up in the index 4.0 s 8 tasks on Spark" in earlier
+
+
 def test_a_key_of_many_long_columns_is_named_by_the_first_of_them_on_its_jobs(
     service: Running, admin: Person, table: str, worker: str
 ) -> None:
