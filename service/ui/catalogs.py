@@ -11,6 +11,7 @@ from service.auth.models import Principal
 from service.catalogs import service as catalogs
 from service.catalogs.endpoints import OpenCatalogs
 from service.catalogs.models import CatalogCheck, CatalogPatch, CatalogRequest, CatalogView
+from service.catalogs.secrets import mask_secrets
 from service.catalogs.threads import waits_for_catalog
 from service.db.database import CurrentDatabase, ReadSession
 from service.discovery import patterns
@@ -134,9 +135,17 @@ def show_new_catalog(
 @router.post("/new")
 @waits_for_catalog(lambda given: str(given["typed"]["name"]))
 def create_catalog(
-    request: Request, database: CurrentDatabase, settings: CurrentSettings, sender: Admin, typed: Typed
+    request: Request,
+    database: CurrentDatabase,
+    settings: CurrentSettings,
+    sender: Admin,
+    typed: Typed,
+    kind: Annotated[CatalogType, Query(alias="type")] = CatalogType.SQL,
 ) -> Response:
-    """Register a catalog, or try how it answers (`try`): then the form comes back with what was found."""
+    """Register a catalog; or try how it answers (`try`), or have the form for another type (`type`): then
+    it comes back with what was found, or with what both types have."""
+    if typed["what"] == "type":
+        return _catalog_form(request, sender, _as_type(typed, kind))
     try:
         body = typed.read(CatalogRequest, _said(typed) | {"type": typed["type"]})
         if typed["what"] == "try":
@@ -294,6 +303,25 @@ def _filled(catalog: CatalogView) -> Form:
         max_running_jobs="" if catalog.max_running_jobs is None else str(catalog.max_running_jobs),
         version=str(catalog.version),
     )
+
+
+def _as_type(typed: Form, kind: CatalogType) -> Form:
+    """What was typed, as far as a type asks for it, too; but for secrets in clear."""
+    asked = {one.name for one in _ASKED[kind]}
+    properties = {
+        _PROPERTY + name: text
+        for name, text in typed.fields(_PROPERTY)
+        if name in asked and _is_open(name, text)
+    }
+    lines = [line for line in typed.lines("properties") if _is_open(*line.partition("=")[::2])]
+    kept = {name: typed[name] for name in ("name", "index_warehouse", "max_running_jobs")}
+    return Form.of(type=kind.value, properties="\n".join(lines), **kept, **properties)
+
+
+def _is_open(name: str, value: str) -> bool:
+    """Whether a property is no secret in clear."""
+    said = {name.strip(): value.strip()}
+    return mask_secrets(said) == said
 
 
 def _said(typed: Form) -> dict[str, Any]:
