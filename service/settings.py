@@ -133,9 +133,9 @@ class Settings(BaseSettings):
     fine_history_days: float = Field(default=2, gt=0)
     """How long every health sample of a table is kept."""
     history_days: float = Field(default=30, gt=0)
-    """How long the first sample of each hour is kept, and the progress of jobs."""
+    """How long the last sample of each hour is kept, and the progress of jobs."""
     daily_history_days: float = Field(default=730, gt=0)
-    """How long the first sample of each day is kept."""
+    """How long the last sample of each day is kept."""
     job_history_days: float = Field(default=90, ge=2)
     """How long ended jobs are kept, with their attempts and events, and the events of tables."""
     audit_history_days: float = Field(default=400, gt=0)

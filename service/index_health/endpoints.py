@@ -40,7 +40,7 @@ def list_history(
     until: Until = None,
     resolution: Annotated[
         Resolution,
-        Query(description="`hour` and `day` give the first sample of each, by UTC."),
+        Query(description="`hour` and `day` give the last sample of each, by UTC."),
     ] = Resolution.ALL,
 ) -> Page[HealthSampleView]:
     """List samples of the health, newest first."""

@@ -597,6 +597,11 @@ def store_status(
 
 _AGES = ("lag_seconds", "staged_age_seconds")
 """Of a sample: what grows by itself while nothing changes."""
+_OF_TIME = {
+    *("id", "at", "resolution", "hour_most_deletes", "hour_longest_lag_seconds"),
+    *("day_most_deletes", "day_longest_lag_seconds"),
+}
+"""Of a sample: what follows from when it was taken, and from those before it."""
 
 
 def record_sample(
@@ -607,22 +612,21 @@ def record_sample(
     last = _last_sample(session, table.id)
     of_shape = {"data_files", "rows", "vectors", "positions", "data_bytes", "delete_bytes"}
     shape: dict[str, Any] = health.reader_shapes.get("now", {})
-    alike = {"id", "at", "resolution", "unconvertible", "key_sets", *of_shape}
+    alike = {*_OF_TIME, "unconvertible", "key_sets", *of_shape}
     sample = HealthSample(
         at=now,
-        resolution=_resolution(last.at if last is not None else None, now),
         unconvertible=len(view.unconvertible),
         key_sets=[one.model_dump(include=set(KeySetSample.model_fields)) for one in view.key_sets],
         **view.model_dump(include=HealthSample.model_fields.keys() - alike),
         **{name: shape[name] for name in of_shape & shape.keys()},
     )
-    ignored = {"id", "at", "resolution", *_AGES}
+    ignored = {*_OF_TIME, *_AGES}
     if (
         last is None
         or last.model_dump(exclude=ignored) != sample.model_dump(exclude=ignored)
         or now - last.at >= timedelta(seconds=SAMPLE_SECONDS)
     ):
-        session.add(sample)
+        append_sample(session, last, sample)
     count_pending(session, health, view.pending_equality_deletes, now)
 
 
@@ -643,9 +647,8 @@ def keep_last_look(session: Session, health: TableHealth) -> None:
             "id": None,
             "at": health.measured_at,
             **{name: age + since.total_seconds() for name, age in ages.items()},
-            "resolution": _resolution(last.at, health.measured_at),
         }
-        session.add(HealthSample(**last.model_dump() | grown))
+        append_sample(session, last, HealthSample(**last.model_dump() | grown))
         session.flush()
 
 
@@ -658,11 +661,26 @@ def _last_sample(session: Session, table_id: str) -> HealthSample | None:
     ).first()
 
 
-def _resolution(last: datetime | None, now: datetime) -> Resolution:
-    """What a sample of now is the first of, after one of `last`; both in UTC."""
-    if last is None or last.date() != now.date():
-        return Resolution.DAY
-    return Resolution.ALL if last.hour == now.hour else Resolution.HOUR
+def append_sample(session: Session, last: HealthSample | None, sample: HealthSample) -> None:
+    """Add the latest sample of a table; last: the one before it. Both are of UTC.
+
+    The last of an hour or a day stays longer than others, since its figures hold until the next one, and has
+    the most of these.
+    """
+    is_of_day = last is not None and last.at.date() == sample.at.date()
+    is_of_hour = is_of_day and last is not None and last.at.hour == sample.at.hour
+    deletes, lag = sample.pending_equality_deletes, sample.lag_seconds
+    sample.resolution = Resolution.DAY
+    sample.hour_most_deletes = sample.day_most_deletes = deletes
+    sample.hour_longest_lag_seconds = sample.day_longest_lag_seconds = lag
+    if last is not None and is_of_hour:
+        sample.hour_most_deletes = max(deletes, last.hour_most_deletes)
+        sample.hour_longest_lag_seconds = max(lag, last.hour_longest_lag_seconds)
+    if last is not None and is_of_day:
+        sample.day_most_deletes = max(deletes, last.day_most_deletes)
+        sample.day_longest_lag_seconds = max(lag, last.day_longest_lag_seconds)
+        last.resolution = Resolution.ALL if is_of_hour else Resolution.HOUR
+    session.add(sample)
 
 
 def at_least(resolution: Resolution) -> list[str]:
@@ -679,7 +697,7 @@ def list_history(
     since: datetime | None = None,
     until: datetime | None = None,
 ) -> Page[HealthSampleView]:
-    """Samples from `since` until before `until`: all that are kept, or the first of each hour or day."""
+    """Samples from `since` until before `until`: all that are kept, or the last of each hour or day."""
     query = select(HealthSample).where(HealthSample.table_id == table_id)
     if resolution is not Resolution.ALL:
         query = query.where(col(HealthSample.resolution).in_(at_least(resolution)))

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 
 import sqlalchemy as sa
 from sqlmodel import Session, col, func, select
@@ -16,12 +17,13 @@ _INTERVALS = (60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200, 
 _MOST = 100
 """Intervals of a strip."""
 _TOLERANCE_SECONDS = 60
-_RESOLUTIONS = (
-    (timedelta(days=2), Resolution.ALL),
-    (timedelta(days=31), Resolution.HOUR),
-    (timedelta.max, Resolution.DAY),
-)
-"""Which samples are read for a span: not so many that a page of tables takes long."""
+_MOST_OF_ALL = timedelta(days=2)
+_MOST_OF_HOURS = timedelta(days=31)
+"""The longest spans for which all samples are read, or those of hours: not so many that it takes long."""
+_SLACK = timedelta(hours=1)
+"""Somebody asks for just as long as samples are kept, and history is forgotten a bit later."""
+_SECONDS = {Resolution.ALL: 0, Resolution.HOUR: 3600, Resolution.DAY: 86_400}
+"""What a sample that stays has the most of: no shorter interval knows its own."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,8 @@ class Intervals:
     since: datetime
     seconds: int
     number: int
+    resolution: Resolution
+    """Which samples tell of them."""
 
     @property
     def until(self) -> datetime:
@@ -41,12 +45,24 @@ class Intervals:
         return (self.since + timedelta(seconds=self.seconds * step) for step in range(1, self.number + 1))
 
 
-def divide(since: datetime, until: datetime) -> Intervals:
-    """`until` is later than `since`."""
-    span = (until - since).total_seconds()
-    seconds = next((each for each in _INTERVALS if span <= each * _MOST), _INTERVALS[-1])
+def divide(
+    since: datetime, until: datetime, now: datetime, *, fine_days: float, hourly_days: float
+) -> Intervals:
+    """Into intervals so long that each knows the most of all samples in it, whether these are kept or not.
+
+    `until` is later than `since`. fine_days, hourly_days: all samples, and those of hours, are kept so long.
+    """
+    span, age = until - since, now - since - _SLACK
+    if span <= _MOST_OF_ALL and age <= timedelta(days=fine_days):
+        resolution = Resolution.ALL
+    elif span <= _MOST_OF_HOURS and age <= timedelta(days=hourly_days):
+        resolution = Resolution.HOUR
+    else:
+        resolution = Resolution.DAY
+    least = max(_SECONDS[resolution], span.total_seconds() / _MOST)
+    seconds = next((each for each in _INTERVALS if each >= least), _INTERVALS[-1])
     first, last = int(since.timestamp() // seconds), int(-(-until.timestamp() // seconds))
-    return Intervals(datetime.fromtimestamp(first * seconds, UTC), seconds, last - first)
+    return Intervals(datetime.fromtimestamp(first * seconds, UTC), seconds, last - first, resolution)
 
 
 @dataclass
@@ -71,45 +87,40 @@ class _Held:
         grown = (moment - self.at).total_seconds() if self.grows else 0.0
         return self.lag + grown if self.pending else 0.0
 
-    def is_pending_until(self, later: "_Held") -> bool:
-        """Whether what was pending still is, as its age says."""
-        return later.lag >= self.lag_at(later.at) - _TOLERANCE_SECONDS
-
 
 def strips(
-    session: Session, table_ids: Sequence[str], intervals: Intervals, now: datetime, fine_days: float
+    session: Session, table_ids: Sequence[str], intervals: Intervals, now: datetime
 ) -> dict[str, Strip]:
-    """By the table's id, in few statements however many samples there are.
-
-    fine_days: for so long all samples are kept.
-    """
+    """By the table's id, in few statements however many samples there are."""
     held = _held_before(session, table_ids, intervals.since)
-    resolution = next(each for most, each in _RESOLUTIONS if intervals.until - intervals.since <= most)
-    found = _most_within(session, table_ids, intervals, resolution)
-    has_all = resolution is Resolution.ALL and now - intervals.since <= timedelta(days=fine_days)
+    found = _most_within(session, table_ids, intervals)
     return {
-        table_id: _strip(held.get(table_id), found.get(table_id, {}), intervals, now, has_all)
+        table_id: _strip(held.get(table_id), found.get(table_id, {}), intervals, now)
         for table_id in table_ids
     }
 
 
 def _strip(
-    held: _Held | None,
-    found: dict[int, tuple[int, float, _Held]],
-    intervals: Intervals,
-    now: datetime,
-    has_all: bool,
+    held: _Held | None, found: dict[int, tuple[int, float, _Held]], intervals: Intervals, now: datetime
 ) -> Strip:
-    """has_all: nothing changed between two samples; else lag grows only where the next one tells so."""
+    following = dict(pairwise([-1, *sorted(found)]))
+
+    def judge(held: _Held, after: int) -> _Held:
+        """Whether what was pending still was when the next interval with samples began, as these tell; where
+        all samples are read, nothing changed between two of them."""
+        later = following.get(after)
+        if intervals.resolution is Resolution.ALL:
+            grows = True
+        elif later is None:
+            grows = now <= intervals.until
+        else:
+            began = intervals.since + timedelta(seconds=intervals.seconds * later)
+            grows = found[later][1] >= held.lag_at(began) - _TOLERANCE_SECONDS
+        return replace(held, grows=grows)
+
     strip = Strip([], [])
-    following = sorted(found)
+    held = held and judge(held, -1)
     for number, end in enumerate(intervals):
-        while following and following[0] < number:
-            del following[0]
-        if held is not None and not has_all:
-            later = found[following[0]][2] if following else None
-            if later is None or not held.is_pending_until(later):
-                held = replace(held, grows=False)
         began = end - timedelta(seconds=intervals.seconds)
         pending: int | None = None
         lag: float | None = None
@@ -117,10 +128,11 @@ def _strip(
             if held is not None:
                 pending, lag = held.pending, held.lag_at(max(began, held.at))
             if number in found:
-                most, longest, held = found[number]
+                most, longest, last = found[number]
+                held = judge(last, number)
                 pending, lag = max(pending or 0, most), max(lag or 0.0, longest)
-            elif held is not None:
-                lag = held.lag_at(min(end, now))
+            if held is not None:
+                lag = max(lag or 0.0, held.lag_at(min(end, now)))
         strip.pending_equality_deletes.append(pending)
         strip.lag_seconds.append(None if lag is None else round(lag, 1))
     return strip
@@ -156,18 +168,23 @@ def _held_before(session: Session, table_ids: Sequence[str], since: datetime) ->
 
 
 def _most_within(
-    session: Session, table_ids: Sequence[str], intervals: Intervals, resolution: Resolution
+    session: Session, table_ids: Sequence[str], intervals: Intervals
 ) -> dict[str, dict[int, tuple[int, float, _Held]]]:
     """By table and number of the interval: most deletes, longest lag, and the last sample in it."""
     # Both databases cut off: one of them would round by itself.
     second = sa.cast(func.floor(sa.extract("epoch", col(HealthSample.at))), sa.BigInteger)
     number = ((second - int(intervals.since.timestamp())) // intervals.seconds).label("number")
+    most, longest = {
+        Resolution.ALL: (HealthSample.pending_equality_deletes, HealthSample.lag_seconds),
+        Resolution.HOUR: (HealthSample.hour_most_deletes, HealthSample.hour_longest_lag_seconds),
+        Resolution.DAY: (HealthSample.day_most_deletes, HealthSample.day_longest_lag_seconds),
+    }[intervals.resolution]
     alike = (
         sa.select(
             col(HealthSample.table_id),
             number,
-            func.max(HealthSample.pending_equality_deletes).label("most"),
-            func.max(HealthSample.lag_seconds).label("longest"),
+            func.max(most).label("most"),
+            func.max(longest).label("longest"),
             func.max(HealthSample.id).label("last"),
         )
         .where(
@@ -175,7 +192,7 @@ def _most_within(
             col(HealthSample.id) > _last_before(session, intervals.since),
             col(HealthSample.at) >= intervals.since,
             col(HealthSample.at) < intervals.until,
-            col(HealthSample.resolution).in_(at_least(resolution)),
+            col(HealthSample.resolution).in_(at_least(intervals.resolution)),
         )
         .group_by(col(HealthSample.table_id), number)
         .subquery()
@@ -192,6 +209,6 @@ def _most_within(
         ).join(alike, alike.c.last == col(HealthSample.id))
     )
     found: dict[str, dict[int, tuple[int, float, _Held]]] = {}
-    for table_id, interval, most, longest, *last in rows:
-        found.setdefault(table_id, {})[int(interval)] = (most, longest, _Held(*last))
+    for table_id, interval, deletes, lag, *last in rows:
+        found.setdefault(table_id, {})[int(interval)] = (deletes, lag, _Held(*last))
     return found

@@ -65,8 +65,10 @@ def get_timeline(
         status=status,
     )
     ids = [table.id for table in found.items]
-    intervals = divide(since, until)
-    of_tables = strips(session, ids, intervals, now, settings.fine_history_days)
+    intervals = divide(
+        since, until, now, fine_days=settings.fine_history_days, hourly_days=settings.history_days
+    )
+    of_tables = strips(session, ids, intervals, now)
     runs: dict[str, list[Run]] = {table_id: [] for table_id in ids}
     for job, attempt in attempts_within(
         # One more of each, which tells that not all are shown.

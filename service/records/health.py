@@ -40,7 +40,7 @@ GRAVITY = (
 
 
 class Resolution(StrEnum):
-    """This is how long a sample stays: the first of a day for years, the first of an hour for weeks."""
+    """This is how long a sample stays: the last of a day for years, the last of an hour for weeks."""
 
     ALL = "all"
     HOUR = "hour"
@@ -209,12 +209,17 @@ class HealthSample(SQLModel, table=True):
     table_id: str = Field(foreign_key="tables.id")
     at: datetime = Field(sa_type=UtcDateTime, index=True)
     resolution: str
-    """What it is the first of, by UTC: `day`, `hour`, or neither (`all`)."""
+    """What it is the last of, by UTC: `day`, `hour`, or neither (`all`)."""
     status: str
     iceberg_snapshot_id: int | None = Field(default=None, sa_type=BigInteger)
     pending_equality_delete_files: int
     pending_equality_deletes: int = Field(sa_type=BigInteger)
     lag_seconds: float
+    hour_most_deletes: int = Field(default=0, sa_type=BigInteger)
+    """This and what follows is the most of its hour or day up to it, also of samples that are gone sooner."""
+    hour_longest_lag_seconds: float = 0
+    day_most_deletes: int = Field(default=0, sa_type=BigInteger)
+    day_longest_lag_seconds: float = 0
     coverage: float | None
     entries: int = Field(sa_type=BigInteger)
     bytes: int = Field(sa_type=BigInteger)

@@ -92,7 +92,7 @@ def _audit(session: Session, settings: Settings, now: datetime) -> int:
 
 
 def _samples(session: Session, settings: Settings, now: datetime) -> int:
-    """Thinned as they grow old: all, then the first of each hour, then the first of each day."""
+    """Thinned as they grow old: all, then the last of each hour, then the last of each day."""
     fine, hourly, daily = (
         now - timedelta(days=days)
         for days in (settings.fine_history_days, settings.history_days, settings.daily_history_days)

@@ -61,7 +61,7 @@ VALUES_SHOWN = 25
 _SMALL_COLUMNS = 120
 """What small plots tell apart."""
 _DRAWN_SAMPLES = 5_000
-"""So many of a table's newest samples are drawn one by one; of older ones, the first of each hour or day."""
+"""So many of a table's newest samples are drawn one by one; of older ones, the last of each hour or day."""
 
 
 @router.get("")

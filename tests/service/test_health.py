@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from pyiceberg.types import LongType, NestedField
 
 from service.catalogs.measure import ManifestCache, Volume, measure
 from service.db.database import utc_now
-from service.index_health.service import _resolution, judge
+from service.index_health.service import judge
 from service.policies.models import EffectivePolicy
 from service.policies.service import BUILT_IN, STANDARD
 from service.quantities import sized
@@ -721,22 +721,6 @@ def test_history_gets_a_sample_only_when_something_changed(service: Running, ice
     assert [sample["pending_equality_delete_files"] for sample in history] == [1, 0]
 
 
-@pytest.mark.parametrize(
-    ("last", "expected"),
-    [
-        (None, "day"),
-        ("2026-03-01T23:59:59", "day"),
-        ("2026-03-02T09:59:59", "hour"),
-        ("2026-03-02T10:00:00", "all"),
-        ("2026-02-02T10:00:00", "day"),
-    ],
-)
-def test_the_first_sample_of_a_day_or_hour_is_known_as_such(last: str | None, expected: str) -> None:
-    now = datetime(2026, 3, 2, 10, 30, tzinfo=UTC)
-    before = None if last is None else datetime.fromisoformat(last).replace(tzinfo=UTC)
-    assert _resolution(before, now).value == expected
-
-
 def test_history_is_read_in_the_resolution_asked_for(service: Running, iceberg: IcebergCatalog) -> None:
     service.register(iceberg)
     table = service.enroll(policy="manual")
@@ -749,10 +733,10 @@ def test_history_is_read_in_the_resolution_asked_for(service: Running, iceberg: 
         return [sample["pending_equality_delete_files"] for sample in items]
 
     assert history() == history(resolution="all") == [3, 2, 1]
-    # Unless an hour began meanwhile, the first is the only one of its hour.
-    assert history(resolution="hour")[-1] == 1
+    # Unless an hour began meanwhile, the last is the only one of its hour.
+    assert history(resolution="hour")[0] == 3
     assert len(history(resolution="hour")) < 3
-    assert history(resolution="day")[-1] == 1
+    assert history(resolution="day")[0] == 3
     items = service.admin.get(f"/tables/{table['id']}/health/history").json()["items"]
     second = items[1]["at"]
     assert (history(since=second), history(until=second)) == ([3, 2], [1])

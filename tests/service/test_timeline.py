@@ -5,9 +5,10 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
-from sqlmodel import col, select
+from sqlmodel import col, delete, select
 
 from service.db.database import Database, utc_now
+from service.index_health.service import append_sample
 from service.index_health.strips import Strip, divide, strips
 from service.jobs.runs import attempts_within, latest_job_ids, latest_jobs_of_each
 from service.records.health import HealthSample
@@ -19,13 +20,14 @@ from tests.service.queue_calls import START, add_tables, add_worker, claim, fini
 
 database_kind = alike_on_both
 MINUTE = timedelta(minutes=1)
+KEPT = {"fine_days": 2.0, "hourly_days": 30.0}
 
 
 @given(seconds=st.integers(60, 100 * 86_400), begin=st.integers(0, 10**6))
 def test_intervals_cover_what_was_asked_for_and_are_few(seconds: int, begin: int) -> None:
     since = START + timedelta(seconds=begin)
     until = since + timedelta(seconds=seconds)
-    found = divide(since, until)
+    found = divide(since, until, until, **KEPT)
     assert found.since <= since < until <= found.until
     assert since - found.since < timedelta(seconds=found.seconds) > found.until - until
     assert 1 <= found.number <= 102
@@ -36,30 +38,31 @@ def test_intervals_cover_what_was_asked_for_and_are_few(seconds: int, begin: int
 def measure(database: Database, table: str, told: list[tuple[float, int, float]]) -> None:
     """told: minutes since START, equality deletes, and seconds of lag, oldest first."""
     with database.write() as session:
+        of_table = select(HealthSample).where(HealthSample.table_id == table)
+        last = session.exec(of_table.order_by(col(HealthSample.id).desc()).limit(1)).first()
         for minutes, deletes, lag in told:
-            session.add(
-                HealthSample(
-                    table_id=table,
-                    at=START + MINUTE * minutes,
-                    resolution="all",
-                    status="healthy",
-                    pending_equality_delete_files=1,
-                    pending_equality_deletes=deletes,
-                    lag_seconds=lag,
-                    coverage=1,
-                    entries=0,
-                    bytes=0,
-                    sorted_runs=0,
-                    dead_ratio=0,
-                    unconvertible=0,
-                )
+            sample = HealthSample(  # type: ignore[call-arg]
+                table_id=table,
+                at=START + MINUTE * minutes,
+                status="healthy",
+                pending_equality_delete_files=1,
+                pending_equality_deletes=deletes,
+                lag_seconds=lag,
+                coverage=1,
+                entries=0,
+                bytes=0,
+                sorted_runs=0,
+                dead_ratio=0,
+                unconvertible=0,
             )
+            append_sample(session, last, sample)
             session.flush()
+            last = sample
 
 
 def strip_of(database: Database, table: str, since: datetime, until: datetime, now: datetime) -> Strip:
     with database.read() as session:
-        return strips(session, [table], divide(since, until), now, fine_days=2)[table]
+        return strips(session, [table], divide(since, until, now, **KEPT), now)[table]
 
 
 @ON_BOTH
@@ -74,20 +77,42 @@ def test_a_strip_has_the_most_of_each_interval_and_what_held_where_nothing_was_m
     now = START + MINUTE * 7.5
     told = strip_of(database, first, START, START + MINUTE * 10, now)
     assert told.pending_equality_deletes == [7, 7, 50, 0, 0, 4, 4, 4, None, None]
-    minutes = [6600 + 60, 6600 + 120, 6600 + 120, 0, 0, 10, 10 + 120, 10 + 150]
+    minutes = [6600 + 60, 6600 + 120, 6600 + 120, 0, 0, 10 + 60, 10 + 120, 10 + 150]
     assert told.lag_seconds == [*map(float, minutes), None, None]
     early = strip_of(database, first, START - MINUTE * 110, START - MINUTE * 90, now)
     assert early.pending_equality_deletes[:10] == [None] * 10
     assert early.pending_equality_deletes[10:] == [7] * 10
 
 
-def test_long_spans_are_read_from_the_samples_that_stay_longest(database: Database) -> None:
+@ON_BOTH
+def test_an_interval_has_its_maximum_however_long_the_span_and_however_old(database: Database) -> None:
     (table,) = add_tables(database, ["a"])
-    measure(database, table, [(minute, minute, 0) for minute in range(0, 120, 5)])
+    # Three days of a stream; at 13:40 of the second one, deletes pile up for some minutes.
+    told = dict.fromkeys(range(0, 3 * 1440, 20), (10, 30.0))
+    peak = 1440 + 13 * 60 + 40
+    told |= {peak: (5000, 900), peak + 3: (3000, 1080), peak + 5: (10, 30), 3 * 1440 - 1: (0, 0)}
+    measure(database, table, [(minute, *told[minute]) for minute in sorted(told)])
+    since, until = START, START + timedelta(days=3)
+
+    def assert_shown(begin: datetime, end: datetime, now: datetime, seconds: int) -> None:
+        intervals = divide(begin, end, now, **KEPT)
+        assert intervals.seconds == seconds
+        shown = strip_of(database, table, begin, end, now)
+        at = int((START + MINUTE * peak - intervals.since).total_seconds()) // seconds
+        assert shown.pending_equality_deletes[at] == 5000
+        assert 1080 <= (shown.lag_seconds[at] or 0) < 1080 + 5 * 60
+        others = zip(shown.pending_equality_deletes, shown.lag_seconds, strict=True)
+        assert all((deletes, lag) == (10, 30) for number, (deletes, lag) in enumerate(others) if number != at)
+
+    assert_shown(since, until, until, 3600)
     with database.write() as session:
-        session.exec(select(HealthSample).order_by(col(HealthSample.id)).limit(1)).one().resolution = "day"
-    told = strip_of(database, table, START, START + timedelta(days=5), START + timedelta(days=5))
-    assert set(told.pending_equality_deletes) == {0}
+        session.exec(delete(HealthSample).where(col(HealthSample.resolution) == "all"))
+    assert_shown(since, until, until, 3600)
+    # No part of an hour knows its own, once its samples have gone.
+    assert_shown(START + MINUTE * (peak - 90), START + MINUTE * (peak + 90), until + timedelta(days=9), 3600)
+    with database.write() as session:
+        session.exec(delete(HealthSample).where(col(HealthSample.resolution) == "hour"))
+    assert_shown(since, until, until + timedelta(days=40), 86_400)
 
 
 def test_lag_does_not_grow_between_samples_that_stay_but_where_the_next_one_has_it_grown(
@@ -101,9 +126,11 @@ def test_lag_does_not_grow_between_samples_that_stay_but_where_the_next_one_has_
     measure(database, table, [(hour * when, 5, lag) for when, lag in zip(at, lags, strict=True)])
     since, until = START, START + timedelta(hours=7)
     told = strip_of(database, table, since, until, until + timedelta(days=9))
-    # At the end of each hour, before the next sample.
-    at_ends = [told.lag_seconds[at] for at in range(11, 84, 12)]
-    assert at_ends == [30, 30 + 3600, 30 + 2 * 3600, 30 + 3 * 3600, 30 + 3 * 3600, 30, 30]
+    grown = 30 + 3 * 3600
+    assert told.lag_seconds == [30, 30 + 3600, 30 + 2 * 3600, grown, grown, grown, 30]
+    # What is pending still grows on, since samples would tell of a change.
+    now = until - MINUTE
+    assert strip_of(database, table, now - timedelta(days=3), now, now).lag_seconds[-1] == 30 + 119 * 60
 
 
 @ON_BOTH
@@ -211,7 +238,8 @@ def test_the_call_shows_tables_with_most_pending_first_and_pages_through_them(
         written = {name: at.isoformat().replace("+00:00", "Z") for name, at in asked.items()}
         refused = service.admin.get("/overview/timeline", params=written)
         assert (refused.status_code, refused.json()["type"]) == (422, "/problems/validation-error"), asked
-    assert ask(since=(utc_now() - timedelta(days=30)).isoformat())["interval_seconds"] == 900
+        old = ask(since=(utc_now() - timedelta(days=29)).isoformat())
+        assert old["interval_seconds"] == 3600, "of part of an hour, no samples are kept"
 
     with Person(service) as admin:
         page = admin.open("/timeline")

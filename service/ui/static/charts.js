@@ -280,7 +280,7 @@ function tableRows(told, colour) {
     words: (cell) => {
       const [pending, lag] = [told.pending[number][cell], told.lag[number][cell]];
       if (pending === null || pending === undefined) return "nothing measured";
-      return `${UNITS.count.write(pending)} pending${pending ? `, the oldest ${duration(lag)} old` : ""}`;
+      return pending ? `at most ${UNITS.count.write(pending)} pending, the oldest at most ${duration(lag)} old` : "nothing pending";
     },
   }));
 }

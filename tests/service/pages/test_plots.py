@@ -41,29 +41,27 @@ def fleet(tmp_path: Path, migrated_sqlite: Path) -> Iterator[Running]:
 def measured(service: Running, now: datetime, samples: list[tuple[str, float, int]]) -> None:
     """samples: table, minutes ago, and equality deletes then, oldest first; a table has its last ones now."""
     ids = {table["name"]: table["id"] for table in service.admin.get("/tables").json()["items"]}
-    last: dict[str, datetime] = {}
+    last: dict[str, HealthSample] = {}
     with service.database.write() as session:
         for name, minutes, deletes in samples:
             at = now - timedelta(minutes=minutes)
-            session.add(
-                HealthSample(
-                    table_id=ids[f"db.{name}"],
-                    at=at,
-                    resolution=index_health._resolution(last.get(name), at),
-                    status="healthy",
-                    pending_equality_delete_files=1,
-                    pending_equality_deletes=deletes,
-                    lag_seconds=0,
-                    coverage=1,
-                    entries=0,
-                    bytes=0,
-                    sorted_runs=0,
-                    dead_ratio=0,
-                    unconvertible=0,
-                )
+            sample = HealthSample(  # type: ignore[call-arg]
+                table_id=ids[f"db.{name}"],
+                at=at,
+                status="healthy",
+                pending_equality_delete_files=1,
+                pending_equality_deletes=deletes,
+                lag_seconds=0,
+                coverage=1,
+                entries=0,
+                bytes=0,
+                sorted_runs=0,
+                dead_ratio=0,
+                unconvertible=0,
             )
+            index_health.append_sample(session, last.get(name), sample)
             session.flush()
-            last[name] = at
+            last[name] = sample
             health = session.get(TableHealth, ids[f"db.{name}"]) or TableHealth(table_id=ids[f"db.{name}"])
             health.pending_equality_deletes = deletes
             count_pending(session, health, deletes, at)
@@ -110,8 +108,8 @@ def test_samples_too_many_to_be_drawn_one_by_one_are_thinned_from_the_oldest_on_
         table_id = session.exec(select(HealthSample.table_id)).first()
         assert table_id is not None
         samples = table_pages._samples(session, table_id, now - timedelta(hours=20), now, 1)
-    # 12:50 was not the first of its hour; the last three are all there.
-    expected = [-40, 10, 70, 130, 140, 150]
+    # 12:10 was not the last of its hour; the last three are all there.
+    expected = [-40, 50, 70, 130, 140, 150]
     assert [(sample.at.astimezone(UTC) - noon).total_seconds() / 60 for sample in samples] == expected
 
 
