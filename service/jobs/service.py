@@ -185,11 +185,12 @@ class _Chosen:
 
 
 def _count_by_status(session: Session, chosen: _Chosen, *, most: int) -> dict[JobStatus, Total]:
-    """Looks at `most` jobs of each status; if a time is asked for at as many in all, the newest ones."""
-    if not chosen.times:
+    """Looks at `most` jobs of each status; if their index doesn't tell what is asked for, at as many in all, the
+    newest ones: with these the list begins."""
+    if not chosen.times and not chosen.rest:
         every = select(Job).where(*chosen.of_table, *chosen.of_catalog)
         return {
-            status: count_rows(session, every.where(Job.status == status.value), *chosen.rest, most=most)
+            status: count_rows(session, every.where(Job.status == status.value), most=most)
             for status in JobStatus
         }
     # No index has status and time: to look for the hour's succeeded ones would be to look at all that have.

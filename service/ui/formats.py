@@ -153,8 +153,10 @@ def short_count(value: float) -> str:
 
 
 def at_least(counted: Total | int | None) -> str:
-    """How many there are, as far as that was counted."""
+    """How many there are, as far as that was counted; empty if that tells nothing."""
     if isinstance(counted, Total):
+        if counted.is_least and not counted.number:
+            return ""
         return count(counted.number) + ("+" if counted.is_least else "")
     return count(counted)
 

@@ -359,6 +359,20 @@ def test_a_key_of_many_long_columns_is_named_by_the_first_of_them_on_its_jobs(
         assert len(shown.html) < 100_000
 
 
+def test_no_number_is_told_of_jobs_that_were_not_counted(
+    service: Running, admin: Person, table: str, worker: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service.finish(claim(service, worker, request_job(service, table, "index")), result=index_result())
+    job = request_job(service, table)
+    claim(service, worker, job)
+    monkeypatch.setattr("service.jobs.service._COUNTED", 0)
+    shown = admin.open(f"/jobs?table_id={table}&kind=convert")
+    totals = shown.html.partition('id="totals"')[2].partition("</nav>")[0]
+    assert re.findall(r"<strong>([^<]*)</strong>", totals)[0] == "1+", "all of them"
+    assert "0+" not in totals
+    assert "failed" in totals, "there may be some, which can be asked for"
+
+
 def test_a_long_log_shows_its_end_and_hides_no_stage(
     service: Running, admin: Person, table: str, worker: str
 ) -> None:
