@@ -185,8 +185,8 @@ class _Chosen:
 
 
 def _count_by_status(session: Session, chosen: _Chosen, *, most: int) -> dict[JobStatus, Total]:
-    """Looks at `most` jobs of each status; if their index doesn't tell what is asked for, at as many in all, the
-    newest ones: with these the list begins."""
+    """Looks at `most` jobs of each status; if their index doesn't tell what is asked for, at as many in all:
+    the newest ones, with which the list begins."""
     if not chosen.times and not chosen.rest:
         every = select(Job).where(*chosen.of_table, *chosen.of_catalog)
         return {
