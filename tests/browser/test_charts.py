@@ -322,6 +322,22 @@ def test_the_x_ray_draws_runs_as_large_and_as_dead_as_they_are(
     expect(signed_in.locator("#xray [aria-live]").first).to_contain_text("2,000,000 entries, 0% of them dead")
 
 
+_LOOKS = """(element, more) => new Promise((told) => {
+    // How often styles are asked for while the story is drawn with more items in each row.
+    const story = JSON.parse(element.dataset.story);
+    for (const row of story.rows) row.push(...Array(more).fill(row.at(-1)));
+    element.dataset.story = JSON.stringify(story);
+    const ask = window.getComputedStyle;
+    let looks = 0;
+    window.getComputedStyle = (...about) => { looks += 1; return ask(...about); };
+    CHARTS.get(element).update();
+    requestAnimationFrame(() => {
+        window.getComputedStyle = ask;
+        told(looks);
+    });
+})"""
+
+
 def test_a_job_draws_its_attempts_stages_and_moments_and_says_them_by_keyboard(
     signed_in: Page, service: RunningService, table: str
 ) -> None:
@@ -373,3 +389,4 @@ def test_a_job_draws_its_attempts_stages_and_moments_and_says_them_by_keyboard(
     assert box is not None
     signed_in.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 24 * (rows.index("Attempts") + 0.5))
     expect(readout).to_contain_text("Attempt 1 on worker-7: succeeded")
+    assert story.evaluate(_LOOKS, 100) == story.evaluate(_LOOKS, 0), "each ink is looked up once"

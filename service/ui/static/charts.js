@@ -23,6 +23,16 @@ function ink(name, alpha = 1) {
   return alpha === 1 ? colour : colour.replace(/^rgb\((.*)\)$/, (_, parts) => `rgb(${parts} / ${alpha})`.replaceAll(",", ""));
 }
 
+// Those of one drawing, each looked up once: a look makes the browser compute styles anew.
+function inksOfNow() {
+  const known = new Map();
+  return (name, alpha = 1) => {
+    const key = `${name} ${alpha}`;
+    if (!known.has(key)) known.set(key, ink(name, alpha));
+    return known.get(key);
+  };
+}
+
 function shortNumber(value) {
   for (const [limit, unit] of [[1e9, "G"], [1e6, "M"], [1e3, "k"]]) {
     if (value >= limit) return `${+(value / limit).toPrecision(3)}\u00a0${unit}`;
@@ -448,7 +458,7 @@ function strips(element) {
     draw(drawn, placeOf) {
       const { ctx } = drawn;
       const scale = devicePixelRatio;
-      const inks = Object.fromEntries([...Object.values(RUN_INKS), "muted"].map((name) => [name, ink(name)]));
+      const inkOf = inksOfNow();
       const heats = new Map();
       kind.rows.forEach((each, number) => {
         const [top, height] = placeOf(number);
@@ -464,7 +474,7 @@ function strips(element) {
         for (const run of each.runs) {
           const left = drawn.valToPos(run.start, "x", true);
           const wide = Math.max(drawn.valToPos(run.end, "x", true) - left, 3 * scale);
-          ctx.fillStyle = inks[RUN_INKS[run.status] ?? "muted"];
+          ctx.fillStyle = inkOf(RUN_INKS[run.status] ?? "muted");
           if (hasCells) ctx.fillRect(left, top + height - 7 * scale, wide, 5 * scale);
           else ctx.fillRect(left, top + 4 * scale, wide, height - 8 * scale);
         }
@@ -530,6 +540,7 @@ function bars(element) {
     draw(drawn, placeOf) {
       const { ctx } = drawn;
       const scale = devicePixelRatio;
+      const inkOf = inksOfNow();
       kind.rows.forEach((row, number) => {
         const [top, height] = placeOf(number);
         const high = (height - 8 * scale) / row.bars.length;
@@ -540,7 +551,7 @@ function bars(element) {
               const left = drawn.valToPos(from, "x", true);
               // What is there is seen, however little it is.
               const wide = Math.max(drawn.valToPos(from + value, "x", true) - left, 2 * scale);
-              ctx.fillStyle = name.endsWith("-faint") ? ink(name.slice(0, -6), 0.45) : ink(name);
+              ctx.fillStyle = name.endsWith("-faint") ? inkOf(name.slice(0, -6), 0.45) : inkOf(name);
               ctx.fillRect(left, top + 4 * scale + bar * high, wide, high - (row.bars.length > 1 ? scale : 0));
             }
             from += value;
@@ -593,12 +604,13 @@ function story(element) {
     draw(drawn, placeOf) {
       const { ctx } = drawn;
       const scale = devicePixelRatio;
+      const inkOf = inksOfNow();
       kind.rows.forEach((row, number) => {
         const [top, height] = placeOf(number);
         for (const { start, end, colour } of row.items) {
           const left = drawn.valToPos(start, "x", true);
           const wide = Math.max(drawn.valToPos(end, "x", true) - left, 3 * scale);
-          ctx.fillStyle = ink(colour);
+          ctx.fillStyle = inkOf(colour);
           ctx.fillRect(start === end ? left - 1.5 * scale : left, top + 4 * scale, wide, height - 8 * scale);
         }
       });
