@@ -389,4 +389,5 @@ def test_a_job_draws_its_attempts_stages_and_moments_and_says_them_by_keyboard(
     assert box is not None
     signed_in.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 24 * (rows.index("Attempts") + 0.5))
     expect(readout).to_contain_text("Attempt 1 on worker-7: succeeded")
-    assert story.evaluate(_LOOKS, 100) == story.evaluate(_LOOKS, 0), "each ink is looked up once"
+    looks = story.evaluate(_LOOKS, 0)
+    assert story.evaluate(_LOOKS, 100) == looks > 0, "each ink is looked up once"
