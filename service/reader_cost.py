@@ -20,6 +20,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 MODEL = Path(__file__).with_name("reader_cost.json")
 TARGET_FILE_BYTES = 512 * 1024 * 1024
 """Of a table that does not say how large its data files should be, as Iceberg has it."""
+SMALL_SHARE = 0.75
+"""Of that size: data files below it are small, as Iceberg's planner has it."""
 
 
 class Reader(StrEnum):

@@ -14,7 +14,7 @@ from service.policies.schedules import Window, is_open, last_fire, next_opening
 from service.quantities import counted, sized
 from service.reader_cost import Shape
 from service.records.jobs import JobKind
-from service.scheduling.worth import Readers, Weighing
+from service.scheduling.worth import FIRST_SECONDS, Readers, Weighing
 from staging.history import KEPT
 
 SCHEDULED = (
@@ -69,6 +69,8 @@ class LastJob:
     """The head that it saw, if it succeeded."""
     has_succeeded: bool = True
     """Whether any did: what a report counts is known only then."""
+    has_counted: bool = False
+    """Whether any did under the present policy: then it counted what that has rewritten."""
     committed_at: datetime | None = None
     """When the latest ended that did something; None if none of those that are known did."""
     seconds: float | None = None
@@ -144,6 +146,8 @@ class TableState:
     """Kinds with a running job."""
     grown_files: int = 0
     """Data files and vectors more than at the first look after the last report."""
+    new_small_files: int = 0
+    """Data files since then if they are small on average; nobody has counted which partitions have enough."""
     has_sort_order: bool | None = None
     """None before the first look."""
     spent_of: dict[JobKind, SpentBudget] = field(default_factory=dict)
@@ -161,18 +165,25 @@ class TableState:
 
 def weighing(state: TableState, policy: EffectivePolicy) -> Weighing | None:
     """What readers pay and jobs cost; None unless the policy goes by that."""
-    if policy.convert.when != "worthwhile" or state.shape is None or state.fresh is None:
+    return _weigh(state, policy) if policy.convert.when == "worthwhile" else None
+
+
+def _weigh(state: TableState, policy: EffectivePolicy) -> Weighing | None:
+    """None before the first look."""
+    if state.shape is None or state.fresh is None:
         return None
     convert, rewrite = (state.last.get(kind) for kind in (JobKind.CONVERT, JobKind.REWRITE_DATA_FILES))
     # What can't be converted no job takes from readers.
     pending = state.convertible
     shape = replace(state.shape, equality_delete_files=pending.files, equality_deletes=pending.rows)
-    # Before the first rewriting, reports may not have counted what one would take.
+    # Before a policy had files rewritten, reports did not count what that would take.
     counted_files = state.small_data_files + state.deleted_data_files + state.grown_files
+    counting = (state.last.get(kind) for kind in (JobKind.INDEX, JobKind.CONVERT))
+    is_counted = any(last is not None and last.has_counted for last in counting)
     readers = Readers(
         shape,
         state.fresh,
-        counted_files if rewrite is not None and rewrite.has_succeeded else None,
+        counted_files if is_counted or (rewrite is not None and rewrite.has_succeeded) else None,
         max(state.shape.equality_delete_files - pending.files, 0),
         state.oldest_convertible_at,
         (rewrite.committed_at if rewrite is not None else None) or state.enrolled_at,
@@ -389,6 +400,43 @@ def _indexed_at(last: LastJob, state: TableState) -> datetime:
 def _decide_convert(
     state: TableState, policy: EffectivePolicy, now: datetime, weighed: Weighing | None
 ) -> Decision:
+    kind, rewriting = JobKind.CONVERT, JobKind.REWRITE_DATA_FILES
+    found = _conversion_due(state, policy, now, weighed)
+    if found.action is not Action.TRIGGER:
+        return found
+    # Beside one that runs nothing else could; one that is queued may wait for long.
+    is_done = rewriting in state.running
+    if not is_done and _may_be_left_to_rewriting(found, state, policy, now, weighed):
+        starts = decide_kind(rewriting, state, policy, now, weighed, tells_cost=False)
+        is_done = rewriting in state.active - state.later or starts.action is Action.TRIGGER
+    if not is_done:
+        return found
+    told = f"{found.sentence} Data files are rewritten, which converts what is pending first."
+    return Decision(kind, Action.WAIT, "rewriting", told)
+
+
+def _may_be_left_to_rewriting(
+    conversion: Decision, state: TableState, policy: EffectivePolicy, now: datetime, weighed: Weighing | None
+) -> bool:
+    """Whether a rewriting would convert what is pending before that is as old as the policy lets it be."""
+    oldest, seconds = state.oldest_convertible_at, _rewriting_seconds(state, policy, weighed)
+    age = (now - oldest).total_seconds() if oldest is not None else 0.0
+    return age + seconds < policy.convert.age_seconds and conversion.code != "cron"
+
+
+def _rewriting_seconds(state: TableState, policy: EffectivePolicy, weighed: Weighing | None) -> float:
+    """What one takes: by the table's history, or else estimated."""
+    last = state.last.get(JobKind.REWRITE_DATA_FILES)
+    if last is not None and last.seconds is not None:
+        return last.seconds
+    weighed = weighed or _weigh(state, policy)
+    return weighed.rewrite_seconds if weighed is not None else FIRST_SECONDS
+
+
+def _conversion_due(
+    state: TableState, policy: EffectivePolicy, now: datetime, weighed: Weighing | None
+) -> Decision:
+    """Whether pending deletes are to be converted, by this job or by a rewriting."""
     kind, pending, policy_of_kind = JobKind.CONVERT, state.convertible, policy.convert
     refusal = _refusal(kind, state, now, enabled=policy_of_kind.enabled)
     if refusal is not None:
@@ -420,12 +468,6 @@ def _decide_convert(
     found = _reached_or_due(kind, triggers[-1:], words, due)
     if found.action is Action.TRIGGER:
         return found
-    rewriting = JobKind.REWRITE_DATA_FILES
-    is_rewriting = rewriting in state.active - state.later
-    starts = decide_kind(rewriting, state, policy, now, weighed, tells_cost=False)
-    if is_rewriting or starts.action is Action.TRIGGER:
-        told = "Data files are rewritten, which converts what is pending first."
-        return Decision(kind, Action.WAIT, "rewriting", told)
     if weighed.are_deletes_too_dear:
         return Decision(kind, Action.TRIGGER, "read-cost", f"{words} pending, too dear for each read.")
     if weighed.is_conversion_worth_it(now):
@@ -493,8 +535,17 @@ def _decide_rewrite_data_files(
     state: TableState, policy: EffectivePolicy, now: datetime, weighed: Weighing | None
 ) -> Decision:
     limits, small, deleted = policy.rewrite_data_files, state.small_data_files, state.deleted_data_files
+    # With something to convert, a rewriting is not for nothing even if too few are in one partition.
+    new = state.new_small_files if state.convertible.files else 0
+    words = counted(small + new, "small data file")
     triggers = (
-        _of_count("small-data-files", small, limits.small_data_files, "small data file"),
+        _Trigger(
+            "small-data-files",
+            small + new,
+            limits.small_data_files,
+            f"{words}, {new:,} of them since the last job" if new else words,
+            f"{limits.small_data_files:,}",
+        ),
         _Trigger(
             "deleted-data-files",
             deleted,
@@ -504,15 +555,55 @@ def _decide_rewrite_data_files(
         ),
     )
     told = "The last job saw no data files that are small and many enough, or have many deleted rows."
-    nothing = None if small or deleted else told
+    nothing = None if small or deleted or triggers[0].is_reached else told
     found = _decide_rewriting(JobKind.REWRITE_DATA_FILES, state, policy, now, triggers, nothing, weighed)
     if found.action is not Action.TRIGGER or limits.strategy != "sort" or state.has_sort_order is not False:
-        return found
+        return _with_conversion(found, state, policy, now, weighed)
     told = (
         f"{found.sentence} It waits: the table has no sort order, by which the policy wants rows sorted. "
         "Give it one (ALTER TABLE ... WRITE ORDERED BY), or choose binpack."
     )
     return replace(found, action=Action.SKIP, code="sort-order-missing", sentence=told)
+
+
+def _with_conversion(
+    rewriting: Decision, state: TableState, policy: EffectivePolicy, now: datetime, weighed: Weighing | None
+) -> Decision:
+    """A rewriting that is due right after a conversion waits until the next one is, and takes its place."""
+    kind, seconds = JobKind.CONVERT, _rewriting_seconds(state, policy, weighed)
+    # A long one would never be in time.
+    is_long = seconds > policy.convert.age_seconds / 2
+    if rewriting.action is not Action.TRIGGER or is_long or kind in state.later:
+        return rewriting
+
+    def due(at: datetime) -> Decision:
+        return _in_window(_within_budget(_conversion_due(state, policy, at, weighed), state, at), policy, at)
+
+    conversion, last = due(now), state.last.get(kind)
+    if conversion.code == "active":
+        told = "A conversion is queued or runs: the next one that is due is left to this job."
+    elif conversion.action is Action.TRIGGER:
+        if _may_be_left_to_rewriting(conversion, state, policy, now, weighed):
+            return rewriting
+        told = "Pending deletes can't wait until this job has ended, so they are converted first."
+    elif conversion.action is Action.WAIT and last is not None and last.committed_at is not None:
+        waits = _patience_with_rewriting(policy, weighed)
+        since = (now - last.committed_at).total_seconds()
+        if since >= waits or due(now + timedelta(seconds=seconds)).action is Action.TRIGGER:
+            return rewriting
+        told = (
+            f"The last conversion ended only {since:.0f} s ago: this job waits until the next one is due,"
+            f" and takes its place; after {waits:.0f} s, it starts."
+        )
+    else:
+        return rewriting
+    return Decision(rewriting.kind, Action.WAIT, "with-conversion", f"{rewriting.sentence} {told}")
+
+
+def _patience_with_rewriting(policy: EffectivePolicy, weighed: Weighing | None) -> float:
+    """Seconds after a conversion that a rewriting waits for the next one at most."""
+    most = min(policy.convert.age_seconds, policy.rewrite_data_files.min_interval_seconds)
+    return min(most, weighed.patience_seconds) if weighed is not None else most
 
 
 def _decide_rewrite_position_delete_files(
@@ -703,6 +794,18 @@ def _pause_ends(last: LastJob, policy: EffectivePolicy) -> datetime | None:
     return None
 
 
+def _with_conversion_until(
+    state: TableState, policy: EffectivePolicy, weighed: Weighing | None
+) -> Iterator[datetime]:
+    """When time alone ends that a rewriting waits for a conversion."""
+    last = state.last.get(JobKind.CONVERT)
+    if last is not None and last.committed_at is not None:
+        yield last.committed_at + timedelta(seconds=_patience_with_rewriting(policy, weighed))
+    if state.oldest_convertible_at is not None:
+        seconds = policy.convert.age_seconds - _rewriting_seconds(state, policy, weighed)
+        yield state.oldest_convertible_at + timedelta(seconds=seconds)
+
+
 def deadlines(
     state: TableState, policy: EffectivePolicy, weighed: Weighing | None = None
 ) -> Iterator[datetime]:
@@ -718,6 +821,8 @@ def deadlines(
         yield state.past.oldest_at + timedelta(seconds=policy.expire_snapshots.age_seconds)
     if (weighed := weighed or weighing(state, policy)) is not None:
         yield from weighed.moments()
+    if policy.rewrite_data_files.enabled:
+        yield from _with_conversion_until(state, policy, weighed)
     ages = {
         JobKind.INDEX: policy.index.age_seconds,
         JobKind.REWRITE_DATA_FILES: policy.rewrite_data_files.min_interval_seconds,

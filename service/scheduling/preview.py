@@ -158,7 +158,12 @@ def _after(state: TableState, policy: EffectivePolicy, kind: JobKind, at: dateti
             return replace(state, staged=StagedState())
         case JobKind.REWRITE_DATA_FILES:
             return replace(
-                _converted(state), small_data_files=0, deleted_data_files=0, grown_files=0, shape=state.fresh
+                _converted(state),
+                small_data_files=0,
+                deleted_data_files=0,
+                grown_files=0,
+                new_small_files=0,
+                shape=state.fresh,
             )
         case JobKind.REWRITE_POSITION_DELETE_FILES:
             return replace(state, small_delete_files=0)

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from service.catalogs.measure import Past, Volume
 from service.policies.models import EffectivePolicy
 from service.policies.schedules import fires, openings
-from service.reader_cost import HEADLINE, TARGET_FILE_BYTES, Shape, model
+from service.reader_cost import HEADLINE, SMALL_SHARE, TARGET_FILE_BYTES, Shape, model
 from service.records.jobs import JobKind
 from service.scheduling.decisions import (
     SCHEDULED,
@@ -37,8 +37,6 @@ MOST_STEPS = 10_000
 _LOOKS = 500
 """At what a read costs, at uneven intervals: no rhythm of jobs hides from them."""
 _GOLDEN = 0.618033988749895
-_FULL = 0.75
-"""Of the size that data files should have: those below are small, as Iceberg's planner has it."""
 _KEPT_RUNS, _DEAD_SHARE = 8, 0.3
 """Of an index: sorted runs that a compaction leaves, and from which share on it drops all dead entries."""
 _INDEXED_ROWS = 10_000_000
@@ -160,6 +158,8 @@ class Ran(NamedTuple):
     ended_at: datetime
     is_idle: bool
     """Whether it found nothing to do."""
+    pending_files: int = 0
+    """Equality delete files that were pending when it began."""
 
 
 @dataclass
@@ -334,6 +334,7 @@ class _Table:
         self._counted = (0, 0)
         """Small data files, and those with many deleted rows, as the last job told."""
         self._reported = shape.data_files + shape.vectors
+        self._reported_files = shape.data_files
         self._idle_at: tuple[int, int] | None = None
         """What was counted when a rewriting found nothing to take."""
         self._kinds = [kind for kind in REPLAYED if getattr(policy, kind.value).enabled]
@@ -454,6 +455,7 @@ class _Table:
             shape=self.shape,
             fresh=self._fresh(),
             grown_files=grown,
+            new_small_files=max(self.shape.data_files - self._reported_files, 0),
             has_sort_order=self._beginning.has_sort_order,
         )
 
@@ -529,22 +531,20 @@ class _Table:
         if kind is JobKind.INDEX or (self._entries and not self._new.files):
             self._indexed_at = at
         began_at = at - timedelta(seconds=job.seconds)
-        outcome.ran.append(Ran(kind, began_at, at, is_idle))
+        outcome.ran.append(Ran(kind, began_at, at, is_idle, job.pending.files))
         totals = outcome.jobs[kind]
         totals.jobs += 1
         totals.seconds += job.seconds
         totals.bytes_written += self._costs.jobs[kind].bytes_written.of(work) if not is_idle else 0.0
-        before = self._last.get(kind)
-        if is_idle:
-            self._idle_at = self._counted
-            self._last[kind] = LastJob(
-                at,
-                idle=(before.idle if before is not None else 0) + 1,
-                committed_at=before.committed_at if before is not None else None,
-                seconds=before.seconds if before is not None else None,
-            )
-        else:
-            self._last[kind] = LastJob(at, committed_at=at, seconds=job.seconds)
+        last = LastJob(at, has_counted=True, committed_at=at, seconds=job.seconds)
+        if is_idle and (before := self._last.get(kind)) is not None:
+            last = replace(last, committed_at=before.committed_at, seconds=before.seconds)
+        elif is_idle:
+            last = replace(last, committed_at=None, seconds=None)
+        if is_idle or (kind is JobKind.REWRITE_DATA_FILES and not work):
+            before, self._idle_at = self._last.get(kind), self._counted
+            last = replace(last, idle=1 + (before.idle if before is not None else 0))
+        self._last[kind] = last
 
     def _effect(self, job: _Running, outcome: Outcome) -> tuple[float, bool]:
         """Change the table as a job does; what it handled, and whether it found nothing to do."""
@@ -630,7 +630,7 @@ class _Table:
         each = written / partitions
         large = int(each // self._target) * partitions
         rest = 0 if each % self._target < 1 else partitions
-        if each % self._target >= _FULL * self._target:
+        if each % self._target >= SMALL_SHARE * self._target:
             large, rest = large + rest, 0
         left = shape.data_files - files + large + rest
         vectors = round(shape.vectors * (1 - of_files))
@@ -659,6 +659,7 @@ class _Table:
         files, _ = self._taken(self._small, self.shape)
         self._counted = (0, files) if self._has_many_deleted(self.shape) else (files, 0)
         self._reported = self.shape.data_files + self.shape.vectors
+        self._reported_files = self.shape.data_files
 
     def _merged(self) -> list[float]:
         """Sorted runs that a compaction puts together: the smallest, or all where many entries are dead."""

@@ -13,7 +13,7 @@ from service.jobs.budgets import spent_budget, spent_budget_of
 from service.jobs.index_reports import rewritable
 from service.jobs.service import pause_reason
 from service.policies.models import EffectivePolicy
-from service.reader_cost import shape_of
+from service.reader_cost import SMALL_SHARE, shape_of
 from service.records.catalogs import Catalog
 from service.records.health import TableHealth
 from service.records.jobs import REQUEST, Job, JobKind, JobStatus
@@ -92,16 +92,26 @@ def table_state(
         shape=shape,
         fresh=fresh_shape(health, shape) if shape is not None else None,
         grown_files=_grown_files(health),
+        new_small_files=_new_small_files(health),
         has_sort_order=health.has_sort_order,
     )
 
 
 def _grown_files(health: TableHealth) -> int:
     """Data files that a rewriting may take besides those of the last report: new, or with new vectors."""
+    return _since_report(health, "data_files") + _since_report(health, "vectors")
+
+
+def _new_small_files(health: TableHealth) -> int:
+    """Data files since the last report, if they are small on average."""
+    files, size = _since_report(health, "data_files"), _since_report(health, "data_bytes")
+    return files if size < SMALL_SHARE * health.target_file_bytes * files else 0
+
+
+def _since_report(health: TableHealth, name: str) -> int:
+    """How much more of it the table has now; 0 if that is not known."""
     now, reported = health.reader_shapes.get("now"), health.reader_shapes.get("reported")
-    if not now or not reported:
-        return 0
-    return sum(max(now[name] - reported[name], 0) for name in ("data_files", "vectors"))
+    return max(now[name] - reported[name], 0) if now and reported else 0
 
 
 def _staged(health: TableHealth) -> StagedState:
@@ -153,6 +163,9 @@ def _last_job(
         cause=str((failed[0].error or {}).get("title", "no reason was reported")) if failed else "",
         idle=sum(1 for _ in idle),
         has_succeeded=any(job.status == JobStatus.SUCCEEDED.value for job in ended),
+        has_counted=any(
+            job.status == JobStatus.SUCCEEDED.value and job.policy_digest == policy.digest for job in ended
+        ),
         committed_at=next((job.ended_at for job in ended if _has_committed(job)), None),
         seconds=median(took[:_AVERAGED]) if took else None,
         seen_id=ended[0].seen_snapshot_id if ended[0].status == JobStatus.SUCCEEDED.value else None,

@@ -5,6 +5,7 @@ readers have paid as much as it takes: whatever comes, that is at most twice wha
 future. And it begins before a read costs more than the policy allows.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -20,7 +21,7 @@ _SHARE = 0.5
 """Of the overhead that the policy allows: pending deletes have one half, files and vectors the other."""
 LEAST_SECONDS = 0.1
 """What a job must save of each read before a read is too dear: of small tables, a ratio alone soon is."""
-_FIRST_SECONDS = 5.0
+FIRST_SECONDS = 5.0
 """What any job is taken to cost at least before one has run: it starts, plans and commits."""
 _READS_OF_A_REWRITING = 3
 """What a rewriting is taken to cost before one has run: it reads, sorts out what is deleted, and writes."""
@@ -112,12 +113,12 @@ class Weighing:
     def convert_seconds(self) -> float:
         """As the last conversions took; a full read before the first, as if all of the table were scanned."""
         known = self.readers.convert_seconds
-        return max(self.seconds, _FIRST_SECONDS) if known is None else known
+        return max(self.seconds, FIRST_SECONDS) if known is None else known
 
     @property
     def rewrite_seconds(self) -> float:
         known = self.readers.rewrite_seconds
-        return max(_READS_OF_A_REWRITING * self.seconds, _FIRST_SECONDS) if known is None else known
+        return max(_READS_OF_A_REWRITING * self.seconds, FIRST_SECONDS) if known is None else known
 
     @property
     def reads_per_second(self) -> float:
@@ -152,6 +153,12 @@ class Weighing:
     def is_conversion_worth_it(self, now: datetime) -> bool:
         paid = self.paid(self.saved_by_conversion, self.readers.pending_since, now)
         return self.saved_by_conversion > 0 and paid >= self.convert_seconds
+
+    @property
+    def patience_seconds(self) -> float:
+        """That a rewriting may wait to spare a conversion: readers pay meanwhile what that costs."""
+        rate = max(self.saved_by_rewriting, 0.0) * self.reads_per_second
+        return self.convert_seconds / rate if rate else math.inf
 
     def moments(self) -> Sequence[datetime]:
         """When readers will have paid as much as a job costs, if nothing changes meanwhile."""

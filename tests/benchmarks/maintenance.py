@@ -2,7 +2,7 @@
 
 Simulated by the scheduler's own decisions (service.scheduling.simulation), so it takes minutes and no table.
 A job that a better order would have spared found nothing to do, or converted what a rewriting that began
-within a minute after it would have converted itself.
+within a minute after it would have converted itself: one that had nothing of its own to convert.
 """
 
 import random
@@ -30,6 +30,7 @@ POLICIES: Mapping[str, dict[str, dict[str, Any]]] = {
     "worthwhile": {**_MAINTAINED, "convert": {"when": "worthwhile"}},
 }
 _AFTER = timedelta(minutes=1)
+REWRITE = JobKind.REWRITE_DATA_FILES
 
 
 def policy(name: str) -> EffectivePolicy:
@@ -64,7 +65,7 @@ def fleet(name: str, tables: int = 100, span: timedelta = 2 * WEEK) -> list[Outc
 
 def spared(outcome: Outcome) -> list[Ran]:
     """Jobs that a better order would have spared."""
-    rewritings = [one for one in outcome.ran if one.kind is JobKind.REWRITE_DATA_FILES and not one.is_idle]
+    rewritings = [one for one in outcome.ran if one.kind is REWRITE and not one.pending_files]
     undone = [
         one
         for one in outcome.ran

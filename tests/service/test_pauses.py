@@ -178,21 +178,45 @@ def test_a_rewriting_that_could_take_none_waits_until_there_are_more_whatever_is
 
 
 def test_a_rewriting_that_is_asked_for_at_a_later_time_stops_no_conversion(
-    service: Running, iceberg: IcebergCatalog
+    service: Running, table: str
 ) -> None:
-    service.register(iceberg)
-    settings = {"convert": {"when": "worthwhile", "reads_per_day": 0}, "index": {"enabled": False}}
-    assert service.admin.post("/policies", json={"name": "thrifty", "settings": settings}).status_code == 201
-    table = str(service.enroll(policy="thrifty")["id"])
-    iceberg.delete_keys("db.t", [2])
     body: dict[str, Any] = {"kind": "rewrite_data_files"}
-    tomorrow = datetime.now(UTC) + timedelta(days=1)
-    asked = service.admin.post(f"/tables/{table}/jobs", json=body | {"run_at": tomorrow.isoformat()})
+    asked = service.admin.post(f"/tables/{table}/jobs", json=body)
     assert asked.is_success
-    assert decision(service, table)["code"] != "rewriting"
-    service.admin.post(f"/jobs/{asked.json()['id']}/cancel").raise_for_status()
-    assert service.admin.post(f"/tables/{table}/jobs", json=body).is_success
     assert decision(service, table)["code"] == "rewriting"
+    service.admin.post(f"/jobs/{asked.json()['id']}/cancel").raise_for_status()
+    tomorrow = datetime.now(UTC) + timedelta(days=1)
+    assert service.admin.post(
+        f"/tables/{table}/jobs", json=body | {"run_at": tomorrow.isoformat()}
+    ).is_success
+    assert decision(service, table)["code"] == "delete-files"
+
+
+def test_a_first_rewriting_is_credited_with_no_more_than_a_job_under_the_policy_has_counted(
+    service: Running, iceberg: IcebergCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worth, "LEAST_SECONDS", 0.0)  # this table is small
+    service.register(iceberg)
+    settings = {
+        "convert": {"when": "worthwhile", "reads_per_day": 0},
+        "rewrite_data_files": {"enabled": True},
+        "index": {"enabled": False},
+    }
+    assert service.admin.post("/policies", json={"name": "thrifty", "settings": settings}).status_code == 201
+    for number in range(3):
+        iceberg.append("db.t", [10 + number])
+    table, worker = str(service.enroll(policy="thrifty")["id"]), service.start_worker()
+    assert service.admin.post(f"/tables/{table}/jobs", json={"kind": "index"}).is_success
+    report = {
+        "iceberg_snapshot_id": iceberg.head("db.t"),
+        "key_sets": [],
+        "pending_equality_delete_files": 0,
+        "pending_equality_deletes": 0,
+    }
+    run(service, worker, result={}, health=report)
+    service.poll(table)
+    found = service.admin.get(f"/tables/{table}/health").json()["decisions"]["rewrite_data_files"]
+    assert found["code"] == "nothing-small"
 
 
 def test_a_rewriting_is_tried_again_once_so_many_files_have_come_as_it_takes(

@@ -24,9 +24,11 @@ from service.policies.models import (
     EffectiveVerifyPolicy,
 )
 from service.policies.schedules import Window
+from service.records.health import TableHealth
 from service.records.jobs import JobKind
 from service.scheduling.decisions import Action, Decision, LastJob, StagedState, TableState, deadlines, decide
 from service.scheduling.scheduler import _changes
+from service.scheduling.state import _new_small_files
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 POLICY = EffectivePolicy(
@@ -339,6 +341,104 @@ def test_data_files_are_written_anew_once_many_are_small_or_have_many_deleted_ro
     state = replace(IDLE, small_data_files=small, deleted_data_files=deleted, last=last)
     found = decision(state, JobKind.REWRITE_DATA_FILES)
     assert (found.code, found.action is Action.TRIGGER) == (code, code.endswith("-data-files"))
+
+
+def codes(state: TableState, policy: EffectivePolicy = POLICY, now: datetime = NOW) -> tuple[str, str]:
+    """Of a conversion and a rewriting of data files; neither may wait for the other in a circle."""
+    kinds = (JobKind.CONVERT, JobKind.REWRITE_DATA_FILES)
+    convert, rewrite = (decision(state, kind, policy, now) for kind in kinds)
+    return convert.code, rewrite.code
+
+
+def converted(seconds: float, *, age_seconds: float | None = None) -> TableState:
+    """A rewriting of ten seconds is due, so long after a conversion; so old is what came since."""
+    state = replace(IDLE if age_seconds is None else pending(1, age_seconds=age_seconds), small_data_files=10)
+    at = NOW - timedelta(seconds=seconds)
+    return replace(
+        state,
+        last={
+            JobKind.CONVERT: LastJob(at, committed_at=at),
+            JobKind.REWRITE_DATA_FILES: LastJob(NOW - timedelta(hours=1), seconds=10.0),
+        },
+    )
+
+
+def test_a_rewriting_comes_in_place_of_a_conversion_since_it_converts_what_is_pending() -> None:
+    state = replace(pending(10, age_seconds=200), small_data_files=7, new_small_files=3)
+    assert codes(state) == ("rewriting", "small-data-files")
+    told = decision(state, JobKind.CONVERT).sentence
+    assert told.endswith("Data files are rewritten, which converts what is pending first.")
+    told = decision(state, JobKind.REWRITE_DATA_FILES).sentence
+    assert told.startswith("10 small data files, 3 of them since the last job (policy: 10)")
+    assert codes(replace(state, small_data_files=0, new_small_files=10)) == ("rewriting", "small-data-files")
+    fewer = replace(state, new_small_files=2)
+    assert codes(fewer) == ("delete-files", "below-triggers")
+    nothing_to_convert = replace(state, pending_delete_files=0, convertible=Volume())
+    assert codes(nothing_to_convert) == ("nothing-pending", "below-triggers"), "it may be for nothing"
+
+
+@pytest.mark.parametrize(
+    ("reported", "came", "expected"),
+    [
+        ({"data_files": 10, "data_bytes": 100}, {"data_files": 14, "data_bytes": 399}, 4),
+        ({"data_files": 10, "data_bytes": 100}, {"data_files": 14, "data_bytes": 400}, 0),
+        ({"data_files": 10, "data_bytes": 0}, {"data_files": 14, "data_bytes": 0}, 4),
+        ({"data_files": 10, "data_bytes": 100}, {"data_files": 4, "data_bytes": 99}, 0),
+        ({}, {"data_files": 14, "data_bytes": 399}, 0),
+    ],
+)
+def test_data_files_that_came_since_the_last_report_count_as_small_if_they_are_on_average(
+    reported: dict[str, int], came: dict[str, int], expected: int
+) -> None:
+    health = TableHealth(
+        table_id="t", target_file_bytes=100, reader_shapes={"reported": reported, "now": came}
+    )
+    assert _new_small_files(health) == expected
+
+
+def test_a_conversion_is_left_to_a_rewriting_only_if_that_ends_before_deletes_are_too_old() -> None:
+    state = replace(pending(10, age_seconds=294), small_data_files=10)
+    assert codes(state) == ("rewriting", "small-data-files")
+    later = NOW + timedelta(seconds=1)
+    assert codes(state, now=later) == ("delete-files", "with-conversion"), "the conversion comes first"
+    long = replace(state, last={JobKind.REWRITE_DATA_FILES: LastJob(NOW - timedelta(hours=1), seconds=151.0)})
+    assert codes(long) == ("delete-files", "small-data-files"), "it would be late each time"
+    queued = replace(state, active=frozenset({JobKind.REWRITE_DATA_FILES}))
+    running = replace(queued, running=queued.active)
+    assert codes(queued, now=NOW + timedelta(seconds=6)) == ("delete-files", "active")
+    assert codes(running, now=NOW + timedelta(seconds=6)) == ("rewriting", "active")
+
+
+def test_a_rewriting_that_is_due_after_a_conversion_comes_in_place_of_the_next_one() -> None:
+    waits = converted(100)
+    assert codes(waits) == ("nothing-pending", "with-conversion")
+    told = decision(waits, JobKind.REWRITE_DATA_FILES).sentence
+    assert told.endswith(
+        "The last conversion ended only 100 s ago: this job waits until the next one is due, and takes its"
+        " place; after 300 s, it starts."
+    )
+    ends = NOW + timedelta(seconds=200)
+    assert ends in deadlines(waits, POLICY)
+    assert codes(waits, now=ends) == ("nothing-pending", "small-data-files")
+    came = converted(100, age_seconds=95)
+    assert codes(came) == ("below-triggers", "with-conversion")
+    soon = NOW + timedelta(seconds=195)  # ten seconds before the deletes are as old as they may be
+    assert soon in deadlines(came, POLICY)
+    assert codes(came, now=soon) == ("below-triggers", "small-data-files")
+    running = replace(came, active=frozenset({JobKind.CONVERT}))
+    assert codes(running) == ("active", "with-conversion")
+    assert codes(replace(running, later=running.active)) == ("active", "small-data-files")
+
+
+@pytest.mark.parametrize(("convert", "failed"), [({"enabled": False}, 0), ({}, 1)])
+def test_a_rewriting_waits_for_no_conversion_that_does_not_start_by_itself(
+    convert: dict[str, object], failed: int
+) -> None:
+    fields = POLICY.convert.model_copy(update=convert)
+    state = converted(100, age_seconds=95)
+    last = replace(state.last[JobKind.CONVERT], failed=failed)
+    state = replace(state, last={**state.last, JobKind.CONVERT: last})
+    assert codes(state, POLICY.model_copy(update={"convert": fields}))[1] == "small-data-files"
 
 
 @pytest.mark.parametrize(

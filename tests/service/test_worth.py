@@ -130,15 +130,30 @@ def test_small_files_are_rewritten_with_what_is_pending_instead_of_their_vectors
     assert "it joins 230 delete files with 200 data files" in rewriting.sentence
     conversion = decision(state, JobKind.CONVERT, worthwhile(reads_per_day=0))
     assert (conversion.action, conversion.code) == (Action.WAIT, "rewriting")
-    running = replace(state, active=frozenset({REWRITE}))
-    assert decision(running, JobKind.CONVERT, worthwhile()).code == "rewriting"
+    queued = replace(state, active=frozenset({REWRITE}))
+    assert decision(queued, JobKind.CONVERT, worthwhile()).code == "rewriting"
     aged = worthwhile(age_seconds=5)
-    assert decision(running, JobKind.CONVERT, aged).code == "age", "another job may run for hours"
+    assert decision(queued, JobKind.CONVERT, aged).code == "age", "another job may run for hours"
     hourly = aged.model_copy(
         update={"convert": worthwhile(cron="0 * * * *").convert.model_copy(update={"age_seconds": 10**6})}
     )
     last = {JobKind.CONVERT: LastJob(NOW - timedelta(hours=2), seconds=4.0)}
-    assert decision(replace(running, last=last), JobKind.CONVERT, hourly).code == "cron"
+    assert decision(replace(queued, last=last), JobKind.CONVERT, hourly).code == "cron"
+
+
+@pytest.mark.usefixtures("fixed_model")
+@pytest.mark.parametrize(("reads_per_day", "code"), [(0, "with-conversion"), (10**6, "read-cost")])
+def test_a_rewriting_waits_for_the_next_conversion_while_readers_pay_less_than_that_costs(
+    reads_per_day: int, code: str
+) -> None:
+    policy = worthwhile(reads_per_day=reads_per_day)
+    last = {JobKind.CONVERT: LastJob(NOW, committed_at=NOW - timedelta(seconds=2), seconds=4.0)}
+    few = replace(SMALL, equality_delete_files=0, equality_deletes=0)
+    state = replace(pending(few), last=last)
+    assert decision(state, REWRITE, policy).code == code
+    at = NOW + timedelta(seconds=28)
+    assert decision(state, REWRITE, policy, at).code == "read-cost"
+    assert reads_per_day or at in list(deadlines(state, policy))
 
 
 @pytest.mark.usefixtures("fixed_model")
@@ -222,8 +237,8 @@ def test_a_small_table_waits_until_its_readers_have_paid_whatever_the_ratio() ->
             assert decision(state, kind, policy).action is Action.WAIT
     assert "which costs 5 s." in decision(state, REWRITE, worthwhile()).sentence
     many = replace(state, shape=replace(few, data_files=20))
-    assert decision(many, REWRITE, worthwhile(reads_per_day=0)).code == "read-cost"
-    paid = worthwhile(reads_per_day=10**5)
+    assert decision(many, REWRITE, worthwhile(reads_per_day=0, age_seconds=10**6)).code == "read-cost"
+    paid = worthwhile(reads_per_day=10**5, age_seconds=10**6)
     assert decision(state, REWRITE, paid).code == "worthwhile"
 
 
@@ -241,6 +256,8 @@ def test_a_rewriting_is_credited_only_with_the_files_that_it_takes() -> None:
     failed = replace(last, failed=1, has_succeeded=False)
     assert decision(replace(kept, last={REWRITE: failed}), REWRITE, policy).code == "read-cost"
     assert decision(replace(kept, last={}), REWRITE, policy).code == "read-cost", "none has run that looked"
+    indexed = {JobKind.INDEX: LastJob(NOW, has_counted=True)}
+    assert decision(replace(kept, last=indexed), REWRITE, policy).code == "nothing-small"
 
 
 @pytest.mark.usefixtures("fixed_model")
