@@ -79,6 +79,15 @@ class ReaderCostView(Message):
     """They were made on this machine, with these versions."""
 
 
+class Watch(Message):
+    """This is how the service learns that somebody has committed to a table."""
+
+    is_told: bool
+    """The last change of the table was told by a notification, and not found out by a poll."""
+    polled_every_seconds: float
+    """The table is polled about this often, whoever tells of it: less often while its changes are told."""
+
+
 class HealthView(Message):
     """These are sums over the key sets; `coverage` is their minimum and null while there is no index."""
 
@@ -149,6 +158,8 @@ class HealthView(Message):
     """This is the head of the table's branch when it was last polled; null while the table is empty."""
     measured_at: datetime | None
     """The table was last polled at this time; null before the first time."""
+    watch: Watch | None
+    """This is how commits to it are noticed; null before the first poll, and after one that failed."""
     reported_at: datetime | None
     """A worker last reported about the index at this time; null before the first time."""
     poll_error: dict[str, Any] | None

@@ -14,7 +14,7 @@ from sqlmodel import Session, col, select
 
 from service.db.database import utc_now
 from service.http.paging import Page, PageRequest, Sorting, read_page, within
-from service.index_health.models import HealthSampleView, HealthView, KeySetSample, KeySetView
+from service.index_health.models import HealthSampleView, HealthView, KeySetSample, KeySetView, Watch
 from service.index_health.reader_cost import view_reader_cost
 from service.jobs.caveats import caveat_of
 from service.jobs.queue import is_system_paused
@@ -383,10 +383,17 @@ def get_health(session: Session, table: EnrolledTable, policy: EffectivePolicy |
         unindexed_data_files=health.unindexed_data_files,
         iceberg_snapshot_id=health.iceberg_snapshot_id,
         measured_at=health.measured_at,
+        watch=_view_watch(health),
         reported_at=health.reported_at,
         poll_error=health.poll_error,
         decisions=health.decisions,
     )
+
+
+def _view_watch(health: TableHealth) -> Watch | None:
+    if (last := health.last_poll) is None:
+        return None
+    return Watch(is_told=last["is_told"], polled_every_seconds=last["every_seconds"])
 
 
 def coverages(session: Session, table_ids: Sequence[str]) -> dict[str, float | None]:

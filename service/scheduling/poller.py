@@ -90,11 +90,26 @@ class _Basis:
     """Digest of what decisions depend on."""
     event: int
     """Id of the last event that was heard of."""
+    is_notified: bool
+    """Whether the table is said to have changed."""
+    metadata_location: str | None
+    """Where its metadata lay before."""
+    tells: bool
+    """Whether its last change before was told."""
 
-    def note(self, polled: Polled) -> dict[str, Any]:
-        """As TableHealth.last_poll."""
+    def is_told(self, polled: Polled) -> bool:
+        """Whether its last change was told. One that is told and not there yet is waited for as if nobody had
+        told it."""
+        if self.is_notified:
+            return polled.metadata_location not in (None, self.metadata_location)
+        return self.tells
+
+    def note(self, polled: Polled, every_seconds: float) -> dict[str, Any]:
+        """As TableHealth.last_poll. every_seconds: within which the table is polled."""
         return {
             "metadata_location": polled.metadata_location,
+            "is_told": self.is_told(polled),
+            "every_seconds": every_seconds,
             "decide_at": polled.decide_at.isoformat() if polled.decide_at is not None else None,
             "look_within": polled.look_within if polled.look_within < math.inf else None,
             "known": self.known,
@@ -271,6 +286,7 @@ class Poller:
         table.polled, table.metadata_location = table.news, last["metadata_location"]
         table.decide_at = datetime.fromisoformat(last["decide_at"]) if last["decide_at"] is not None else None
         table.look_within = last["look_within"] if last["look_within"] is not None else math.inf
+        table.tells = last["is_told"]
         table.fresh_until = now + _LONGEST_FRESH_SECONDS * random.uniform(0, 1)  # noqa: S311 - no secret
 
     def _digest(self, known: Hashable) -> str:
@@ -404,8 +420,15 @@ class Poller:
 
     def _poll_and_plan(self, lane: _Lane, table_id: str, table: _Tracked) -> None:
         with self._lock:
-            news, was_notified, table.is_notified = table.news, table.is_notified, False
-            basis = _Basis(self._digest(table.known), self._heard or 0)
+            news = table.news
+            basis = _Basis(
+                self._digest(table.known),
+                self._heard or 0,
+                table.is_notified,
+                table.metadata_location,
+                table.tells,
+            )
+            table.is_notified = False
         found = Polled(is_reachable=True)
         try:
             found = self.poll(table_id, basis)
@@ -414,9 +437,7 @@ class Poller:
         now = time.monotonic()
         with self._lock:
             lane.busy -= 1
-            # A commit that was told and is not there yet is waited for as if nobody had told it.
-            if was_notified:
-                table.tells = found.metadata_location not in (None, table.metadata_location)
+            table.tells = basis.is_told(found)
             table.is_busy, table.polled, table.metadata_location = False, news, found.metadata_location
             table.look_within, table.decide_at = found.look_within, found.decide_at
             table.next_at = now + self._interval(table)
@@ -432,10 +453,14 @@ class Poller:
                 lane.next_at = now + min(doubled, _LONGEST_BACKOFF_SECONDS)
 
     def _interval(self, table: _Tracked) -> float:
-        seconds = min(self._settings.poll_interval_seconds, table.look_within)
-        if table.tells:
+        return self._every_seconds(table.look_within, is_told=table.tells) * random.uniform(0.9, 1.1)  # noqa: S311 - no secret
+
+    def _every_seconds(self, look_within: float, *, is_told: bool) -> float:
+        """Within which a table is polled, more or less, of which nobody tells anything."""
+        seconds = min(self._settings.poll_interval_seconds, look_within)
+        if is_told:
             seconds = max(seconds, self._settings.scheduler_interval_seconds) * _PATIENCE_IF_TOLD
-        return seconds * random.uniform(0.9, 1.1)  # noqa: S311 - no secret
+        return seconds
 
     def _budget(self) -> Budget:
         return Budget(budget_seconds(self._settings, _SILENCES))
@@ -461,7 +486,8 @@ class Poller:
         with self._database.write() as session:
             polled = self._store(session, table_id, loaded, found, staged, source)
             if basis is not None and polled.metadata_location is not None:
-                health_of(session, table_id).last_poll = basis.note(polled)
+                every_seconds = self._every_seconds(polled.look_within, is_told=basis.is_told(polled))
+                health_of(session, table_id).last_poll = basis.note(polled, every_seconds)
             return polled
 
     def _look(

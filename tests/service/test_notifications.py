@@ -27,6 +27,7 @@ from service.workers.service import claim_job
 from tests.patience import PATIENCE_SECONDS
 from tests.service.conftest import ADMIN_KEY, ON_BOTH, Running, alike_on_both, run_apart, running
 from tests.service.iceberg_tables import IcebergCatalog
+from tests.service.pages.person import Person
 from tests.service.test_poller import health, polling, tick_until
 
 database_kind = alike_on_both
@@ -164,13 +165,25 @@ def test_where_commits_are_told_tables_are_polled_less_often(
         assert look(2) == 6
         notify(service, f"/tables/{table['id']}/notifications")  # of a commit that is not there yet
         assert look(3) == 1
+        assert health(service, table)["watch"] == {"is_told": False, "polled_every_seconds": SELDOM}
         iceberg.delete_keys("db.t", [2])
         notify(service, f"/tables/{table['id']}/notifications")
         assert look(4) == 6
+        assert health(service, table)["watch"] == {"is_told": True, "polled_every_seconds": 6 * SELDOM}
+        with Person(service) as person:
+            shown = person.open(f"/tables/{table['id']}").text
+        assert "notified; polled every 6 h" in shown
         iceberg.delete_keys("db.t", [3])  # of which nobody tells
         assert tracked is not None
         tracked.next_at = 0.0
         assert look(5) == 1
+        iceberg.delete_keys("db.t", [4])
+        notify(service, f"/tables/{table['id']}/notifications")
+        assert look(6) == 6
+    with polling(service) as (poller, _):  # as after a start
+        poller.poll_due()
+        (lane,) = poller._lanes.values()
+        assert lane.tables[table["id"]].tells
 
 
 @ON_BOTH
