@@ -86,7 +86,7 @@ PROBLEMS: dict[str, ProblemType] = {
     ),
     "branch-not-found": ProblemType(
         (422,),
-        "The table has no such branch",
+        refusals.NO_BRANCH,
         "The Iceberg table has no branch of that name, or no longer has one.",
         "Name one of the branches in `detail`, or leave `branch` out for main.",
     ),
@@ -110,7 +110,7 @@ PROBLEMS: dict[str, ProblemType] = {
     ),
     "catalog-limit-exceeded": ProblemType(
         (502,),
-        "The catalog's answer is too large",
+        refusals.CATALOG_ANSWER_TOO_LARGE,
         "An answer, a list or a metadata file goes beyond a bound; `detail` names it. It was not read to the "
         "end.",
         "Expire snapshots of a table whose metadata is too large; look at one namespace of a catalog with "
@@ -124,14 +124,14 @@ PROBLEMS: dict[str, ProblemType] = {
     ),
     "catalog-redirects": ProblemType(
         (502,),
-        "The catalog redirects to another host",
+        refusals.CATALOG_REDIRECTS,
         "A REST catalog answered with a redirect, another `uri` or another store's endpoint, where "
         "credentials would go too. They are sent to no host that the record does not name.",
         "If that is where the catalog or its store is, give it as `uri` or as the endpoint in the record.",
     ),
     "catalog-too-slow": ProblemType(
         (502,),
-        "The catalog took too long",
+        refusals.CATALOG_TOO_SLOW,
         "Each of its answers may have come in time, but not all that was asked of it; a request has a limit "
         "for all of them together.",
         "Look at the catalog's own log for what is slow. The time is four times "
@@ -370,10 +370,10 @@ PROBLEMS: dict[str, ProblemType] = {
     ),
     "lookups-busy": ProblemType(
         (503,),
-        "The lookup servers are busy",
+        refusals.BUSY.title,
         "They have as many questions at once as they take, or no memory left for another one, or the answers "
         "that are being sent are too large together.",
-        "Ask again in some seconds; if it goes on, start more lookup servers.",
+        refusals.BUSY.remedy,
     ),
     "lookups-unavailable": ProblemType(
         (503,),
@@ -490,9 +490,9 @@ PROBLEMS: dict[str, ProblemType] = {
     ),
     "out-of-time": ProblemType(
         (503,),
-        "The answer took too long",
+        refusals.OUT_OF_TIME.title,
         "What it needs could not be read in time.",
-        "Ask again, since what was read so far is kept; or ask for fewer keys, or run a job of kind `index`.",
+        refusals.OUT_OF_TIME.remedy,
     ),
     "pattern-not-found": ProblemType(
         (404,), "No such pattern", "No standing pattern has this id.", "List them: GET /api/v1/patterns."
@@ -613,9 +613,9 @@ PROBLEMS: dict[str, ProblemType] = {
     ),
     "store-unavailable": ProblemType(
         (503,),
-        "A store does not answer",
+        refusals.STORE_UNAVAILABLE.title,
         "A lookup server can't read the files of the table, or of its index.",
-        "Ask again in some seconds; if it goes on, look at the store, and at what lookup servers may read.",
+        refusals.STORE_UNAVAILABLE.remedy,
     ),
     "system-needs-policy": ProblemType(
         (422,),
@@ -679,7 +679,7 @@ PROBLEMS: dict[str, ProblemType] = {
     ),
     "table-not-found": ProblemType(
         (422,),
-        "The catalog has no such table",
+        refusals.NO_TABLE,
         "The catalog answers, but does not know the table.",
         "Correct the identifier; `nearest` has names like it.",
         {

@@ -34,6 +34,13 @@ def status_of(slug: str, kind: type[IcestreamError]) -> int:
     return known[0] if len(known) == 1 else kind.status
 
 
+def texts_in(path: Path) -> set[str]:
+    """What a module says, or its docstrings."""
+    nodes = ast.walk(ast.parse(path.read_text()))
+    texts = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    return {text for text in texts if len(text) > 20 and " " in text}
+
+
 def raised_in(source: str, place: str) -> list[Raised]:
     """What a module raises: an error's class and slug stand in its call."""
     classes, found = error_classes(), []

@@ -3,6 +3,7 @@
 import json
 from collections import defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jsonschema_rs
@@ -17,9 +18,10 @@ from service.http.problem_documents import PROBLEM_JSON
 from service.problems import PROBLEMS
 from service.settings import Settings
 from tests.access import DECISIONS
-from tests.problems import RAISED, Raised, raised_in
+from tests.problems import RAISED, Raised, raised_in, texts_in
 from trust.arrow_streams import STREAM_TYPE
 
+WORKER = Path(problems.__file__).parents[1] / "worker"
 CALLS = [
     ("get", "/livez"),
     ("get", "/readyz"),
@@ -210,6 +212,11 @@ def test_nothing_is_documented_that_is_never_raised() -> None:
     assert documented.keys() == status.keys()
     assert {slug: set(problem.status) for slug, problem in documented.items()} == status
     assert {slug: problem.fields.keys() for slug, problem in documented.items()} == fields
+
+
+def test_what_service_and_worker_both_refuse_is_worded_once() -> None:
+    of_worker = {text for path in sorted(WORKER.rglob("*.py")) for text in texts_in(path)}
+    assert texts_in(Path(problems.__file__)) & of_worker == set()
 
 
 def test_the_checked_in_list_of_problems_is_current() -> None:

@@ -1,5 +1,5 @@
-"""How a question about a table's rows is refused: by lookup servers and Spark's tasks, and by the service,
-which passes on what they say. What is the case stands in each one's detail."""
+"""What service and worker both refuse, in the same words: questions about a table's rows, and what a catalog
+or a table is not fit for. What is the case stands in each one's detail."""
 
 from typing import NamedTuple
 
@@ -35,3 +35,22 @@ NOT_COVERED = Refusal(
     "Run a job of kind `index`, or wait for the next one, and ask again.",
 )
 TABLE_CHANGED = Refusal("The table changed in the meantime", "Ask again.")
+BUSY = Refusal(
+    "The lookup servers are busy",
+    "Ask again in some seconds; if it goes on, start more lookup servers.",
+)
+OUT_OF_TIME = Refusal(
+    "The answer took too long",
+    "Ask again, since what was read so far is kept; or ask for fewer keys, or run a job of kind `index`.",
+)
+STORE_UNAVAILABLE = Refusal(
+    "A store does not answer",
+    "Ask again in some seconds; if it goes on, look at the store, and at what lookup servers may read.",
+)
+
+# Titles, where what to do is not the same for a request and for a job.
+NO_BRANCH = "The table has no such branch"
+NO_TABLE = "The catalog has no such table"
+CATALOG_REDIRECTS = "The catalog redirects to another host"
+CATALOG_ANSWER_TOO_LARGE = "The catalog's answer is too large"
+CATALOG_TOO_SLOW = "The catalog took too long"

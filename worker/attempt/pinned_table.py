@@ -11,6 +11,7 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 
 from stores.table_metadata import read_table_metadata
+from trust import refusals
 from worker.attempt.job import Job
 from worker.contract.control_plane import Assignment
 from worker.index.key_set_index import database_name
@@ -24,7 +25,7 @@ from worker.table.record_properties import index_storage_of, resolve_secrets
 
 class BranchNotFoundError(JobError):
     code = "branch_not_found"
-    title = "The table has no such branch"
+    title = refusals.NO_BRANCH
     remedy = "Register the table with one of its branches."
 
 

@@ -9,6 +9,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 from stores.aws import CredentialsError
+from trust import refusals
 from trust.bounds import LimitExceededError, OutOfTimeError
 from trust.egress import AmbiguousHostError, HostNotAllowedError
 from trust.locations import LocationNotAllowedError
@@ -41,15 +42,16 @@ class AmbiguousCatalogHostError(CatalogHostError):
 
 class CatalogRedirectsError(JobError):
     code = "catalog_redirects"
-    title = "The catalog redirects to another host"
+    title = refusals.CATALOG_REDIRECTS
 
 
 class CatalogLimitError(JobError):
     code = "catalog_limit_exceeded"
-    title = "The catalog's answer is too large"
+    title = refusals.CATALOG_ANSWER_TOO_LARGE
 
 
 class CatalogTimeError(CatalogLimitError):
+    title = refusals.CATALOG_TOO_SLOW
     retryable = True
 
 

@@ -20,6 +20,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from trust import refusals
 from trust.arrow_streams import STREAM_TYPE
 from trust.bounds import LimitExceededError, check_json
 from trust.egress import AmbiguousHostError, HostNotAllowedError
@@ -148,15 +149,12 @@ def _answer(
         return _problem(409, "not_allowed", "The table leads to where nothing may be read", why, remedy)
     except OutOfTimeError:
         why = f"What the answer needs was not read within the {max(seconds, 0):.3g} s that were left."
-        remedy = (
-            "Ask again, since what was read so far is kept; or ask for fewer keys, or run a job of kind "
-            "`index`."
-        )
-        return _problem(503, "out_of_time", "The answer took too long", why, remedy)
+        return _problem(503, "out_of_time", refusals.OUT_OF_TIME.title, why, refusals.OUT_OF_TIME.remedy)
     except OSError as error:
         why = _redacted(asked, f"{type(error).__name__}: {error}")
         log.warning("A store did not answer: %s", why)
-        return _problem(503, "store_unavailable", "A store does not answer", why, "Ask again.")
+        title, remedy = refusals.STORE_UNAVAILABLE
+        return _problem(503, "store_unavailable", title, why, remedy)
     except Exception as error:
         log.error("A question failed: %s", _redacted(asked, _frames(error)))
         why = _redacted(asked, f"{type(error).__name__}: {error}")

@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+from trust import refusals
 from worker.process.errors import JobError
 
 
 class ServerBusyError(JobError):
     code = "busy"
-    title = "The lookup server is busy"
-    remedy = "Ask again in some seconds; if it goes on, start more lookup servers."
+    title, remedy = refusals.BUSY
     retryable = True
 
 

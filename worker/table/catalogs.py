@@ -19,6 +19,7 @@ from stores.azure import AZURE_SCHEMES, azure_host, check_endpoint
 from stores.catalog_properties import of_tables
 from stores.file_io import GOOGLE_SCHEMES
 from stores.signatures import CannotSignError, refusal_of
+from trust import refusals
 from trust.bounds import LimitExceededError
 from trust.egress import Egress, HostNotAllowedError
 from trust.locations import sqlite_path
@@ -100,7 +101,7 @@ class TableNotFoundError(CatalogError):
     """The catalog answers, and has no such table."""
 
     code = "table_not_found"
-    title = "The catalog has no such table"
+    title = refusals.NO_TABLE
     remedy = "Register the table under its present name, or remove it here if it was dropped."
 
 

@@ -47,7 +47,7 @@ T = TypeVar("T")
         (Answer({"code": "outdated", "title": "The table changed in the meantime"}, 503), "table-changed"),
         (Answer({"code": "store_unavailable", "title": "A store does not answer"}, 503), "store-unavailable"),
         (Answer({"code": "out_of_time", "title": "The answer took too long"}, 503), "out-of-time"),
-        (Answer({"code": "busy", "title": "The lookup server is busy"}, 503), "lookups-busy"),
+        (Answer({"code": "busy", "title": "The lookup servers are busy"}, 503), "lookups-busy"),
     ],
 )
 def test_a_server_that_cannot_answer_is_told_as_such(

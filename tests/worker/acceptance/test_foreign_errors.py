@@ -50,6 +50,10 @@ def test_errors_of_foreign_catalogs_and_stores_are_told_with_what_to_do(
     assert remedy in problem.remedy
 
 
+def test_a_slow_catalog_is_not_said_to_answer_too_much() -> None:
+    assert problem_in(OutOfTimeError("It is slow.", "Look at its log.")).title == "The catalog took too long"
+
+
 def test_what_java_was_kept_from_is_told_by_who_kept_it() -> None:
     problem = problem_in(Py4JError("403"), SimpleNamespace(refusal=ELSEWHERE))
     assert (problem.code, problem.remedy) == ("catalog_redirects", ELSEWHERE.remedy)
