@@ -20,6 +20,7 @@ from trust.egress import origin
 
 SESSION_END = "s3.session-token-expires-at-ms"
 """When keys of S3 that a catalog vends are over, in ms since the epoch."""
+GIVE_AS_URI = "If that is where the catalog is, give it as `uri`."
 _SESSIONS = (
     ("s3.session-token", SESSION_END),
     ("gcs.oauth2.token", "gcs.oauth2.token-expires-at"),
@@ -166,7 +167,7 @@ class RestAnswers:
             raise SentElsewhereError(
                 f"The catalog at {self._record['uri']} says that it is at {uri[:500]}. It is not asked "
                 "there: the credentials would go there too.",
-                "If that is where the catalog is, give it as `uri`.",
+                GIVE_AS_URI,
             )
         self._uri = uri
         named = {name for group in _TOGETHER if not self._record.keys().isdisjoint(group) for name in group}

@@ -11,12 +11,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from requests import Session
+from requests import Response, Session
 from requests.adapters import HTTPAdapter
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.exceptions import ConnectTimeoutError, NewConnectionError
 
 from trust.bounded_http import BoundedConnection, BoundedSecureConnection
+from trust.rest_answers import GIVE_AS_URI, SentElsewhereError
 
 
 def certificates() -> str | None:
@@ -56,3 +57,15 @@ def confine(session: Session, addresses_of: Callable[[str, int | None], list[str
     for adapter in session.adapters.values():
         if isinstance(adapter, HTTPAdapter):
             adapter.poolmanager.pool_classes_by_scheme = pools
+
+
+def check_redirect(response: Response, redacted: Callable[[str], str] = str) -> None:
+    """Before anybody follows it. Raises SentElsewhereError, in whose words is no secret of the location."""
+    if response.is_redirect:
+        response.close()  # nobody reads it
+        location = redacted(response.headers["location"])
+        raise SentElsewhereError(
+            f"{response.request.url} redirects to {location}. It is not followed: the credentials would go "
+            "there too.",
+            GIVE_AS_URI,
+        )

@@ -34,7 +34,7 @@ from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.typedef import EMPTY_DICT, Properties
 from pyiceberg.utils.properties import property_as_int
-from requests import HTTPError, PreparedRequest, Response, Session
+from requests import HTTPError, Response, Session
 from sqlalchemy import Engine, NullPool, create_engine, event
 from sqlalchemy.engine import make_url
 from tenacity import retry
@@ -64,7 +64,7 @@ from trust.bounds import (
 )
 from trust.locations import sqlite_path
 from trust.rest_answers import RestAnswers, SentElsewhereError, with_vended
-from trust.sessions import confine
+from trust.sessions import check_redirect, confine
 
 FILE_IO = f"{GuardedFileIO.__module__}.{GuardedFileIO.__name__}"
 _CONNECT_SECONDS = 5
@@ -127,7 +127,7 @@ class GuardedRestCatalog(_Guarded, RestCatalog):
         super()._config_headers(session)
         settings: Settings = self.properties[SETTINGS]
         confine(session, partial(addresses_of, settings))
-        session.hooks["response"] += [_refuse_redirect, self._take_apart]
+        session.hooks["response"] += [self._take_apart]
         send = session.request
 
         def request(*args: Any, **options: Any) -> Response:
@@ -172,12 +172,13 @@ class GuardedRestCatalog(_Guarded, RestCatalog):
 
     def _take_apart(self, response: Response, *_: Any, **__: Any) -> None:
         """Before anybody reads it."""
-        if response.ok and response.content:
-            try:
+        try:
+            check_redirect(response)
+            if response.ok and response.content:
                 response._content = self._answers.harmless(response.content)
-            except SentElsewhereError as error:
-                raise UnreachableError("catalog-redirects", error.detail, error.remedy) from None
-            response.encoding = "utf-8"
+                response.encoding = "utf-8"
+        except SentElsewhereError as error:
+            raise UnreachableError("catalog-redirects", error.detail, error.remedy) from None
 
     def _response_to_table(self, identifier_tuple: tuple[str, ...], table_response: TableResponse) -> Table:
         place = table_response.metadata_location
@@ -439,15 +440,3 @@ def allowed_session(settings: Settings, timeout_seconds: float) -> Session:
     confine(session, partial(addresses_of, settings))
     session.request = partial(session.request, timeout=(_CONNECT_SECONDS, timeout_seconds))  # type: ignore[method-assign]
     return session
-
-
-def _refuse_redirect(response: Response, *_: Any, **__: Any) -> None:
-    if response.is_redirect:
-        response.close()  # nobody reads it
-        request: PreparedRequest = response.request
-        raise UnreachableError(
-            "catalog-redirects",
-            f"{request.url} redirects to {response.headers['location']}. It is not followed: the credentials "
-            "would go there too.",
-            "If that is where the catalog is, give it as `uri`.",
-        )

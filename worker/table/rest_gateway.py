@@ -31,7 +31,7 @@ from stores.signatures import CannotSignError, sign_requests
 from trust.bounds import Budget, LimitExceededError
 from trust.egress import Egress, HostNotAllowedError
 from trust.rest_answers import RestAnswers, SentElsewhereError, UnreadableAnswerError
-from trust.sessions import confine
+from trust.sessions import check_redirect, confine
 from worker.process.redaction import Redaction
 from worker.process.slots import ALONE, Slot
 
@@ -261,14 +261,7 @@ class _GuardedRestCatalog(RestCatalog):
             response.encoding = "utf-8"
 
     def _refuse_redirect(self, response: Response, *_: Any, **__: Any) -> None:
-        if response.is_redirect:
-            response.close()  # nobody reads it
-            location = self._redaction(response.request).text(response.headers["location"])
-            raise SentElsewhereError(
-                f"{response.request.url} redirects to {location}. It is not followed: the credentials would "
-                "go there too.",
-                "If that is where the catalog is, give it as the catalog's `uri`.",
-            )
+        check_redirect(response, self._redaction(response.request).text)
 
     def _redaction(self, request: PreparedRequest) -> Redaction:
         """Of what a request holds that is secret, such as a token that was fetched."""
