@@ -6,7 +6,7 @@ one here, by its name, or by message and name where that means different things;
 
 from typing import Any
 
-from service.policies.service import BUILT_IN, STANDARD
+from service.policies.built_in import BUILT_IN, STANDARD
 
 _TIME = "2026-01-01T02:00:00Z"
 _CATALOG = "0c9f6f0e-2f6b-4c39-8a1e-5b0e4d1c7a11"

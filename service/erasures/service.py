@@ -31,7 +31,7 @@ from service.http.paging import Page, PageRequest, Sorting, read_page, within
 from service.jobs import queue
 from service.jobs.models import JobView
 from service.jobs.service import refuse_paused, views
-from service.policies.service import effective_policy
+from service.policies.effective import effective_policy
 from service.records.catalogs import Catalog
 from service.records.erasures import Erasure, ErasureTable
 from service.records.jobs import Job, JobKind, JobStatus

@@ -19,8 +19,8 @@ from service.index_health.reader_cost import view_reader_cost
 from service.jobs.caveats import caveat_of
 from service.jobs.queue import is_system_paused
 from service.jobs.service import pause_reason
+from service.policies.effective import effective_policy
 from service.policies.models import EffectivePolicy
-from service.policies.service import effective_policy
 from service.quantities import aged, counted
 from service.records.catalogs import Catalog
 from service.records.health import (

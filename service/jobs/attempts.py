@@ -39,7 +39,7 @@ from service.jobs.queue import (
     rows_of,
 )
 from service.jobs.status import backoff_seconds, status_after
-from service.policies.service import effective_policy
+from service.policies.effective import effective_policy
 from service.quantities import counted
 from service.records.health import TableHealth
 from service.records.jobs import Attempt, AttemptStatus, Job, JobKind, JobStatus

@@ -57,9 +57,9 @@ from service.jobs.queue import (
     rows_of,
 )
 from service.jobs.status import check_transition
+from service.policies.effective import bounded, effective_policy
 from service.policies.models import EffectivePolicy
 from service.policies.schedules import is_open
-from service.policies.service import bounded, effective_policy
 from service.records.catalogs import Catalog
 from service.records.health import TableHealth
 from service.records.jobs import POLICY, REQUEST, Attempt, AttemptStatus, Job, JobKind, JobStatus, LastClaim

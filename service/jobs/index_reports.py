@@ -7,7 +7,7 @@ from typing import Any
 from sqlmodel import Session
 
 from service.jobs.contract import IndexReport
-from service.policies.service import effective_policy
+from service.policies.effective import effective_policy
 from service.records.health import TableHealth, health_of, store_layouts
 from service.records.jobs import Job, JobKind
 from service.records.reports import JobResult

@@ -41,8 +41,8 @@ from service.jobs.models import (
     SystemView,
 )
 from service.jobs.queue import check_index_unused
+from service.policies.effective import effective_policy
 from service.policies.models import EffectivePolicy
-from service.policies.service import effective_policy
 from service.quantities import counted
 from service.records.catalogs import Catalog
 from service.records.health import TableHealth

@@ -13,6 +13,7 @@ from service.http.messages import PolicyId
 from service.http.paging import Page, PageRequest, Search
 from service.http.routing import ApiRoute, Handler
 from service.policies import service
+from service.policies.mistakes import find_mistakes
 from service.policies.models import (
     AttachmentRequest,
     AttachmentView,
@@ -50,7 +51,7 @@ def _further_mistakes(request: Request, body: Any) -> list[dict[str, Any]]:
     with get_database(request).read() as session:
         row = service.find_policy(session, request.path_params.get("policy_id", ""))
         wanted = PolicySettings.valid_part(body["settings"])
-        mistakes = service.find_mistakes(session, settings, wanted, row)
+        mistakes = find_mistakes(session, settings, wanted, row)
     return [
         {"loc": (finding["field"],), "msg": finding["message"]}
         for mistake in mistakes

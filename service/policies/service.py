@@ -1,17 +1,6 @@
-"""Policies, where they are attached, and the effective one of a table.
+"""Policies, and where they are attached."""
 
-Two are built in: `standard`, which sets every value and is attached to the system, and `manual`,
-under which nothing runs by itself. They cannot be changed, so that every value always has a source.
-"""
-
-import json
-import math
-from collections import ChainMap
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from functools import lru_cache
-from typing import Any
-
-from sqlalchemy import ColumnElement, String, and_, bindparam, cast, func
+from sqlalchemy import ColumnElement, and_, func
 from sqlmodel import Session, col, or_, select
 
 from service.auth.models import Principal
@@ -21,41 +10,22 @@ from service.db.database import FOR_UPDATE, utc_now
 from service.errors import ConflictError, InvalidError, NotFoundError
 from service.http.etags import check_version
 from service.http.paging import Page, PageRequest, Sorting, read_page
+from service.policies.built_in import BUILT_IN, STANDARD
+from service.policies.effective import place_of
+from service.policies.mistakes import find_mistakes, inherited_mistake, refuse_mistakes
 from service.policies.models import (
     AttachmentRequest,
     AttachmentView,
-    BudgetPolicy,
-    CompactPolicy,
-    ConvertPolicy,
-    EffectivePolicy,
-    EffectivePolicyView,
-    EffectiveResourcesPolicy,
-    EffectiveValue,
-    ExpireSnapshotsPolicy,
-    IndexPolicy,
     PolicyPatch,
     PolicyRequest,
-    PolicySettings,
     PolicyView,
-    PublishPolicy,
-    ResourcesPolicy,
-    RetryPolicy,
-    RewriteDataFilesPolicy,
-    RewriteManifestsPolicy,
-    RewritePositionDeleteFilesPolicy,
-    SchedulePolicy,
-    ValueSource,
-    VerifyPolicy,
-    contradictions,
 )
 from service.policies.places import (
     SYSTEM_TARGET,
     namespace_target,
     table_target,
-    targets_of,
     targets_of_table,
 )
-from service.policies.schedules import MAX_WINDOWS
 from service.policies.staging import restaging
 from service.records.catalogs import Catalog
 from service.records.keys import Role
@@ -64,15 +34,6 @@ from service.records.policies import Level, Policy, PolicyAttachment
 from service.records.tables import EnrolledTable
 from service.settings import Settings
 
-STANDARD = "standard"
-MANUAL = "manual"
-_POLICIES_KEPT = 1000
-# As text, since they are nearly always the same.
-_SETTINGS = (
-    select(PolicyAttachment.target, cast(Policy.settings, String))
-    .join(Policy, col(Policy.id) == col(PolicyAttachment.policy_id))
-    .where(col(PolicyAttachment.target).in_(bindparam("targets", expanding=True)))
-)
 SORTING = Sorting(
     {"name": Policy.name, "created_at": Policy.created_at, "updated_at": Policy.updated_at},
     key=Policy.id,
@@ -83,122 +44,6 @@ ATTACHMENT_SORTING = Sorting(
     key=PolicyAttachment.target,
     default="level",
 )
-
-BUILT_IN: dict[str, tuple[str, PolicySettings]] = {
-    STANDARD: (
-        "Indexes within about a minute, converts equality deletes within about five, compacts now and then.",
-        PolicySettings(
-            index=IndexPolicy(
-                enabled=True, data_files=50, rows=10_000_000, bytes=1_000_000_000, age_seconds=60, cron=""
-            ),
-            convert=ConvertPolicy(
-                enabled=True,
-                delete_files=10,
-                deletes=1_000_000,
-                bytes=100_000_000,
-                age_seconds=300,
-                when="reached",
-                reads_per_day=1_000,
-                max_read_ratio=1.5,
-                cron="",
-                max_delete_files_per_commit=0,
-                readers=[],
-            ),
-            publish=PublishPolicy(source="", enabled=True, rows=100_000, age_seconds=10, cron=""),
-            expire_snapshots=ExpireSnapshotsPolicy(
-                enabled=False,
-                older_than_seconds=432_000,
-                retain_last=1,
-                snapshots=1_000,
-                age_seconds=518_400,
-                min_interval_seconds=3_600,
-                cron="",
-                windows=[],
-                max_seconds_per_day=0,
-            ),
-            rewrite_data_files=RewriteDataFilesPolicy(
-                enabled=False,
-                strategy="binpack",
-                target_file_size_bytes=0,
-                min_input_files=5,
-                delete_ratio_threshold=0.3,
-                max_bytes=100_000_000_000,
-                small_data_files=100,
-                deleted_data_files=10,
-                min_interval_seconds=3_600,
-                cron="",
-                windows=[],
-                max_seconds_per_day=0,
-            ),
-            rewrite_position_delete_files=RewritePositionDeleteFilesPolicy(
-                enabled=False,
-                target_file_size_bytes=0,
-                min_input_files=5,
-                small_delete_files=100,
-                min_interval_seconds=3_600,
-                cron="",
-                windows=[],
-                max_seconds_per_day=0,
-            ),
-            rewrite_manifests=RewriteManifestsPolicy(
-                enabled=False,
-                manifests=100,
-                min_interval_seconds=3_600,
-                cron="",
-                windows=[],
-                max_seconds_per_day=0,
-            ),
-            compact=CompactPolicy(
-                enabled=True,
-                sorted_runs=16,
-                dead_ratio=0.5,
-                dead_bytes=10_000_000_000,
-                min_interval_seconds=60,
-                cron="",
-            ),
-            verify=VerifyPolicy(
-                enabled=False,
-                data_files=100_000,
-                rows=10_000_000_000,
-                bytes=1_000_000_000_000,
-                age_seconds=604_800,
-                cron="",
-            ),
-            schedule=SchedulePolicy(
-                time_zone="UTC", windows=[], priority=0, idle_pause_seconds=300, max_idle_pause_seconds=3600
-            ),
-            retries=RetryPolicy(
-                max_attempts=5,
-                backoff_seconds=10,
-                max_backoff_seconds=600,
-                timeout_seconds=0,
-                pause_seconds=600,
-                max_pause_seconds=3600,
-            ),
-            budget=BudgetPolicy(
-                table_seconds_per_day=0,
-                table_bytes_per_day=0,
-                catalog_seconds_per_day=0,
-                catalog_bytes_per_day=0,
-            ),
-            resources=ResourcesPolicy(max_tasks=0, memory_fraction=1),
-        ),
-    ),
-    MANUAL: (
-        "Nothing runs by itself: jobs start only on request.",
-        PolicySettings(
-            index=IndexPolicy(enabled=False),
-            convert=ConvertPolicy(enabled=False),
-            publish=PublishPolicy(enabled=False),
-            expire_snapshots=ExpireSnapshotsPolicy(enabled=False),
-            rewrite_data_files=RewriteDataFilesPolicy(enabled=False),
-            rewrite_position_delete_files=RewritePositionDeleteFilesPolicy(enabled=False),
-            rewrite_manifests=RewriteManifestsPolicy(enabled=False),
-            compact=CompactPolicy(enabled=False),
-            verify=VerifyPolicy(enabled=False),
-        ),
-    ),
-}
 
 
 def ensure_built_in(session: Session) -> None:
@@ -333,7 +178,7 @@ def delete_policy(
     if uses or patterns:
         places = ", ".join(
             (
-                *(_place(session, use) for use in uses),
+                *(place_of(session, use) for use in uses),
                 *(f"tables of pattern {each.pattern!r} of catalog {catalog}" for each, catalog in patterns),
             )
         )
@@ -455,70 +300,6 @@ def list_attachments(
     )
 
 
-def chain(session: Session, table: EnrolledTable) -> Sequence[tuple[PolicyAttachment, Policy]]:
-    """The attachments that reach a table, nearest first; the last one is the system's."""
-    targets = targets_of_table(table)
-    rows = session.exec(
-        select(PolicyAttachment, Policy)
-        .join(Policy, col(Policy.id) == col(PolicyAttachment.policy_id))
-        .where(col(PolicyAttachment.target).in_(targets))
-    ).all()
-    return sorted(rows, key=lambda row: targets.index(row[0].target))
-
-
-def effective_policy(session: Session, table: EnrolledTable) -> EffectivePolicy:
-    """What holds for a table: each value from the nearest policy that sets it, if the table does not."""
-    targets = targets_of_table(table)
-    session.flush()
-    settings = dict(session.connection().execute(_SETTINGS, {"targets": targets}).all())
-    found = _effective(tuple(settings[target] for target in targets if target in settings))
-    return _with_own(found, table)
-
-
-@lru_cache(_POLICIES_KEPT)
-def _effective(settings: tuple[str, ...]) -> EffectivePolicy:
-    """What settings of policies come to, nearest first."""
-    found = [PolicySettings.model_validate(json.loads(each)).values() for each in settings]
-    return _nested(ChainMap(*found, BUILT_IN[STANDARD][1].values()))
-
-
-def merged(*settings: Mapping[str, Any]) -> EffectivePolicy:
-    """What valid settings come to that have every value together, nearest first."""
-    return _nested(ChainMap(*(PolicySettings.model_validate(each).values() for each in settings)))
-
-
-def policy_with(
-    session: Session, table: EnrolledTable, wanted: PolicySettings, changed: Policy | None
-) -> EffectivePolicy:
-    """What would hold for a table if a policy had these settings. Raises InvalidError.
-
-    changed: this policy, which reaches the table; None for one that would be attached to the table itself.
-    """
-    attached = chain(session, table)
-    found = [
-        wanted.model_dump(exclude_none=True) if changed and policy.id == changed.id else policy.settings
-        for attachment, policy in attached
-        if changed is not None or attachment.level != Level.TABLE.value
-    ]
-    if changed is None:
-        found.insert(0, wanted.model_dump(exclude_none=True))
-    elif changed.id not in {policy.id for _, policy in attached}:
-        raise InvalidError(
-            "policy-elsewhere",
-            f"Policy {changed.name!r} is not attached to table {table.name} nor to anything above it.",
-            "Name a table that it holds for, or no policy: the settings are the table's own then.",
-        )
-    effective = merged(*found, BUILT_IN[STANDARD][1].model_dump(exclude_none=True))
-    if wrong := contradictions(_flat(effective)):
-        raise InvalidError(
-            "policy-contradiction",
-            "; ".join(why for _, why in wrong),
-            "Set the values that belong together in one policy, or change the other policy first.",
-            errors=[{"field": f"body.settings.{names[0]}", "message": why} for names, why in wrong],
-        )
-    return _with_own(effective, table)
-
-
 def tables_under(session: Session, policy: Policy, most: int) -> list[EnrolledTable]:
     """Enrolled tables that a policy reaches, the first ones by name: `most`, of as many namespaces."""
     attached = select(PolicyAttachment).where(PolicyAttachment.policy_id == policy.id)
@@ -549,233 +330,6 @@ def tables_under(session: Session, policy: Policy, most: int) -> list[EnrolledTa
     return [table for table in found if targets.intersection(targets_of_table(table))]
 
 
-def _flat(policy: EffectivePolicy) -> dict[str, Any]:
-    """By dotted name."""
-    return {
-        f"{section}.{name}": value
-        for section, part in policy.model_dump().items()
-        for name, value in part.items()
-    }
-
-
-def _with_own(policy: EffectivePolicy, table: EnrolledTable) -> EffectivePolicy:
-    """The same with what the enrolment of a table says itself: its staging branch."""
-    if table.publish_from is None:
-        return policy
-    publish = policy.publish.model_copy(update={"source": table.publish_from})
-    return policy.model_copy(update={"publish": publish})
-
-
-def explain_policy(session: Session, table: EnrolledTable) -> EffectivePolicyView:
-    """The effective policy, with the place that each value comes from."""
-    attached = chain(session, table)
-    effective, sources = _resolve(attached)
-    values = {}
-    for name, (value, attachment, policy) in sources.items():
-        source = ValueSource(
-            level=Level(attachment.level), place=_place(session, attachment), policy=policy.name
-        )
-        values[name] = EffectiveValue(value=value, source=source)
-    if table.publish_from is not None:
-        source = ValueSource(level=Level.TABLE, place=f"enrolment of table {table.name}", policy=None)
-        values["publish.from"] = EffectiveValue(value=table.publish_from, source=source)
-    return EffectivePolicyView(
-        table_id=table.id,
-        policy=attached[0][1].name,
-        effective=_with_own(effective, table),
-        values=values,
-        explanation=[f"{name} = {item.value}: from {_origin(item.source)}." for name, item in values.items()],
-    )
-
-
-def _origin(source: ValueSource) -> str:
-    if source.policy is None:
-        return f"the {source.place}"
-    return f"policy {source.policy!r}, attached to the {source.place}"
-
-
-Sourced = dict[str, tuple[Any, PolicyAttachment, Policy]]
-
-
-def _resolve(attached: Sequence[tuple[PolicyAttachment, Policy]]) -> tuple[EffectivePolicy, Sourced]:
-    order = BUILT_IN[STANDARD][1].values()
-    sources: Sourced = {}
-    # `standard` backs the system's own policy, which may be partial too.
-    _, last = attached[-1]
-    backing = [
-        (attached[-1][0], Policy(name=STANDARD, settings=BUILT_IN[STANDARD][1].model_dump(exclude_none=True)))
-    ]
-    for attachment, policy in [*attached, *(backing if last.name != STANDARD else [])]:
-        for name, value in PolicySettings.model_validate(policy.settings).values().items():
-            sources.setdefault(name, (value, attachment, policy))
-    effective = _nested({name: value for name, (value, _, _) in sources.items()})
-    return effective, {name: sources[name] for name in order}
-
-
-def _nested(values: Mapping[str, Any]) -> EffectivePolicy:
-    """values: by dotted names, as `PolicySettings.values` has them."""
-    nested: dict[str, dict[str, Any]] = {}
-    for dotted, value in values.items():
-        section, _, name = dotted.partition(".")
-        nested.setdefault(section, {})[name] = value
-    return EffectivePolicy.model_validate(nested)
-
-
-def inherited_values(session: Session, row: Policy | None) -> dict[str, list[Any]]:
-    """What each setting, by its dotted name, comes to where the policy leaves it out.
-
-    Several values if it holds for places that inherit different ones. A policy that holds nowhere yet would
-    inherit what holds for the whole system, which itself is backed by `standard`.
-    """
-    chains: set[tuple[str, ...]] = {(SYSTEM_TARGET,)}
-    if row is not None:
-        rows = session.exec(
-            select(PolicyAttachment, EnrolledTable)
-            .join(EnrolledTable, col(EnrolledTable.id) == col(PolicyAttachment.table_id), isouter=True)
-            .where(PolicyAttachment.policy_id == row.id, col(EnrolledTable.deleted_at).is_(None))
-            .order_by(col(PolicyAttachment.target))
-        ).all()
-        chains = {tuple(_chain_of(attachment, table)[1:]) for attachment, table in rows} or chains
-    settings = dict(
-        session.exec(
-            select(PolicyAttachment.target, Policy.settings)
-            .join(Policy, col(Policy.id) == col(PolicyAttachment.policy_id))
-            .where(col(PolicyAttachment.target).in_({target for targets in chains for target in targets}))
-        ).all()
-    )
-    found: dict[str, list[Any]] = {name: [] for name in BUILT_IN[STANDARD][1].values()}
-    for targets in sorted(chains):
-        above = [PolicySettings.model_validate(settings[each]) for each in targets if each in settings]
-        values = ChainMap(*(each.values() for each in (*above, BUILT_IN[STANDARD][1])))
-        for name, known in found.items():
-            if values[name] not in known:
-                known.append(values[name])
-    return found
-
-
-def bounded(policy: EffectivePolicy, settings: Settings) -> EffectivePolicy:
-    """The same within the operator's bounds, which may have become narrower than what was allowed once."""
-    wanted = policy.resources
-    most = settings.max_tasks_per_job
-    resources = EffectiveResourcesPolicy(
-        max_tasks=min(wanted.max_tasks or most, most) if most else wanted.max_tasks,
-        memory_fraction=min(wanted.memory_fraction, settings.max_memory_fraction),
-    )
-    return policy.model_copy(update={"resources": resources})
-
-
-def find_mistakes(
-    session: Session, settings: Settings, wanted: PolicySettings, row: Policy | None = None
-) -> list[InvalidError]:
-    """What is wrong with valid settings, also with those that `row` has not got yet: all of it."""
-    found = [*_windows_mistake(wanted), *_bounds_mistake(settings, wanted)]
-    if row is not None:
-        used = select(PolicyAttachment.target).where(PolicyAttachment.policy_id == row.id)
-        found += _inherited_mistake(session, session.exec(used).all(), {row.id: wanted})
-    return found
-
-
-def refuse_mistakes(found: Sequence[InvalidError]) -> None:
-    """Raises InvalidError: the only one of these, or one that lists all."""
-    if len(found) == 1:
-        raise found[0]
-    if found:
-        raise InvalidError(
-            "validation-error",
-            " ".join(f"{error.detail.rstrip('.')}." for error in found),
-            errors=[finding for error in found for finding in error.extra["errors"]],
-        )
-
-
-def _windows_mistake(wanted: PolicySettings) -> Iterator[InvalidError]:
-    for name, windows in wanted.values().items():
-        if name.endswith(".windows") and len(windows) > MAX_WINDOWS:
-            # Not a limit of the schema: a policy that was stored before must still be readable.
-            message = f"{name} has {len(windows)} windows; {MAX_WINDOWS} are allowed."
-            yield InvalidError(
-                "too-many-windows",
-                message,
-                errors=[{"field": f"body.settings.{name}", "message": message}],
-            )
-
-
-def _bounds_mistake(settings: Settings, wanted: PolicySettings) -> Iterator[InvalidError]:
-    bounds = (
-        ("max_tasks", settings.max_tasks_per_job or math.inf, "ICESTREAM_MAX_TASKS_PER_JOB"),
-        ("memory_fraction", settings.max_memory_fraction, "ICESTREAM_MAX_MEMORY_FRACTION"),
-    )
-    errors = [
-        {
-            "field": f"body.settings.resources.{name}",
-            "message": f"resources.{name} ({value:g}) is above {bound:g}, which {variable} allows",
-        }
-        for name, bound, variable in bounds
-        if (value := getattr(wanted.resources, name)) is not None and value > bound
-    ]
-    if errors:
-        yield InvalidError(
-            "policy-out-of-bounds", "; ".join(error["message"] for error in errors), errors=errors
-        )
-
-
-_CONTRADICTIONS_SHOWN = 20
-
-
-def _inherited_mistake(
-    session: Session, changed: Collection[str], wanted: Mapping[str, PolicySettings]
-) -> Iterator[InvalidError]:
-    """What makes the effective policy of any place contradict itself after a change at these places.
-
-    Every such place is named. A table has the effective policy of the nearest place with an attachment, so
-    there are no others. wanted: settings of policies, by id, that have others yet.
-    """
-    rows = session.exec(
-        select(PolicyAttachment, Policy, EnrolledTable)
-        .join(Policy, col(Policy.id) == col(PolicyAttachment.policy_id))
-        .join(EnrolledTable, col(EnrolledTable.id) == col(PolicyAttachment.table_id), isouter=True)
-        .where(col(EnrolledTable.deleted_at).is_(None))
-        .order_by(col(PolicyAttachment.target))
-    ).all()
-    attached = {attachment.target: policy for attachment, policy, _ in rows}
-    values = {
-        policy.id: (wanted.get(policy.id) or PolicySettings.model_validate(policy.settings)).values()
-        for _, policy, _ in rows
-    }
-    found = []
-    for attachment, _, table in rows:
-        targets = _chain_of(attachment, table)
-        if set(targets).isdisjoint(changed):
-            continue
-        reaching = [attached[target] for target in targets if target in attached]
-        sources = [(policy.name, values[policy.id]) for policy in reaching]
-        sources.append((STANDARD, BUILT_IN[STANDARD][1].values()))
-        for names, why in contradictions(ChainMap(*(each for _, each in sources))):
-            origins = (next(policy for policy, each in sources if name in each) for name in names)
-            told = ", ".join(
-                f"{name} from policy {policy!r}" for name, policy in zip(names, origins, strict=True)
-            )
-            found.append((names[0], f"{_place(session, attachment)}: {why} ({told})"))
-    if found:
-        left_out = len(found) - _CONTRADICTIONS_SHOWN
-        shown = [{"field": name, "message": message} for name, message in found[:_CONTRADICTIONS_SHOWN]]
-        yield InvalidError(
-            "policy-contradiction",
-            "; ".join(item["message"] for item in shown)
-            + (f"; and {left_out:,} more" if left_out > 0 else ""),
-            "Set the values that belong together in one policy, or change the other policy first.",
-            errors=shown,
-        )
-
-
-def _chain_of(attachment: PolicyAttachment, table: EnrolledTable | None) -> list[str]:
-    """The places whose policies hold where this one is attached, itself first."""
-    if table is not None:
-        return [attachment.target, *targets_of(table.catalog_id, table.identifier[:-1])]
-    if attachment.catalog_id is not None:
-        return targets_of(attachment.catalog_id, attachment.namespace or [])
-    return [SYSTEM_TARGET]
-
-
 def _attach(
     session: Session,
     target: str,
@@ -792,7 +346,7 @@ def _attach(
         if row is not None:
             session.delete(row)
             session.flush()
-            refuse_mistakes([*_inherited_mistake(session, {target}, {})])
+            refuse_mistakes([*inherited_mistake(session, {target}, {})])
         return None
     found = policy_of_request(session, policy)
     if row is None:
@@ -808,21 +362,8 @@ def _attach(
     row.updated_at = utc_now()
     session.add(row)
     session.flush()
-    refuse_mistakes([*_inherited_mistake(session, {target}, {})])
+    refuse_mistakes([*inherited_mistake(session, {target}, {})])
     return row
-
-
-def _place(session: Session, attachment: PolicyAttachment) -> str:
-    match Level(attachment.level):
-        case Level.SYSTEM:
-            return "system"
-        case Level.CATALOG:
-            return f"catalog {session.get_one(Catalog, attachment.catalog_id).name}"
-        case Level.NAMESPACE:
-            catalog = session.get_one(Catalog, attachment.catalog_id).name
-            return f"namespace {'.'.join(attachment.namespace or [])} of catalog {catalog}"
-        case Level.TABLE:
-            return f"table {session.get_one(EnrolledTable, attachment.table_id).name}"
 
 
 def _attachment_view(session: Session, row: PolicyAttachment) -> AttachmentView:

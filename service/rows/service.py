@@ -10,7 +10,7 @@ from service.errors import ConflictError
 from service.jobs import queue
 from service.jobs.models import JobView
 from service.jobs.service import refuse_paused, view
-from service.policies.service import effective_policy
+from service.policies.effective import effective_policy
 from service.records.jobs import Job, JobKind, JobStatus
 from service.records.keys import Role
 from service.records.tables import EnrolledTable, get_table

@@ -9,7 +9,7 @@ from service.auth.models import Principal
 from service.db.database import ReadSession, utc_now
 from service.http.messages import TableId
 from service.http.routing import ApiRoute
-from service.policies.service import find_mistakes, refuse_mistakes
+from service.policies.mistakes import find_mistakes, refuse_mistakes
 from service.records.health import TableHealth
 from service.records.keys import Role
 from service.records.tables import get_table

@@ -39,7 +39,7 @@ from service.index_health.service import begins_to_lag_at, keep_last_look, recor
 from service.jobs.events import latest_event_id, record_table_event
 from service.jobs.queue import cancel_publications_but, has_let_expire, is_system_paused
 from service.jobs.stream import settled_after
-from service.policies.service import effective_policy
+from service.policies.effective import effective_policy
 from service.records.catalogs import Catalog, CatalogType
 from service.records.health import TableHealth, health_of
 from service.records.jobs import JobStatus

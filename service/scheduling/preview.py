@@ -10,9 +10,9 @@ from sqlmodel import Session, col, select
 
 from service.catalogs.measure import Past, Volume
 from service.jobs.service import read_others, waiting_for
+from service.policies.effective import effective_policy
 from service.policies.models import EffectivePolicy
 from service.policies.schedules import fires, openings
-from service.policies.service import effective_policy
 from service.records.catalogs import Catalog
 from service.records.health import TableHealth
 from service.records.jobs import Job, JobKind, JobStatus

@@ -14,9 +14,9 @@ from sqlmodel import Session
 from service.jobs import claims, queue
 from service.jobs.events import record_table_event
 from service.jobs.service import of_policy
+from service.policies.effective import effective_policy
 from service.policies.models import EffectivePolicy
 from service.policies.schedules import fires, next_opening
-from service.policies.service import effective_policy
 from service.records.health import TableHealth
 from service.records.jobs import POLICY, JobKind
 from service.records.tables import EnrolledTable

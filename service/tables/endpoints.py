@@ -15,8 +15,8 @@ from service.http.problem_documents import UNREACHABLE_RESPONSE
 from service.http.routing import ApiRoute
 from service.jobs.models import JobView
 from service.jobs.service import view
+from service.policies.effective import explain_policy
 from service.policies.models import EffectivePolicyView
-from service.policies.service import explain_policy
 from service.records import tables as rows
 from service.records.health import HealthStatus
 from service.settings import CurrentSettings

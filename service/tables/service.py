@@ -29,6 +29,7 @@ from service.jobs import queue
 from service.jobs.events import record_table_event
 from service.jobs.queue import check_index_unused
 from service.policies import service as policies
+from service.policies.effective import effective_policy
 from service.policies.staging import (
     check_staging,
     leave_staging_branch,
@@ -443,7 +444,7 @@ def delete_table(
         check_index_unused(session, row)
     now = utc_now()
     branch = staging_branches(session, [row]).get(row.id)
-    policy = policies.effective_policy(session, row)
+    policy = effective_policy(session, row)
     # Jobs are locked before the table's health, as where one ends.
     queue.cancel_jobs_of_table(session, row.id, f"the table was removed by {principal.name}", now)
     leave_staging_branch(session, [(row, branch)], leave_staged=leave_staged)

@@ -13,6 +13,8 @@ from service.db.database import CurrentDatabase, ReadSession, utc_now
 from service.errors import IcestreamError, NotFoundError, PreconditionError
 from service.http.paging import EVERYTHING, PageRequest, Search
 from service.policies import service as policies
+from service.policies.effective import inherited_values
+from service.policies.mistakes import find_mistakes, refuse_mistakes
 from service.policies.models import (
     AttachmentRequest,
     AttachmentView,
@@ -137,7 +139,7 @@ def try_policy(
     try:
         body = typed.read(PolicyPatch, _said(typed))
         wanted = body.settings or PolicySettings()
-        policies.refuse_mistakes(policies.find_mistakes(session, settings, wanted, row))
+        refuse_mistakes(find_mistakes(session, settings, wanted, row))
         table = get_table(session, typed["table_id"])
         health = session.get(TableHealth, table.id) or TableHealth(table_id=table.id)
         tried = replay(session, table, health, wanted, row.id, utc_now())
@@ -240,7 +242,7 @@ def _policy_form(
         status_code=form.status_code,
         form=form,
         policy=policies.view(row) if row else None,
-        sections=list(sections(policies.inherited_values(session, row))),
+        sections=list(sections(inherited_values(session, row))),
         tables=[(table.id, table.name) for table in tables],
         tried=tried,
         figures=_figures(tried) if tried else [],

@@ -20,7 +20,7 @@ from service.index_health.models import HealthSampleView, HealthView
 from service.jobs import events
 from service.jobs import service as jobs
 from service.jobs.models import JobRequest, JobView, RequestableKind
-from service.policies import service as policies
+from service.policies.effective import explain_policy
 from service.policies.models import NO_BRANCH
 from service.records.health import HealthStatus, Resolution, TableHealth
 from service.records.jobs import JobKind, JobStatus
@@ -160,7 +160,7 @@ def _table_page(
         table=tables.view(session, settings, row),
         keys=key_form(session, settings, row),
         health=health,
-        policy_sections=policy_sections(policies.explain_policy(session, row).values),
+        policy_sections=policy_sections(explain_policy(session, row).values),
         plots=plots,
         plot_moments=moments(plots, VALUES_SHOWN) if plots else [],
         mark_words=_mark_words(plots, days, settings),

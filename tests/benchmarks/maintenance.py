@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from service.policies.built_in import BUILT_IN, STANDARD
+from service.policies.effective import merged
 from service.policies.models import EffectivePolicy
-from service.policies.service import BUILT_IN, STANDARD, merged
 from service.reader_cost import Shape
 from service.records.jobs import JobKind
 from service.scheduling.simulation import Arrival, Beginning, Outcome, Ran, simulate

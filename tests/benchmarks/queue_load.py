@@ -35,7 +35,8 @@ from service.db.database import Database, migrate, utc_now
 from service.errors import is_database_trouble
 from service.jobs import attempts, claims, queue
 from service.jobs.contract import FinishRequest
-from service.policies.service import effective_policy, ensure_built_in
+from service.policies.effective import effective_policy
+from service.policies.service import ensure_built_in
 from service.records.catalogs import Catalog
 from service.records.health import TableHealth
 from service.records.jobs import JobKind

@@ -12,7 +12,7 @@ from service.auth.models import SYSTEM, Principal
 from service.db.database import Database
 from service.jobs import attempts, claims, queue
 from service.jobs.contract import Assignment, ErrorReport, FinishRequest
-from service.policies.service import effective_policy
+from service.policies.effective import effective_policy
 from service.records.catalogs import Catalog
 from service.records.jobs import Job, JobKind, JobStatus
 from service.records.tables import EnrolledTable

@@ -14,8 +14,8 @@ from pyiceberg.types import LongType, NestedField
 from service.catalogs.measure import ManifestCache, Volume, measure
 from service.db.database import utc_now
 from service.index_health.service import judge
+from service.policies.built_in import BUILT_IN, STANDARD
 from service.policies.models import EffectivePolicy
-from service.policies.service import BUILT_IN, STANDARD
 from service.quantities import sized
 from service.records.health import HealthStatus, TableHealth, health_of
 from service.records.jobs import Job, JobKind

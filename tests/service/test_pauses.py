@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from sqlmodel import col, select
 
-from service.policies.service import effective_policy
+from service.policies.effective import effective_policy
 from service.records.health import TableHealth
 from service.records.jobs import Job, JobKind
 from service.records.tables import EnrolledTable

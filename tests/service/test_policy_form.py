@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.policies.service import BUILT_IN, STANDARD
+from service.policies.built_in import BUILT_IN, STANDARD
 from service.ui.policy_form import read_setting, sections, write_setting
 
 INHERITED = {name: [value] for name, value in BUILT_IN[STANDARD][1].values().items()}

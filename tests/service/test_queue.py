@@ -23,8 +23,9 @@ from service.jobs.contract import (
     HeartbeatRequest,
 )
 from service.jobs.service import view
+from service.policies.effective import effective_policy
 from service.policies.models import AttachmentRequest, PolicyRequest
-from service.policies.service import attach_policy, create_policy, effective_policy
+from service.policies.service import attach_policy, create_policy
 from service.records.catalogs import Catalog
 from service.records.health import health_of
 from service.records.jobs import Event, Job, JobKind, JobStatus

@@ -7,9 +7,10 @@ from itertools import pairwise
 
 import pytest
 
+from service.policies.built_in import BUILT_IN, MANUAL, STANDARD
+from service.policies.effective import merged
 from service.policies.models import EffectivePolicy
 from service.policies.schedules import Window
-from service.policies.service import BUILT_IN, MANUAL, STANDARD, merged
 from service.reader_cost import Shape
 from service.records.jobs import JobKind
 from service.scheduling.decisions import LastJob

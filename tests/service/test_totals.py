@@ -14,7 +14,7 @@ from service.db.database import Database
 from service.index_health import service as index_health
 from service.index_health.service import record_sample, total_pending
 from service.jobs.service import converted_since
-from service.policies.service import effective_policy
+from service.policies.effective import effective_policy
 from service.records.health import PendingChange, TableHealth, health_of
 from service.records.jobs import Attempt, Job
 from service.records.tables import EnrolledTable, get_table
