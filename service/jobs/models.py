@@ -8,7 +8,7 @@ from pydantic import Field as ModelField
 
 from service.http.messages import Message, UtcTime, example
 from service.http.problem_documents import Problem
-from service.policies.models import RewriteStrategy, TargetFileSize
+from service.policies.settings import RewriteStrategy, TargetFileSize
 from service.records.jobs import AttemptStatus, JobKind, JobStatus
 from service.records.reports import SnapshotId, StageReport
 

@@ -4,7 +4,7 @@
 be changed, so that every value always has a source.
 """
 
-from service.policies.models import (
+from service.policies.settings import (
     BudgetPolicy,
     CompactPolicy,
     ConvertPolicy,

@@ -16,11 +16,10 @@ from service.policies.models import (
     EffectivePolicyView,
     EffectiveResourcesPolicy,
     EffectiveValue,
-    PolicySettings,
     ValueSource,
-    contradictions,
 )
 from service.policies.places import SYSTEM_TARGET, targets_of, targets_of_table
+from service.policies.settings import PolicySettings, contradictions
 from service.records.catalogs import Catalog
 from service.records.policies import Level, Policy, PolicyAttachment
 from service.records.tables import EnrolledTable

@@ -14,14 +14,8 @@ from service.http.paging import Page, PageRequest, Search
 from service.http.routing import ApiRoute, Handler
 from service.policies import service
 from service.policies.mistakes import find_mistakes
-from service.policies.models import (
-    AttachmentRequest,
-    AttachmentView,
-    PolicyPatch,
-    PolicyRequest,
-    PolicySettings,
-    PolicyView,
-)
+from service.policies.models import AttachmentRequest, AttachmentView, PolicyPatch, PolicyRequest, PolicyView
+from service.policies.settings import PolicySettings
 from service.records.policies import Level
 from service.settings import CurrentSettings, Settings
 

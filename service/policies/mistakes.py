@@ -9,8 +9,8 @@ from sqlmodel import Session, col, select
 from service.errors import InvalidError
 from service.policies.built_in import BUILT_IN, STANDARD
 from service.policies.effective import chain_of, place_of
-from service.policies.models import PolicySettings, contradictions
 from service.policies.schedules import MAX_WINDOWS
+from service.policies.settings import PolicySettings, contradictions
 from service.records.policies import Policy, PolicyAttachment
 from service.records.tables import EnrolledTable
 from service.settings import Settings

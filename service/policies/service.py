@@ -13,13 +13,7 @@ from service.http.paging import Page, PageRequest, Sorting, read_page
 from service.policies.built_in import BUILT_IN, STANDARD
 from service.policies.effective import place_of
 from service.policies.mistakes import find_mistakes, inherited_mistake, refuse_mistakes
-from service.policies.models import (
-    AttachmentRequest,
-    AttachmentView,
-    PolicyPatch,
-    PolicyRequest,
-    PolicyView,
-)
+from service.policies.models import AttachmentRequest, AttachmentView, PolicyPatch, PolicyRequest, PolicyView
 from service.policies.places import (
     SYSTEM_TARGET,
     namespace_target,

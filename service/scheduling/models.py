@@ -5,7 +5,7 @@ from datetime import datetime
 from pydantic import ConfigDict
 
 from service.http.messages import Message, example
-from service.policies.models import PolicySettings
+from service.policies.settings import PolicySettings
 from service.records.jobs import JobKind
 
 

@@ -23,8 +23,8 @@ from service.catalogs.measure import Volume
 from service.db.database import Json
 from service.errors import IcestreamError, InvalidError
 from service.policies.effective import chain, effective_policy, policy_with
-from service.policies.models import PolicySettings
 from service.policies.service import policy_of_request
+from service.policies.settings import PolicySettings
 from service.quantities import aged, counted
 from service.reader_cost import HEADLINE, Shape, model
 from service.records.health import HealthSample, TableHealth

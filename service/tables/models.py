@@ -7,7 +7,7 @@ from pydantic import ConfigDict
 from pydantic import Field as ModelField
 
 from service.http.messages import Message, example
-from service.policies.models import StagingBranch
+from service.policies.settings import StagingBranch
 from service.records.health import HealthStatus
 
 Identifier = Annotated[

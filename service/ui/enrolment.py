@@ -21,7 +21,7 @@ from service.http.paging import PageRequest
 from service.jobs import service as jobs
 from service.jobs.models import JobRequest
 from service.policies.built_in import MANUAL
-from service.policies.models import NO_BRANCH
+from service.policies.settings import NO_BRANCH
 from service.records.jobs import JobKind
 from service.settings import CurrentSettings
 from service.tables import service as tables

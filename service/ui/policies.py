@@ -15,14 +15,8 @@ from service.http.paging import EVERYTHING, PageRequest, Search
 from service.policies import service as policies
 from service.policies.effective import inherited_values
 from service.policies.mistakes import find_mistakes, refuse_mistakes
-from service.policies.models import (
-    AttachmentRequest,
-    AttachmentView,
-    PolicyPatch,
-    PolicyRequest,
-    PolicySettings,
-    PolicyView,
-)
+from service.policies.models import AttachmentRequest, AttachmentView, PolicyPatch, PolicyRequest, PolicyView
+from service.policies.settings import PolicySettings
 from service.records.health import TableHealth
 from service.records.jobs import JobKind
 from service.records.policies import Level, Policy

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from service.policies.models import PolicySettings
 from service.policies.schedules import Window
+from service.policies.settings import PolicySettings
 from service.ui.formats import POLICY_SECTIONS, POLICY_SETTINGS, SHARES
 
 _SECONDS = {"s": 1, "min": 60, "h": 3600, "d": 86_400}

@@ -21,7 +21,7 @@ from service.jobs import events
 from service.jobs import service as jobs
 from service.jobs.models import JobRequest, JobView, RequestableKind
 from service.policies.effective import explain_policy
-from service.policies.models import NO_BRANCH
+from service.policies.settings import NO_BRANCH
 from service.records.health import HealthStatus, Resolution, TableHealth
 from service.records.jobs import JobKind, JobStatus
 from service.records.reports import SnapshotId

@@ -8,7 +8,8 @@ import pytest
 
 from service.jobs.models import JobView
 from service.policies.built_in import BUILT_IN, STANDARD
-from service.policies.models import EffectivePolicy, PolicySettings
+from service.policies.models import EffectivePolicy
+from service.policies.settings import PolicySettings
 from service.ui import formats
 from service.ui.formats import size
 from service.ui.job_story import Figure, figures_of

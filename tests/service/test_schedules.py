@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from service.policies.models import PolicySettings
 from service.policies.schedules import Day, Window, fires, is_open, last_fire, next_opening, openings
+from service.policies.settings import PolicySettings
 
 BERLIN = "Europe/Berlin"
 NIGHT = Window(start="22:00", end="06:00")
