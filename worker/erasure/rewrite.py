@@ -21,7 +21,6 @@ from py4j.java_gateway import JavaObject
 from py4j.protocol import Py4JError
 from pyspark.errors.exceptions.captured import CapturedException
 
-from trust.locations import LocationNotAllowedError
 from worker.attempt.job import Job
 from worker.attempt.pinned_table import PinnedTable, pin_table
 from worker.deletes.locations import DeleteFileLocations, data_file_locations, unannounced_plan
@@ -38,8 +37,8 @@ from worker.query.snapshot import TableSnapshot
 from worker.spark.jvm import java_object, jvm_of
 from worker.table import row_delta
 from worker.table.catalogs import java_message, raise_lack_of_memory
-from worker.table.commit import LOOKS, CommittedSnapshot, commit_snapshot
-from worker.table.commit_errors import CommitConflictError, CommitError, CommitStateUnknownError, prepared
+from worker.table.commit import LOOKS, CommitFate, CommittedSnapshot, commit_snapshot
+from worker.table.commit_errors import CommitConflictError, prepared
 from worker.table.files import DataFile, DeleteFile
 from worker.table.plan import applies
 from worker.table.row_delta import java_list, layout_of_new_rows, loads_no_class
@@ -103,7 +102,7 @@ class Rewrite:
         self._names: list[str] = []
         self._moves: DeletesStage | None = None
         self._successors = _NONE
-        self._may_be_committed = False
+        self._fate = CommitFate()
 
     def run(self, table: PinnedTable) -> PinnedTable:
         """Until no data file of the branch's head has a row of the keys that is not visible. Returns the
@@ -178,38 +177,32 @@ class Rewrite:
             removed = list(row_delta.java_delete_files(table.java_table, [*deletes, *moved.removed]))
             added = list(row_delta.java_new_delete_files(table.java_table, moved.added))
 
-        def confirm_lease() -> None:
-            self._may_be_committed = False
+        def announce_all() -> None:
             self._announce(table, only_on=snapshot_id)
             if self._moves is not None and moved.added:
                 self._moves.announce(only_on=snapshot_id)
-            self._may_be_committed = True
 
-        try:
-            with job.stage("commit"):
-                committed = commit_snapshot(
-                    table.java_table,
-                    job.assignment.table.branch,
-                    snapshot_id,
-                    step_properties(job, REWRITE, summary),
-                    lambda properties, condemned, place: java_rewrite(
-                        row_delta.guarded(table.java_table, place, layout)
-                        .newRewrite()
-                        .toBranch(job.assignment.table.branch)
-                        .validateFromSnapshot(snapshot_id)
-                        .validateWith(validator)
-                        .dataSequenceNumber(sequence_number),
-                        [*old, *removed],
-                        [*new, *added],
-                        properties,
-                        condemned,
-                    ),
-                    confirm_lease=confirm_lease,
-                    check_location=table.storage.io.check,
-                )
-        except (CommitError, LocationNotAllowedError) as error:
-            self._may_be_committed = isinstance(error, CommitStateUnknownError)
-            raise
+        with self._fate.decided(announce_all) as confirm_lease, job.stage("commit"):
+            committed = commit_snapshot(
+                table.java_table,
+                job.assignment.table.branch,
+                snapshot_id,
+                step_properties(job, REWRITE, summary),
+                lambda properties, condemned, place: java_rewrite(
+                    row_delta.guarded(table.java_table, place, layout)
+                    .newRewrite()
+                    .toBranch(job.assignment.table.branch)
+                    .validateFromSnapshot(snapshot_id)
+                    .validateWith(validator)
+                    .dataSequenceNumber(sequence_number),
+                    [*old, *removed],
+                    [*new, *added],
+                    properties,
+                    condemned,
+                ),
+                confirm_lease=confirm_lease,
+                check_location=table.storage.io.check,
+            )
         self._forget()
         job.decide(
             f"{counted(len(old), 'data file')} with {counted(old_bytes, 'byte')} written anew as"
@@ -271,7 +264,7 @@ class Rewrite:
         self._table = table
 
     def _remove_written(self) -> None:
-        if self._table is not None and not self._may_be_committed:
+        if self._table is not None and not self._fate.may_be_committed:
             delete_files(self._table.storage, self._names)
             if self._moves is not None:
                 self._moves.remove_written()
@@ -279,7 +272,7 @@ class Rewrite:
 
     def _forget(self) -> None:
         self._names, self._moves, self._successors = [], None, _NONE
-        self._may_be_committed = False
+        self._fate = CommitFate()
 
 
 def java_rewrite(

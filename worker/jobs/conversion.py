@@ -214,7 +214,7 @@ class Conversion:
                 job.decide(f"The table changed while this job ran, so it plans again: {error}.")
                 plan.deletes.remove_written()
             except Exception:
-                if not plan.may_be_committed:
+                if not plan.fate.may_be_committed:
                     plan.deletes.remove_written()
                 raise
         raise CommitConflictError(f"the plan was overtaken {PLANNING_ATTEMPTS} times")

@@ -5,9 +5,9 @@ plan -> read -> index | scan -> deletes -> commit.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from trust.locations import LocationNotAllowedError
 from worker.attempt.job import Job
 from worker.attempt.outcome import Unconvertible
 from worker.attempt.pinned_table import PinnedTable
@@ -18,8 +18,8 @@ from worker.deletes.write import WrittenDeletes
 from worker.index.sorted_runs import IndexWarehouse
 from worker.lookup.deviations import Deviation
 from worker.lookup.resolution import find_rows
-from worker.table.commit import CommittedSnapshot, find_head, told_key_sets
-from worker.table.commit_errors import CommitConflictError, CommitError, CommitStateUnknownError
+from worker.table.commit import CommitFate, CommittedSnapshot, find_head, told_key_sets
+from worker.table.commit_errors import CommitConflictError
 from worker.table.files import DeleteFile
 from worker.table.plan import applies, plan_conversion
 
@@ -94,7 +94,7 @@ class Plan:
         self._number = number
         self._batch = batch
         self.deletes = DeletesStage(job, table, number, dry_run=self.dry_run)
-        self.may_be_committed = False
+        self.fate = CommitFate()
 
     def resolve(self, *, is_first: bool) -> Part:
         """Finds the rows that the batch deletes and writes their new delete files.
@@ -169,19 +169,11 @@ class Plan:
         return list(refused.values())
 
     def _commit(self, part: Part) -> CommittedSnapshot:
-        def confirm_lease() -> None:
-            self.may_be_committed = False
-            self.deletes.announce(removes=part.delete_files[0].path)
-            self.may_be_committed = True
-
-        try:
-            summary = {**part.summary, PLAN: str(self._number), COMMITS_LEFT: str(self._commits_left)}
+        summary = {**part.summary, PLAN: str(self._number), COMMITS_LEFT: str(self._commits_left)}
+        with self.fate.decided(partial(self.deletes.announce, part.delete_files[0].path)) as confirm_lease:
             return commit_deletes(
                 self.job, self.table, part.deletes, summary, confirm_lease, resolved=part.delete_files
             )
-        except (CommitError, LocationNotAllowedError) as error:
-            self.may_be_committed = isinstance(error, CommitStateUnknownError)
-            raise
 
     def is_of(self, commit: CommittedSnapshot) -> bool:
         """Whether a commit of the job is this plan's."""

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,7 +20,6 @@ from py4j.java_gateway import JavaObject
 from py4j.protocol import Py4JError
 from pyspark.errors.exceptions.captured import CapturedException
 
-from trust.locations import LocationNotAllowedError
 from trust.properties import LOCATION_PROPERTIES, without_code
 from worker.attempt.job import Job
 from worker.attempt.outcome import Outcome, Unconvertible, outcome
@@ -38,8 +38,8 @@ from worker.process.plurals import counted
 from worker.spark.jvm import java_object, jvm_of
 from worker.table import row_delta
 from worker.table.catalogs import java_map, java_message, raise_lack_of_memory
-from worker.table.commit import ATTEMPT, JOB_ID, CommittedSnapshot, check_clock, commit_snapshot
-from worker.table.commit_errors import CommitConflictError, CommitError, CommitStateUnknownError, prepared
+from worker.table.commit import ATTEMPT, JOB_ID, CommitFate, CommittedSnapshot, check_clock, commit_snapshot
+from worker.table.commit_errors import CommitConflictError, prepared
 from worker.table.row_delta import java_list, layout_of_new_rows
 
 PLANNING_ATTEMPTS = 5
@@ -84,7 +84,6 @@ class FileRewriting(ABC):
         )
         self.plans = 0
         self.refused: dict[str, Unconvertible] = {}
-        self._may_be_committed = False
 
     def run(self, table: PinnedTable) -> Outcome:
         job = self.job
@@ -211,12 +210,12 @@ class FileRewriting(ABC):
         table.storage.io.check(folder)
         check_clock(table.java_table)  # before the work, which would be for nothing
         announce(job, plan)
-        self._may_be_committed = False
+        fate = CommitFate()
         try:
             rewrite = self._written(table, choice, folder)
-            committed = self._own.made_by(table, lambda: self._commit(table, choice, plan, rewrite))
+            committed = self._own.made_by(table, lambda: self._commit(table, choice, plan, rewrite, fate))
         except Exception:
-            if not self._may_be_committed:
+            if not fate.may_be_committed:
                 _remove(table, folder)
             raise
         job.reporter = AfterCommit(job.reporter)
@@ -251,7 +250,7 @@ class FileRewriting(ABC):
             raise CommitConflictError(f"a file is gone that was to be written anew ({error})")
 
     def _commit(
-        self, table: PinnedTable, choice: Choice, plan: AnnouncedPlan, rewrite: JavaObject
+        self, table: PinnedTable, choice: Choice, plan: AnnouncedPlan, rewrite: JavaObject, fate: CommitFate
     ) -> CommittedSnapshot:
         job, java_table = self.job, table.java_table
         assert table.snapshot is not None
@@ -265,31 +264,23 @@ class FileRewriting(ABC):
             complete(made)
             return row_delta.described(made, summary, condemned)
 
-        def confirm_lease() -> None:
-            self._may_be_committed = False
-            # It can't be committed any more once the first of the files is gone.
-            announce(job, plan.model_copy(update={"removes": choice.paths[0]}))
-            self._may_be_committed = True
-
-        with job.stage("commit"):
-            try:
-                return commit_snapshot(
-                    java_table,
-                    table.branch,
-                    starting,
-                    {
-                        JOB_ID: job.assignment.job.id,
-                        ATTEMPT: str(job.assignment.attempt),
-                        self.rewritten: str(len(choice.paths)),
-                        BYTES: str(choice.size_bytes),
-                    },
-                    operation,
-                    confirm_lease=confirm_lease,
-                    check_location=table.storage.io.check,
-                )
-            except (CommitError, LocationNotAllowedError) as error:
-                self._may_be_committed = isinstance(error, CommitStateUnknownError)
-                raise
+        # It can't be committed any more once the first of the files is gone.
+        announced = plan.model_copy(update={"removes": choice.paths[0]})
+        with job.stage("commit"), fate.decided(partial(announce, job, announced)) as confirm_lease:
+            return commit_snapshot(
+                java_table,
+                table.branch,
+                starting,
+                {
+                    JOB_ID: job.assignment.job.id,
+                    ATTEMPT: str(job.assignment.attempt),
+                    self.rewritten: str(len(choice.paths)),
+                    BYTES: str(choice.size_bytes),
+                },
+                operation,
+                confirm_lease=confirm_lease,
+                check_location=table.storage.io.check,
+            )
 
     # report
 

@@ -110,7 +110,7 @@ class RowWrite:
         return self._properties.items() <= summary.items()
 
     def _remove_written(self) -> None:
-        if self._plan is not None and not self._plan.may_be_committed:
+        if self._plan is not None and not self._plan.fate.may_be_committed:
             self._plan.remove_written()
 
     # report

@@ -34,6 +34,7 @@ from worker.lookup.resolution import Resolved, RowsOfKeySet, merge_explanations
 from worker.process.plurals import counted
 from worker.publication.other_specs import LaterFiles
 from worker.publication.staged import ReadBefore, Staged
+from worker.table.commit import CommitFate
 from worker.table.files import DataFile, DataFiles, DeleteFile
 from worker.table.plan import plan_conversion
 from worker.table.row_delta import layout_of_new_rows
@@ -45,10 +46,7 @@ _FILES_PER_TASK = 50
 
 
 class Looks:
-    """One attempt's looks at the target.
-
-    may_be_committed: what is written, for all that is known.
-    """
+    """One attempt's looks at the target. fate: of what is written."""
 
     def __init__(self, job: Job, warehouse: IndexWarehouse) -> None:
         self._job = job
@@ -58,7 +56,7 @@ class Looks:
         self._numbers = count()
         self._lost = 0
         self._at_most: int | None = None
-        self.may_be_committed = False
+        self.fate = CommitFate()
 
     def staged(self, table: PinnedTable, waiting: Sequence[Snapshot]) -> Staged:
         """What a look is about: what the last one was about, if that still waits. Raises as `Staged.read`."""
@@ -94,7 +92,7 @@ class Looks:
 
     def forget(self) -> None:
         """Removes what is written; only where it is known that it was not committed."""
-        if self._found is not None and not self.may_be_committed:
+        if self._found is not None and not self.fate.may_be_committed:
             self._found.deletes.remove_written()
             self._found = None
 

@@ -22,7 +22,6 @@ from staging.history import (
     is_idle,
     staged_snapshots,
 )
-from trust.locations import LocationNotAllowedError
 from worker.attempt.job import Job
 from worker.attempt.outcome import Unconvertible
 from worker.attempt.pinned_table import PinnedTable
@@ -40,7 +39,7 @@ from worker.publication.looks import Found, Looks
 from worker.publication.other_specs import LaterFiles, later_files
 from worker.publication.staged import Staged, live_already
 from worker.table.commit import CommittedSnapshot, find_head, told_key_sets
-from worker.table.commit_errors import CommitConflictError, CommitError, CommitStateUnknownError
+from worker.table.commit_errors import CommitConflictError
 from worker.table.files import DataFile, DataFiles, DeleteFile
 from worker.table.manifests import UnsupportedTableError
 from worker.table.plan import applies
@@ -218,29 +217,23 @@ class Plan:
             SNAPSHOT_ID: str(last.snapshot_id),
         }
 
-        def confirm_lease() -> None:
-            looks.may_be_committed = False
+        def announce() -> None:
             if part.deletes.added:
                 found.deletes.announce(only_on=head_of(table))
             else:
                 self.job.reporter.confirm_lease()
-            looks.may_be_committed = True
 
-        try:
-            with self.job.stage("commit"):
-                return commit_deletes(
-                    self.job,
-                    table,
-                    part.deletes,
-                    summary,
-                    confirm_lease,
-                    rows=found.java_data_files(table.java_table),
-                    layout=layout_of_new_rows(table.metadata),
-                    staged=(self._source, last.snapshot_id),
-                )
-        except (CommitError, LocationNotAllowedError) as error:
-            looks.may_be_committed = isinstance(error, CommitStateUnknownError)
-            raise
+        with looks.fate.decided(announce) as confirm_lease, self.job.stage("commit"):
+            return commit_deletes(
+                self.job,
+                table,
+                part.deletes,
+                summary,
+                confirm_lease,
+                rows=found.java_data_files(table.java_table),
+                layout=layout_of_new_rows(table.metadata),
+                staged=(self._source, last.snapshot_id),
+            )
 
     def _resolved(self, staged: Staged) -> Part:
         self._check_data_files(staged)

@@ -10,8 +10,8 @@ once more meanwhile: it goes by paths, and would hit and remove that one, too. D
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -21,6 +21,7 @@ from py4j.java_gateway import JavaObject
 from py4j.protocol import Py4JError
 from pyspark.errors.exceptions.captured import CapturedException
 
+from trust.locations import LocationNotAllowedError
 from worker.spark.jvm import jvm_of
 from worker.table import row_delta
 from worker.table.catalogs import java_message, java_types, raise_lack_of_memory
@@ -70,6 +71,31 @@ class CommittedSnapshot:
         """Equality field ids of the deletes that it resolved; see `told_key_sets`."""
         told = self.summary.get(_KEY_SETS, "").split(";")
         return {tuple(map(int, ids.split(","))) for ids in told if _FIELD_IDS.fullmatch(ids)}
+
+
+class CommitFate:
+    """What becomes of files that were written for a commit.
+
+    may_be_committed: for all that is known; then none of them may be removed.
+    """
+
+    def __init__(self) -> None:
+        self.may_be_committed = False
+
+    @contextmanager
+    def decided(self, announce: Callable[[], None]) -> Iterator[Callable[[], None]]:
+        """Around a commit, which calls what is yielded as its `confirm_lease`."""
+
+        def confirm_lease() -> None:
+            self.may_be_committed = False
+            announce()
+            self.may_be_committed = True
+
+        try:
+            yield confirm_lease
+        except (CommitError, LocationNotAllowedError) as error:
+            self.may_be_committed = isinstance(error, CommitStateUnknownError)
+            raise
 
 
 def told_key_sets(deletes: Iterable[DeleteFile]) -> dict[str, str]:

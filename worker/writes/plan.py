@@ -19,7 +19,6 @@ from pyiceberg import types
 from pyiceberg.schema import Schema
 
 from stores.table_metadata import UNWRITTEN_TYPES, column_of
-from trust.locations import LocationNotAllowedError
 from worker.attempt.indexes import planned_key_sets, usable_index
 from worker.attempt.job import Job
 from worker.attempt.pinned_table import PinnedTable
@@ -35,8 +34,8 @@ from worker.lookup.resolution import Choice, explain
 from worker.process.errors import JobError
 from worker.process.plurals import counted
 from worker.query.errors import UnreadableError
-from worker.table.commit import CommittedSnapshot, find_head
-from worker.table.commit_errors import CommitConflictError, CommitError, CommitStateUnknownError
+from worker.table.commit import CommitFate, CommittedSnapshot, find_head
+from worker.table.commit_errors import CommitConflictError
 from worker.table.manifests import UnsupportedTableError
 from worker.table.row_delta import layout_of_new_rows
 from worker.writes import changes
@@ -131,7 +130,7 @@ class Plan:
         self._job = job
         self.number = number
         self.layout = layout_of_new_rows(table.metadata)
-        self.may_be_committed = False
+        self.fate = CommitFate()
         self.dry_run = job.assignment.job.dry_run
         options = job.assignment.job.write
         if table.metadata.format_version < 2:
@@ -187,28 +186,22 @@ class Plan:
         if self.dry_run or part.is_empty:
             return None
 
-        def confirm_lease() -> None:
-            self.may_be_committed = False
+        def announce() -> None:
             if self._deletes is not None and part.deletes.added:
                 self._deletes[0].announce(only_on=head_of(table))
             if self._new_rows is not None:
                 self._new_rows[0].announce(only_on=head_of(table))
-            self.may_be_committed = True
 
-        try:
-            with self._job.stage("commit"):
-                return commit_deletes(
-                    self._job,
-                    table,
-                    part.deletes,
-                    {**part.summary, **properties},
-                    confirm_lease,
-                    rows=part.rows.files,
-                    layout=self.layout,
-                )
-        except (CommitError, LocationNotAllowedError) as error:
-            self.may_be_committed = isinstance(error, CommitStateUnknownError)
-            raise
+        with self.fate.decided(announce) as confirm_lease, self._job.stage("commit"):
+            return commit_deletes(
+                self._job,
+                table,
+                part.deletes,
+                {**part.summary, **properties},
+                confirm_lease,
+                rows=part.rows.files,
+                layout=self.layout,
+            )
 
     def remove_written(self) -> None:
         """Deletes what was written; only where it is known that it was not committed."""
