@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict
 from pydantic import Field as ModelField
 
-from service.http.messages import Message, Name, example
+from service.http.messages import ClosedMessage, Message, Name, example
 from service.records.catalogs import CatalogStatus, CatalogType
 from service.records.health import HealthStatus
 
@@ -15,12 +15,11 @@ Limit = Annotated[
 ]
 
 
-class CatalogRequest(Message):
+class CatalogRequest(ClosedMessage):
     """A catalog of type `sql` needs `uri` (sqlite:////abs/cat.db or postgresql://...) and `warehouse`
     (file:///... or s3://...)."""
 
     model_config = ConfigDict(
-        extra="forbid",
         json_schema_extra=example(
             {
                 "name": "local",
@@ -49,11 +48,10 @@ class CatalogRequest(Message):
     max_running_jobs: Limit = None
 
 
-class CatalogPatch(Message):
+class CatalogPatch(ClosedMessage):
     """Fields left out stay; a property set to null is removed (RFC 7396)."""
 
     model_config = ConfigDict(
-        extra="forbid",
         json_schema_extra=example(
             {"properties": {"token": "env:CATALOG_TOKEN", "credential": None}},
         ),

@@ -6,17 +6,16 @@ from typing import Annotated, Any
 from pydantic import ConfigDict
 from pydantic import Field as ModelField
 
-from service.http.messages import Message, example
+from service.http.messages import ClosedMessage, Message, example
 from service.tables.models import PatternMiss, Staging
 
 NamePattern = Annotated[str, ModelField(min_length=1, max_length=500)]
 
 
-class StandingPatternRequest(Message):
+class StandingPatternRequest(ClosedMessage):
     """Enrol every table whose dotted name matches, those that are created later too."""
 
     model_config = ConfigDict(
-        extra="forbid",
         json_schema_extra=example({"catalog": "lake", "pattern": "sales.*", "exclude": ["sales.tmp_*"]}),
     )
 
@@ -34,10 +33,10 @@ class StandingPatternRequest(Message):
     """This staging branch of each table is published on its branch; null for what its policy says."""
 
 
-class StandingPatternPatch(Message):
+class StandingPatternPatch(ClosedMessage):
     """Fields left out stay. Tables that are enrolled already stay enrolled."""
 
-    model_config = ConfigDict(extra="forbid", json_schema_extra=example({"paused": True}))
+    model_config = ConfigDict(json_schema_extra=example({"paused": True}))
 
     pattern: NamePattern | None = None
     """The pattern of dotted names is written as for a shell."""

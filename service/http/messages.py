@@ -44,6 +44,12 @@ class Message(BaseModel):
         return schema
 
 
+class ClosedMessage(Message):
+    """Takes no other fields than its own."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
 def described_as(other: type[Message]) -> ConfigDict:
     """The configuration of a message whose fields mean what those of the same names in `other` do."""
 

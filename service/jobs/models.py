@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, ValidationInfo, field_validator
 from pydantic import Field as ModelField
 
-from service.http.messages import Message, UtcTime, example
+from service.http.messages import ClosedMessage, Message, UtcTime, example
 from service.http.problem_documents import Problem
 from service.policies.settings import RewriteStrategy, TargetFileSize
 from service.records.jobs import AttemptStatus, JobKind, JobStatus
@@ -38,10 +38,8 @@ RequestableKind = Literal[
 ]
 
 
-class PublishParameters(Message):
+class PublishParameters(ClosedMessage):
     """Options of a job that publishes the staging branch of the enrolment on the table's branch."""
-
-    model_config = ConfigDict(extra="forbid")
 
     after: SnapshotId | None = None
     """A snapshot of the staging branch that counts as published where the table itself does not say."""
@@ -53,10 +51,8 @@ class PublishParameters(Message):
     of it is published."""
 
 
-class ExpireParameters(Message):
+class ExpireParameters(ClosedMessage):
     """Options of a job that lets snapshots expire."""
-
-    model_config = ConfigDict(extra="forbid")
 
     older_than_seconds: Annotated[float, ModelField(ge=0, le=31_536_000_000, allow_inf_nan=False)] | None = (
         None
@@ -66,10 +62,8 @@ class ExpireParameters(Message):
     """So many snapshots of each branch stay, however old they are; as the policy says if left out."""
 
 
-class SortField(Message):
+class SortField(ClosedMessage):
     """One of the columns by which rows are sorted."""
-
-    model_config = ConfigDict(extra="forbid")
 
     column: Annotated[str, ModelField(min_length=1, max_length=1000)]
     """The column has this name, with dots if it is nested."""
@@ -79,11 +73,9 @@ class SortField(Message):
     """Rows without a value are at this end."""
 
 
-class RewriteDataFilesParameters(Message):
+class RewriteDataFilesParameters(ClosedMessage):
     """Options of a job that writes data files anew, as Iceberg's action names them; what is left out, the
     policy says."""
-
-    model_config = ConfigDict(extra="forbid")
 
     strategy: RewriteStrategy | None = None
     """Put rows together as they come, or sort them."""
@@ -99,11 +91,9 @@ class RewriteDataFilesParameters(Message):
     """The job rewrites data files of this many bytes at most."""
 
 
-class RewritePositionDeleteFilesParameters(Message):
+class RewritePositionDeleteFilesParameters(ClosedMessage):
     """Options of a job that writes position delete files anew, as Iceberg's action names them; what is left
     out, the policy says."""
-
-    model_config = ConfigDict(extra="forbid")
 
     target_file_size_bytes: TargetFileSize | None = None
     """New delete files are about this large; 0 is what the table says."""
@@ -111,16 +101,12 @@ class RewritePositionDeleteFilesParameters(Message):
     """Small delete files are rewritten where a partition has this many of them."""
 
 
-class RewriteManifestsParameters(Message):
+class RewriteManifestsParameters(ClosedMessage):
     """Options of a job that writes manifests anew: there are none."""
 
-    model_config = ConfigDict(extra="forbid")
 
-
-class RemoveOrphanFilesParameters(Message):
+class RemoveOrphanFilesParameters(ClosedMessage):
     """Options of a job that deletes orphan files, or of its dry run, which comes first."""
-
-    model_config = ConfigDict(extra="forbid")
 
     older_than_seconds: (
         Annotated[float, ModelField(ge=86_400, le=31_536_000_000, allow_inf_nan=False)] | None
@@ -141,11 +127,10 @@ _PARAMETERS: dict[str, type[Message]] = {
 }
 
 
-class JobRequest(Message):
+class JobRequest(ClosedMessage):
     """A job to be queued."""
 
     model_config = ConfigDict(
-        extra="forbid",
         json_schema_extra=example(
             {"kind": "convert", "dry_run": True},
             {"kind": "compact", "priority": 10, "run_at": "2030-01-01T02:00:00Z"},
@@ -300,11 +285,10 @@ class JobView(Message):
     """This is why it failed: code, title, detail and remedy; null if it did not."""
 
 
-class BulkRequest(Message):
+class BulkRequest(ClosedMessage):
     """This is one action on many jobs; each is done or refused by itself."""
 
     model_config = ConfigDict(
-        extra="forbid",
         json_schema_extra=example(
             {"action": "retry", "job_ids": ["6c8a2a0e-6f0e-4a7e-9a43-0d7d5a1e1c52"]},
         ),

@@ -7,7 +7,7 @@ from fastapi import Body
 from pydantic import ConfigDict, StringConstraints, model_validator
 from pydantic import Field as ModelField
 
-from service.http.messages import Message, Name, example
+from service.http.messages import ClosedMessage, Message, Name, example
 
 TABLES_AT_MOST = 1_000
 FILES_AT_MOST = 100
@@ -54,11 +54,10 @@ class Received(Message):
     """It named this many tables and files."""
 
 
-class SenderRequest(Message):
+class SenderRequest(ClosedMessage):
     """A sender may tell of commits by signed notifications, without an API key."""
 
     model_config = ConfigDict(
-        extra="forbid",
         json_schema_extra=example({"name": "flink", "catalog": "lake", "secret": "env:WEBHOOK_FLINK"}),
     )
 

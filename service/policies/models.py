@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import ConfigDict, model_validator
 from pydantic import Field as ModelField
 
-from service.http.messages import Message, Name, described_as, example
+from service.http.messages import ClosedMessage, Message, Name, described_as, example
 from service.policies.schedules import Window
 from service.policies.settings import (
     BudgetPolicy,
@@ -242,11 +242,10 @@ class EffectivePolicy(Message):
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:16]
 
 
-class PolicyRequest(Message):
+class PolicyRequest(ClosedMessage):
     """A policy to be made."""
 
     model_config = ConfigDict(
-        extra="forbid",
         json_schema_extra=example(
             {
                 "name": "nightly",
@@ -270,11 +269,10 @@ class PolicyRequest(Message):
     """This is what it says; values left out are inherited where it is attached."""
 
 
-class PolicyPatch(Message):
+class PolicyPatch(ClosedMessage):
     """Fields left out stay; `settings` is replaced as a whole."""
 
     model_config = ConfigDict(
-        extra="forbid",
         json_schema_extra=example(
             {"description": "Converts once an hour.", "settings": {"convert": {"age_seconds": 3600}}},
         ),
@@ -309,12 +307,11 @@ class PolicyView(Message):
     """It was changed last at this time."""
 
 
-class AttachmentRequest(Message):
+class AttachmentRequest(ClosedMessage):
     """This is where a policy goes: `catalog` for catalog and namespace level, `namespace` for namespace
     level, `table_id` for table level. A null `policy` detaches."""
 
     model_config = ConfigDict(
-        extra="forbid",
         json_schema_extra=example(
             {"level": "system", "policy": "standard"},
             {"level": "namespace", "catalog": "local", "namespace": ["sales"], "policy": "manual"},

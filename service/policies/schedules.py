@@ -13,7 +13,7 @@ from zoneinfo import ZoneInfo
 from cronsim import CronSim, CronSimError
 from pydantic import ConfigDict, field_validator, model_validator
 
-from service.http.messages import Message
+from service.http.messages import ClosedMessage
 
 
 class Day(StrEnum):
@@ -31,10 +31,10 @@ MAX_WINDOWS = 50
 """Of one policy: each is looked at with every decision."""
 
 
-class Window(Message):
+class Window(ClosedMessage):
     """A time of day in which jobs may start by themselves; from `start` up to, not including, `end`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(frozen=True)
 
     days: tuple[Day, ...] = EVERY_DAY
     """The window begins on these days."""

@@ -9,7 +9,7 @@ from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 from pyiceberg.table.refs import MAIN_BRANCH
 
 from icestream.readers import reader
-from service.http.messages import Message
+from service.http.messages import ClosedMessage
 from service.policies.schedules import Window, check_cron, check_time_zone
 
 Count = Annotated[int, ModelField(ge=1, le=10**18)]
@@ -62,13 +62,14 @@ StagingBranch = Annotated[str, AfterValidator(_check_staging_branch)]
 """The writer commits to it, and nobody reads it; empty for none."""
 
 
-class IndexPolicy(Message):
-    """This says when new data files are indexed: whichever of the triggers comes first."""
-
-    model_config = ConfigDict(extra="forbid")
-
+class _JobSection(ClosedMessage):
     enabled: bool | None = None
     """This says whether such jobs start by themselves."""
+
+
+class IndexPolicy(_JobSection):
+    """This says when new data files are indexed: whichever of the triggers comes first."""
+
     data_files: Count | None = None
     """Index as soon as this many data files are new."""
     rows: Count | None = None
@@ -81,13 +82,9 @@ class IndexPolicy(Message):
     """Index what is new at these moments, too."""
 
 
-class ConvertPolicy(Message):
+class ConvertPolicy(_JobSection):
     """This says when equality deletes are converted: whichever of the triggers comes first."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    enabled: bool | None = None
-    """This says whether such jobs start by themselves."""
     delete_files: Count | None = None
     """This many equality delete files are live."""
     deletes: Count | None = None
@@ -114,11 +111,11 @@ class ConvertPolicy(Message):
     nothing is converted that none of them could read then."""
 
 
-class PublishPolicy(Message):
+class PublishPolicy(ClosedMessage):
     """This names a staging branch, and says when what is staged is published: whichever of the triggers comes
     first."""
 
-    model_config = ConfigDict(extra="forbid", populate_by_name=True, serialize_by_alias=True)
+    model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
 
     source: StagingBranch | None = ModelField(default=None, alias="from")
     """This staging branch is published on the branch of each table that does not say so itself; empty for
@@ -133,13 +130,9 @@ class PublishPolicy(Message):
     """Publish what is staged at these moments, too."""
 
 
-class CompactPolicy(Message):
+class CompactPolicy(_JobSection):
     """This says when an index is compacted: whichever of the triggers comes first, in any of its key sets."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    enabled: bool | None = None
-    """This says whether such jobs start by themselves."""
     sorted_runs: Annotated[int, ModelField(ge=2)] | None = None
     """An index is compacted when it has this many sorted runs."""
     dead_ratio: Annotated[float, ModelField(gt=0, le=1)] | None = None
@@ -152,13 +145,9 @@ class CompactPolicy(Message):
     """The index is compacted at these moments, too, and files that nothing needs any more are deleted."""
 
 
-class VerifyPolicy(Message):
+class VerifyPolicy(_JobSection):
     """This says when the index is compared with the data files: whichever of the triggers comes first."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    enabled: bool | None = None
-    """This says whether such jobs start by themselves."""
     data_files: Count | None = None
     """Verify once this many data files are new since the last verification."""
     rows: Count | None = None
@@ -171,13 +160,9 @@ class VerifyPolicy(Message):
     """The index is verified at these moments, too."""
 
 
-class ExpireSnapshotsPolicy(Message):
+class ExpireSnapshotsPolicy(_JobSection):
     """This says when snapshots are let go that are old enough: whichever of the triggers comes first."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    enabled: bool | None = None
-    """This says whether such jobs start by themselves."""
     older_than_seconds: Seconds | None = None
     """Snapshots that are older than this expire, unless something holds them."""
     retain_last: Annotated[int, ModelField(ge=1, le=1_000_000)] | None = None
@@ -197,14 +182,10 @@ class ExpireSnapshotsPolicy(Message):
     them starts by itself until the day turns."""
 
 
-class RewriteDataFilesPolicy(Message):
+class RewriteDataFilesPolicy(_JobSection):
     """This says when data files are rewritten that are small, or have many deleted rows: whichever of the
     triggers comes first. What is pending is converted before."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    enabled: bool | None = None
-    """This says whether such jobs start by themselves."""
     strategy: RewriteStrategy | None = None
     """Put rows together as they come (`binpack`), or `sort` them as the table's sort order says."""
     target_file_size_bytes: TargetFileSize | None = None
@@ -231,13 +212,9 @@ class RewriteDataFilesPolicy(Message):
     them starts by itself until the day turns."""
 
 
-class RewritePositionDeleteFilesPolicy(Message):
+class RewritePositionDeleteFilesPolicy(_JobSection):
     """This says when small position delete files of a table of format version 2 are rewritten as few."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    enabled: bool | None = None
-    """This says whether such jobs start by themselves."""
     target_file_size_bytes: TargetFileSize | None = None
     """New delete files are about this large, and those below three quarters of it are small; 0 is what the
     table says."""
@@ -256,13 +233,9 @@ class RewritePositionDeleteFilesPolicy(Message):
     them starts by itself until the day turns."""
 
 
-class RewriteManifestsPolicy(Message):
+class RewriteManifestsPolicy(_JobSection):
     """This says when small manifests of a table's branch main are rewritten as few large ones."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    enabled: bool | None = None
-    """This says whether such jobs start by themselves."""
     manifests: Annotated[int, ModelField(ge=2, le=10**9)] | None = None
     """The head of the branch has this many small manifests."""
     min_interval_seconds: Seconds | None = None
@@ -276,11 +249,9 @@ class RewriteManifestsPolicy(Message):
     them starts by itself until the day turns."""
 
 
-class SchedulePolicy(Message):
+class SchedulePolicy(ClosedMessage):
     """This says when jobs may start by themselves, and which go first. Requests are not held up by
     windows."""
-
-    model_config = ConfigDict(extra="forbid")
 
     time_zone: Annotated[str, AfterValidator(check_time_zone)] | None = None
     """The time zone of `cron` and `windows` is an IANA name, such as `Europe/Berlin`."""
@@ -295,11 +266,9 @@ class SchedulePolicy(Message):
     """The pause does not grow beyond this."""
 
 
-class RetryPolicy(Message):
+class RetryPolicy(ClosedMessage):
     """This says how often a job is tried, and how long the pause is after jobs that failed with all their
     attempts."""
-
-    model_config = ConfigDict(extra="forbid")
 
     max_attempts: Annotated[int, ModelField(ge=1, le=100)] | None = None
     """The job has failed after this many failed attempts."""
@@ -316,12 +285,10 @@ class RetryPolicy(Message):
     """The pause does not grow beyond this."""
 
 
-class BudgetPolicy(Message):
+class BudgetPolicy(ClosedMessage):
     """This limits what jobs may take within a day, in the policy's time zone; 0 for any amount. Once it is
     spent, no job starts by itself until the day turns. Requests count, and are not held up.
     """
-
-    model_config = ConfigDict(extra="forbid")
 
     table_seconds_per_day: Seconds | None = None
     """All jobs of the table may run for this long; counted when an attempt ends."""
@@ -333,10 +300,8 @@ class BudgetPolicy(Message):
     """All jobs of all tables of the catalog may read and write this much."""
 
 
-class ResourcesPolicy(Message):
+class ResourcesPolicy(ClosedMessage):
     """This is how much of a worker, and of its Spark, a job takes; bounded by what the operator allows."""
-
-    model_config = ConfigDict(extra="forbid")
 
     max_tasks: Annotated[int, ModelField(ge=0, le=100_000)] | None = None
     """This many tasks of a stage run at a time, on the driver and on Spark; 0 for as many as there are
@@ -346,10 +311,8 @@ class ResourcesPolicy(Message):
     counts."""
 
 
-class PolicySettings(Message):
+class PolicySettings(ClosedMessage):
     """This is what a policy says. Every field may be left out."""
-
-    model_config = ConfigDict(extra="forbid")
 
     index: IndexPolicy = ModelField(default_factory=IndexPolicy)
     """This says when data files are indexed."""

@@ -4,7 +4,7 @@ from datetime import datetime
 
 from pydantic import ConfigDict
 
-from service.http.messages import Message, example
+from service.http.messages import ClosedMessage, Message, example
 from service.policies.settings import PolicySettings
 from service.records.jobs import JobKind
 
@@ -46,11 +46,10 @@ class PolicyPreview(Message):
     """There is one for each kind of job that policies start."""
 
 
-class ReplayRequest(Message):
+class ReplayRequest(ClosedMessage):
     """This asks what other settings would have made of a table in the last seven days."""
 
     model_config = ConfigDict(
-        extra="forbid",
         json_schema_extra=example({"settings": {"convert": {"age_seconds": 3600}}, "policy": None}),
     )
 

@@ -6,7 +6,7 @@ from typing import Annotated
 from pydantic import ConfigDict
 from pydantic import Field as ModelField
 
-from service.http.messages import Message, example
+from service.http.messages import ClosedMessage, Message, example
 from service.policies.settings import StagingBranch
 from service.records.health import HealthStatus
 
@@ -16,21 +16,20 @@ Identifier = Annotated[
 KeySet = Annotated[list[Annotated[str, ModelField(min_length=1)]], ModelField(min_length=1)]
 
 
-class Staging(Message):
+class Staging(ClosedMessage):
     """A staging branch is published on the table's branch by jobs."""
 
-    model_config = ConfigDict(extra="forbid", populate_by_name=True, serialize_by_alias=True)
+    model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
 
     source: StagingBranch = ModelField(alias="from")
     """The writer commits to this branch, and nobody reads it, since what is published leaves it. It need not
     exist yet, and is never `main` nor `none`. Empty for none, whatever the policy says."""
 
 
-class TableRequest(Message):
+class TableRequest(ClosedMessage):
     """A table to be enrolled."""
 
     model_config = ConfigDict(
-        extra="forbid",
         json_schema_extra=example(
             {"catalog": "local", "identifier": ["sales", "orders"], "policy": "standard"},
         ),
@@ -51,11 +50,10 @@ class TableRequest(Message):
     policy says."""
 
 
-class PatternRequest(Message):
+class PatternRequest(ClosedMessage):
     """Enrol every table whose dotted name matches a shell-style pattern, such as `sales.*`."""
 
     model_config = ConfigDict(
-        extra="forbid",
         json_schema_extra=example(
             {"catalog": "local", "pattern": "sales.*", "exclude": ["sales.tmp_*"], "dry_run": True},
         ),
@@ -78,11 +76,10 @@ class PatternRequest(Message):
     """Show only which tables match."""
 
 
-class TablePatch(Message):
+class TablePatch(ClosedMessage):
     """Fields left out stay."""
 
     model_config = ConfigDict(
-        extra="forbid",
         json_schema_extra=example(
             {"policy": "manual", "key_sets": [["id"]]},
         ),

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict
 from pydantic import Field as ModelField
 
-from service.http.messages import Message, Name, example
+from service.http.messages import ClosedMessage, Message, Name, example
 from service.records.webhooks import DeliveryStatus
 
 WebhookKind = Literal[
@@ -38,11 +38,10 @@ Url = Annotated[str, ModelField(min_length=1, max_length=2000)]
 Secret = Annotated[str, ModelField(min_length=1, max_length=500)]
 
 
-class WebhookRequest(Message):
+class WebhookRequest(ClosedMessage):
     """A webhook is a place to which events of some kinds are sent."""
 
     model_config = ConfigDict(
-        extra="forbid",
         json_schema_extra=example(
             {
                 "name": "on-call",
@@ -67,10 +66,10 @@ class WebhookRequest(Message):
     """While false, nothing is sent, and no new event is kept for it."""
 
 
-class WebhookPatch(Message):
+class WebhookPatch(ClosedMessage):
     """Fields left out stay."""
 
-    model_config = ConfigDict(extra="forbid", json_schema_extra=example({"enabled": False}))
+    model_config = ConfigDict(json_schema_extra=example({"enabled": False}))
 
     name: Name | None = None
     """The name is unique among webhooks."""
