@@ -13,6 +13,7 @@ import typer
 
 from service.command.completion import names_of
 from service.command.operations import Field, Operation, Output, load_document, operations
+from service.confirmations import may_ask
 
 OutputOption = Annotated[Output, typer.Option("--output", "-o", help="How it is printed.")]
 _YES = Annotated[bool, typer.Option("--yes", "-y", help="Do it without a question.", show_default=False)]
@@ -60,7 +61,7 @@ def _command(operation: Operation) -> Callable[..., None]:
     ]
     if operation.id == "enroll_table":
         parameters.append(_parameter("table", _TABLE_TO_ENROL, None))
-    if operation.takes_away:
+    if may_ask(operation.id):
         parameters.append(_parameter("yes", _YES, False))
     parameters.append(_parameter("output", OutputOption, Output.TABLE))
     parameters.sort(key=lambda one: one.default is not inspect.Parameter.empty)

@@ -26,8 +26,14 @@ from service.command import saved_login
 from service.command.columns import progress, reason_of
 from service.command.operations import NAMED, Json, Operation, Output
 from service.command.printing import harmless, print_answer
+from service.confirmations import words_before
+from service.quantities import counted
 
 _WAITS_SECONDS = 1.0
+_ATTACHMENTS = 500
+"""On a page of their list."""
+_NAMED = 20
+"""Of more tables, a question tells the number."""
 
 # What the service says may have brackets, which are no markup.
 _err = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
@@ -47,8 +53,8 @@ def call(operation: Operation, given: Json, output: Output, *, is_sure: bool) ->
         if operation.id == "enroll_table":
             given = client.split_name(given)
         path, query, body = client.fill(operation, given)
-        if operation.takes_away and not is_sure and not given.get("dry_run"):
-            _make_sure(operation, given)
+        if not is_sure and (words := client.words_before(operation, body or {})):
+            _make_sure(client, operation, given, body or {}, words)
         if operation.is_stream:
             client.follow(path, query)
         elif operation.page_items is not None:
@@ -72,14 +78,19 @@ def _sort_by_cost(candidates: list[Json], sort: str | None) -> None:
         )
 
 
-def _make_sure(operation: Operation, given: Mapping[str, Any]) -> None:
-    """Ends the program unless somebody is there and says yes."""
-    named = " ".join(str(given[field.python_name]) for field in operation.fields if field.place == "path")
-    command = f"{operation.group} {operation.name} {named}".strip()
+def _make_sure(
+    client: "Client", operation: Operation, given: Mapping[str, Any], body: Json, words: str
+) -> None:
+    """Ends the program unless somebody is there and says yes. words: why that is asked."""
+    named = [str(given[field.python_name]) for field in operation.fields if field.place == "path"]
+    kind = ["--kind", body["kind"]] if operation.id == "request_job" else []
+    command = " ".join([operation.group, operation.name, *named, *kind])
     if not sys.stdin.isatty():
         say(f"Nobody can be asked whether {command} is meant: say so with --yes. Nothing was done.")
         raise typer.Exit(2)
-    say(operation.description.partition("\n\n")[0])
+    say(words)
+    for line in client.told_before(operation, body):
+        say(line)
     if not typer.confirm(harmless(f"{command}: is that what you want?", lines=False), err=True):
         say("Nothing was done.")
         raise typer.Exit(1)
@@ -180,6 +191,41 @@ class Client:
             places[field.place][field.name] = value
         has_body = any(field.place == "body" for field in operation.fields)
         return operation.path.format(**places["path"]), places["query"], places["body"] if has_body else None
+
+    def words_before(self, operation: Operation, body: Json) -> str | None:
+        """Why somebody is to be asked before a call; None if it is made at once."""
+        words = words_before(operation.id, body)
+        if operation.id != "attach_policy":
+            return words
+        there = self._attached(body)
+        return None if there in (None, body["policy"]) else f"{there} is attached there. {words}"
+
+    def _attached(self, body: Json) -> str | None:
+        """The policy that is where a call would attach one."""
+        if body.get("table_id"):
+            found: str | None = self.send("GET", f"/api/v1/tables/{body['table_id']}")["policy"]
+            return found
+        query = {name: body[name] for name in ("level", "catalog") if body.get(name)}
+        listed = self.read_list("/api/v1/policy-attachments", query, None, _ATTACHMENTS)["items"]
+        places = {tuple(one["namespace"] or ()): str(one["policy"]) for one in listed}
+        return places.get(tuple(body.get("namespace") or ()))
+
+    def told_before(self, operation: Operation, body: Json) -> list[str]:
+        """What a call would be of, beyond what its command names."""
+        if operation.id not in ("create_erasure", "delete_rows"):
+            return []
+        tables = []
+        if operation.id == "create_erasure":
+            tables = self.send(operation.method, operation.path, body={**body, "dry_run": True})["tables"]
+        keys, files = body.get("keys"), body.get("files") or ()
+        what = (
+            counted(len(keys), "key") if isinstance(keys, list) else f"keys of {counted(len(files), 'file')}"
+        )
+        if not tables:
+            return [f"{what}."]
+        names = [f"{one['catalog']}.{one['table']}" for one in tables]
+        more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+        return [f"{what}, from {counted(len(names), 'table')}: {', '.join(names[:_NAMED])}{more}."]
 
     def lookups_path(self, table: str) -> str:
         """table: named by its id or by its name."""

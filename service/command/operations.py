@@ -44,8 +44,6 @@ _COMPLETED = {
 """Where names are listed that a shell can complete."""
 _HIDDEN = frozenset({"cursor"})
 """Lists are read to the end, or to --limit."""
-_TAKE_AWAY = frozenset({"create_erasure", "delete_rows"})
-"""With all that deletes: whoever asks for these is asked back."""
 DOTTED = frozenset({"identifier", "namespace"})
 """Lists of parts that people write as one word, with dots."""
 
@@ -142,11 +140,6 @@ class Operation:
     page_items: int | None
     """How many a page of its list is asked for; None for what is no list."""
     is_stream: bool
-
-    @property
-    def takes_away(self) -> bool:
-        """Whether somebody should think twice."""
-        return self.method == "DELETE" or self.id in _TAKE_AWAY
 
     @property
     def name(self) -> str:

@@ -22,6 +22,7 @@ from pydantic import AfterValidator
 from service import __version__
 from service.auth.access import CSRF_FIELD, typed_form
 from service.auth.models import Principal
+from service.confirmations import words_before
 from service.errors import IcestreamError, UnauthenticatedError
 from service.http.headers import PAGE_POLICY
 from service.http.messages import to_utc
@@ -68,6 +69,7 @@ def _environment() -> Environment:
         version=__version__,
         seconds_between=formats.seconds_between,
         static=lambda name: f"/static/{_DIGEST}/{name}",
+        words_before=words_before,
     )
     return environment
 

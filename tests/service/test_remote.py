@@ -13,15 +13,26 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pydantic import SecretStr
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from service.command.main import app
 from service.command.operations import load_document, operations
+from service.confirmations import may_ask
+from service.settings import Settings
+from service.webhooks.signing import new_secret
 from tests.service.conftest import ADMIN_KEY, Running
 from tests.service.iceberg_tables import IcebergCatalog
 
 pytestmark = pytest.mark.parametrize("database_kind", ["sqlite"])
 Call = Callable[..., Result]
+
+
+@pytest.fixture
+def settings(settings: Settings) -> Settings:
+    known = {"erasure_secret": SecretStr("e" * 32), "receipt_secret": SecretStr(new_secret())}
+    return settings.model_copy(update=known)
 
 
 @pytest.fixture
@@ -175,9 +186,8 @@ def test_a_job_goes_by_its_table_if_it_is_the_newest(call: Call) -> None:
 
 def test_nothing_that_is_there_goes_without_a_yes(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     enroll(call)
-    taking = [one for one in operations(load_document()) if one.takes_away]
-    assert len(taking) >= 8
-    assert all("--yes" in call(one.group, one.name, "--help").output for one in taking)
+    asking = [one for one in operations(load_document()) if one.method == "DELETE" or may_ask(one.id)]
+    assert all("--yes" in call(one.group, one.name, "--help").output for one in asking)
     unasked = call("tables", "delete", "local.db.t")
     assert unasked.exit_code == 2
     assert "say so with --yes" in " ".join(unasked.stderr.split())
@@ -195,6 +205,50 @@ def test_nothing_that_is_there_goes_without_a_yes(call: Call, monkeypatch: pytes
             app(["tables", "delete", "local.db.t"])
         assert ended.value.code == int(is_there)
         assert (call("tables", "get", "local.db.t").exit_code == 0) == is_there
+
+
+def test_what_the_pages_ask_about_is_done_by_no_script_unasked(call: Call, service: Running) -> None:
+    call("tables", "update", enroll(call)["id"], "--policy", "manual")
+    service.admin.post("/api-keys", json={"name": "worker", "role": "worker"}).raise_for_status()
+    here = ("--level", "namespace", "--catalog", "local", "--namespace", "db", "--policy", "manual")
+    assert call("policies", "attach", *here).exit_code == 0, "nothing was there"
+    assert call("policies", "attach", *here).exit_code == 0, "it is there already"
+    for command in (
+        "jobs request local.db.t --kind expire_snapshots",
+        'jobs request local.db.t --kind publish --parameters {"skip":1}',
+        'jobs request local.db.t --kind remove_orphan_files --parameters {"dry_run_job_id":"1"}',
+        "jobs pause-system",
+        "auth rotate-api-key worker --grace-seconds 0",
+        "policies attach --level system --policy manual",
+        "policies attach --level table --table local.db.t --policy standard",
+        "policies attach --level namespace --catalog local --namespace db --policy standard",
+        "erasures create --tables db.t --keys []",
+    ):
+        unasked = call(*command.split())
+        assert unasked.exit_code == 2, unasked.output
+        assert "say so with --yes" in " ".join(unasked.stderr.split()), unasked.output
+    assert service.admin.get("/jobs").json()["items"] == []
+    assert call("jobs", "request", "db.t", "--kind", "expire_snapshots", "--dry-run").exit_code == 0
+
+
+def test_a_question_names_what_would_be_gone(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    call("tables", "update", enroll(call)["id"], "--policy", "manual")
+
+    def asked(*arguments: str) -> str:
+        told = StringIO()
+        terminal = StringIO("n\n")
+        monkeypatch.setattr(terminal, "isatty", lambda: True)
+        monkeypatch.setattr(sys, "stdin", terminal)
+        monkeypatch.setattr("service.command.calls._err", Console(file=told, width=400))
+        with pytest.raises(SystemExit):
+            app(arguments)
+        return told.getvalue()
+
+    keys = ("--keys", '[{"id": 1}, {"id": 2}]')
+    assert "2 keys, from 1 table: local.db.t." in asked("erasures", "create", "--pattern", "d*", *keys)
+    assert "2 keys.\n" in asked("rows", "delete", "db.t", *keys)
+    attach = ("policies", "attach", "--level", "table", "--table", "db.t", "--policy")
+    assert "manual is attached there. The policy" in asked(*attach, "")
 
 
 def test_an_empty_word_is_none_where_there_may_be_none(call: Call) -> None:

@@ -581,7 +581,11 @@ def test_an_expiry_tells_what_went_and_what_holds_the_rest(
         "data_files_deleted": 3_000,
         "held": held,
     }
-    job = request_job(service, table, "expire_snapshots")
+    asked = {"kind": "expire_snapshots", "dry_run": True}
+    dry_run = service.admin.post(f"/tables/{table}/jobs", json=asked).json()["id"]
+    service.finish(claim(service, worker, dry_run), result={"expiry": expiry})
+    assert "deleted. That can't be undone. Expire snapshots" in words(admin.open(f"/jobs/{dry_run}"))
+    job = admin.send(f"/tables/{table}/jobs", kind="expire_snapshots").path.rpartition("/")[2]
     service.finish(claim(service, worker, job), result={"expiry": expiry}, health=index_report())
     shown = words(admin.open(f"/jobs/{job}"))
     assert "Snapshots expired 1,200 7 are left" in shown
