@@ -342,6 +342,7 @@ FIELDS: dict[str, Any] = {
     "TableView.key_sets": [["id"]],
     "TableView.name": "sales.orders",
     "SenderView.id": _SENDER,
+    "SenderView.last_refusal": "No matching signature found",
     "SenderView.name": "flink",
     "SenderView.secret": "env:WEBHOOK_FLINK",
     "WebhookView.dead": 0,

@@ -86,6 +86,12 @@ class SenderView(Message):
     """This person or key made it."""
     created_at: datetime
     """It was made at this time."""
+    last_heard_at: datetime | None
+    """A notification of it was taken last at this time, within a minute; null if none was yet."""
+    last_refused_at: datetime | None
+    """A notification to its address was refused last at this time, within a minute; null if none was yet."""
+    last_refusal: str | None
+    """It was refused then for this reason, in words."""
 
 
 class Notified(Message):

@@ -6,13 +6,16 @@ at enrolled tables of one catalog, and learns nothing of them.
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import lru_cache
 from time import monotonic
 from typing import Annotated, ClassVar
 
 from fastapi import Header, Request
 from fastapi.concurrency import run_in_threadpool
+from sqlalchemy.exc import OperationalError
 from sqlmodel import Session, col, select
 from standardwebhooks import WebhookVerificationError
 
@@ -20,7 +23,7 @@ from service.auth.models import Principal
 from service.auth.service import authorize
 from service.auth.tries import one_try
 from service.catalogs.service import get_catalog
-from service.db.database import get_database
+from service.db.database import Database, get_database, utc_now
 from service.errors import ConflictError, InvalidError, NotFoundError, UnauthenticatedError
 from service.http.guards import Guard
 from service.http.paging import Page, PageRequest, Sorting, read_page
@@ -32,6 +35,8 @@ from service.settings import Settings
 from service.webhooks.signing import check_secret, signers_at
 
 _log = logging.getLogger("icestream.notifications")
+_NOTED_EVERY = timedelta(minutes=1)
+_NO_SIGNATURE = "It has no signature that can be read"
 SORTING = Sorting(
     {"name": NotificationSender.name, "created_at": NotificationSender.created_at},
     key=NotificationSender.id,
@@ -100,7 +105,8 @@ class Signed(Guard):
 
 def _find(request: Request, sender_id: str) -> Sender | None:
     settings: Settings = request.app.state.settings
-    with get_database(request).read() as session:
+    database = get_database(request)
+    with database.read() as session:
         row = session.get(NotificationSender, sender_id)
     if row is None:
         return None
@@ -108,15 +114,40 @@ def _find(request: Request, sender_id: str) -> Sender | None:
         signers = signers_at(settings, row.secret)
     except InvalidError as error:
         _tell_once(row.name, str(error), int(monotonic()) // 60)
+        _note(database, row, f"Its secret can't be used: {error}")
         return None
     body: bytes = request.state.signed_body
+    why = _NO_SIGNATURE
     for signer in signers:
         try:
             signer.verify(body, dict(request.headers), json_parse=False)
-        except (WebhookVerificationError, ValueError):  # or what is no signature at all
-            continue
-        return Sender(row.id, row.catalog_id)
+        except WebhookVerificationError as error:
+            why = str(error)
+        except ValueError:
+            why = _NO_SIGNATURE
+        else:
+            _note(database, row)
+            return Sender(row.id, row.catalog_id)
+    _note(database, row, why)
     return None
+
+
+def _note(database: Database, row: NotificationSender, refusal: str | None = None) -> None:
+    """When a sender was heard, or refused and why; once a minute: anybody may send what is not signed."""
+    now = utc_now()
+    at = row.last_heard_at if refusal is None else row.last_refused_at
+    if at is not None and now - at < _NOTED_EVERY:
+        return
+    # What is heard counts though nothing can be noted.
+    with suppress(OperationalError), database.write() as session:
+        found = session.get(NotificationSender, row.id)
+        if found is None:
+            return
+        if refusal is None:
+            found.last_heard_at = now
+        else:
+            found.last_refused_at, found.last_refusal = now, refusal
+        session.add(found)
 
 
 @lru_cache(maxsize=1_000)
@@ -180,4 +211,7 @@ def _view(row: NotificationSender, catalog: str) -> SenderView:
         secret=row.secret,
         created_by=row.created_by,
         created_at=row.created_at,
+        last_heard_at=row.last_heard_at,
+        last_refused_at=row.last_refused_at,
+        last_refusal=row.last_refusal,
     )

@@ -30,3 +30,8 @@ class NotificationSender(SQLModel, table=True):
     """A reference, which is resolved for each notification."""
     created_by: str
     created_at: datetime = Field(default_factory=utc_now, sa_type=UtcDateTime)
+    last_heard_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
+    """Within a minute, as what follows."""
+    last_refused_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
+    last_refusal: str | None = None
+    """Why, which only admins are told."""

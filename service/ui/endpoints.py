@@ -22,6 +22,7 @@ from service.ui import (
     overview,
     policies,
     search,
+    senders,
     sign_in,
     tables,
     timeline,
@@ -73,6 +74,7 @@ for page in (
     catalogs,
     workers,
     webhooks,
+    senders,
     keys,
     audit,
 ):

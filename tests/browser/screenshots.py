@@ -173,6 +173,8 @@ def furnish(service: RunningService) -> Pages:
             "webhooks": "/webhooks",
             "webhook": f"/webhooks/{webhook}",
             "webhook-new": "/webhooks/new",
+            "senders": "/senders",
+            "sender-new": "/senders/new",
             "keys": "/api-keys",
             "key-new": "/api-keys/new",
             "audit": "/audit",
@@ -215,7 +217,7 @@ def erase(service: RunningService, worker: PlayedWorker) -> str:
 
 
 def make_webhook(service: RunningService) -> str:
-    """Nobody listens at its address."""
+    """Nobody listens at its address; with a sender, which signs with the same key."""
     database = make_url(service.database_url).database
     assert database is not None
     key = Path(database).with_name("webhook-key")
@@ -227,6 +229,8 @@ def make_webhook(service: RunningService) -> str:
         kinds=["job.failed", "table"],
         secret=f"file:{key}",
     )
+    sender = service.post("/notification-senders", name="flink", catalog="local", secret=f"file:{key}")["id"]
+    service.api.post(f"/notification-senders/{sender}/commit-events", json={})  # which is not signed
     path = f"/webhooks/{webhook['id']}"
     service.post(f"{path}/test")
     wait_until(lambda: service.get(f"{path}/deliveries")["items"][0]["error"], "the delivery to fail")

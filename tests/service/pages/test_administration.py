@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from sqlmodel import update
+from standardwebhooks import Webhook as Signer
 
 from service.auth.models import Scope
 from service.db.database import utc_now
@@ -567,6 +568,44 @@ def test_a_webhook_is_made_tried_changed_and_removed(
     admin.open(path)
     assert admin.send(f"{path}/delete").path == "/webhooks"
     assert "There is no webhook yet" in admin.page.text
+
+
+def test_a_sender_is_made_heard_refused_and_removed_on_its_pages(
+    service: Running, admin: Person, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "There is no sender yet" in admin.open("/senders").text
+    made = admin.follow("New sender")
+    (key,) = re.findall(r'data-copy="(whsec_[^"]*)"', made.html)
+    typed = {"name": "flink", "catalog": "local"}
+    refused = admin.send("/senders/new", **typed, secret=key)
+    assert (refused.status, "is no reference" in refused.text) == (422, True)
+    assert dict(refused.form("/senders/new").fields)["name"] == "flink"
+    monkeypatch.setenv("WEBHOOK_PAGE", key)
+    listed = admin.send("/senders/new", **typed, secret="env:WEBHOOK_PAGE")
+    row = listed.text.partition("flink")[2]
+    assert row.count("never") == 2
+    assert key not in listed.html
+    (address,) = re.findall(r'data-copy="([^"]*/commit-events)"', listed.html)
+    body, at = b'{"tables": ["db.none"]}', utc_now()
+    signed = {
+        "content-type": "application/json",
+        "webhook-id": "m",
+        "webhook-timestamp": str(int(at.timestamp())),
+        "webhook-signature": Signer(key).sign("m", at, body.decode()),
+    }
+    answers = [
+        httpx.post(address, content=body, headers=signed | wrong, timeout=PATIENCE_SECONDS).status_code
+        for wrong in ({}, {"webhook-signature": "v1,eA=="}, {"webhook-signature": "x"})
+    ]
+    assert answers == [202, 401, 401]
+    row = admin.open("/senders?catalog=local").text.partition("flink")[2]
+    assert "never" not in row
+    assert "No matching signature found." in row, "the first within a minute"
+    (told,) = service.admin.get("/notification-senders").json()["items"]
+    assert told["last_heard_at"] < told["last_refused_at"]
+    path = f"/senders/{told['id']}/delete"
+    assert "There is no sender yet" in admin.send(path).text
+    assert httpx.post(address, content=body, headers=signed, timeout=PATIENCE_SECONDS).status_code == 401
 
 
 def test_another_type_of_catalog_keeps_what_both_have_and_shows_no_secret(admin: Person) -> None:
