@@ -40,6 +40,8 @@ _REQUIRED: dict[CatalogType, tuple[str, ...]] = {
     CatalogType.GLUE: (),
     CatalogType.HADOOP: ("warehouse",),
 }
+EMBEDDED = "embedded"
+"""The catalog that comes with `icestream up`."""
 SORTING = Sorting(
     {
         "name": Catalog.name,
@@ -293,20 +295,20 @@ def authorize_trial(session: Session, principal: Principal, name: str) -> None:
 
 
 def register_embedded_catalog(session: Session, settings: Settings, principal: Principal) -> CatalogView:
-    """The catalog `embedded` in the data directory, created empty before it is registered first.
+    """The catalog of `icestream up` in the data directory, created empty before it is registered first.
 
     Nothing else makes a catalog's database: one that is gone since then is told of as any other is.
     """
-    existing = find_catalog(session, "embedded")
+    existing = find_catalog(session, EMBEDDED)
     if existing is not None:
         return view(session, existing)
     uri = f"sqlite:///{settings.data_dir / 'catalog.db'}"
     warehouse = f"file://{settings.data_dir / 'warehouse'}"
     settings.data_dir.mkdir(parents=True, mode=0o700, exist_ok=True)
     private_files.make_file(settings.data_dir / "catalog.db")
-    iceberg.create_sql_catalog("embedded", uri, warehouse)
+    iceberg.create_sql_catalog(EMBEDDED, uri, warehouse)
     request = CatalogRequest(
-        name="embedded", type=CatalogType.SQL, properties={"uri": uri, "warehouse": warehouse}
+        name=EMBEDDED, type=CatalogType.SQL, properties={"uri": uri, "warehouse": warehouse}
     )
     return create_catalog(session, settings, principal, request)
 

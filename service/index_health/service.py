@@ -690,6 +690,18 @@ def append_sample(session: Session, last: HealthSample | None, sample: HealthSam
     session.add(sample)
 
 
+def samples_around(
+    session: Session, table_id: str, begins: datetime, ends: datetime
+) -> tuple[HealthSample | None, HealthSample | None]:
+    """What was seen of a table last before something began, and first after it ended."""
+    of_table = select(HealthSample).where(HealthSample.table_id == table_id)
+    place = col(HealthSample.id)
+    return (
+        session.exec(of_table.where(HealthSample.at < begins).order_by(place.desc()).limit(1)).first(),
+        session.exec(of_table.where(HealthSample.at >= ends).order_by(place).limit(1)).first(),
+    )
+
+
 def at_least(resolution: Resolution) -> list[str]:
     """What is stored of samples that are as coarse, or coarser."""
     return [each.value for each in list(Resolution)[list(Resolution).index(resolution) :]]

@@ -315,6 +315,20 @@ def first_dry_run(session: Session) -> Job | None:
     return session.exec(first.order_by(col(Job.created_at)).limit(1)).first()
 
 
+def latest_conversion(session: Session, table_id: str | None = None) -> JobView | None:
+    """The conversion, or dry run of one, that was asked for last, of a table or of all that are enrolled."""
+    latest = (
+        select(Job)
+        .join(EnrolledTable, col(EnrolledTable.id) == col(Job.table_id))
+        .where(Job.kind == JobKind.CONVERT.value, col(EnrolledTable.deleted_at).is_(None))
+        .order_by(col(Job.created_at).desc())
+        .limit(1)
+    )
+    if table_id is not None:
+        latest = latest.where(Job.table_id == table_id)
+    return next(iter(views(session, session.exec(latest).all())), None)
+
+
 def _amount(told: str | None) -> int:
     """0 for what is none, as a worker of another version may have reported it."""
     return int(told) if told is not None and told.isdecimal() and len(told) < _DIGITS else 0

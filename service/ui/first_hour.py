@@ -12,12 +12,14 @@ from sqlmodel import Session
 
 from service.auth.access import Viewer
 from service.catalogs import service as catalogs
+from service.catalogs.service import EMBEDDED
 from service.http.paging import PageRequest
-from service.index_health.service import list_history
+from service.index_health.service import samples_around
 from service.jobs import service as jobs
 from service.jobs.models import JobView
-from service.records.health import TableHealth
-from service.records.jobs import JobKind, JobStatus
+from service.reader_cost import HEADLINE, model
+from service.records.health import HealthSample, TableHealth
+from service.records.jobs import JobStatus
 from service.records.tables import get_table
 from service.settings import Settings
 from service.tables import service as tables
@@ -49,8 +51,9 @@ class Conversion:
     job: JobView
     seconds: float
     read_seconds_before: float
-    """Of a full read when its table was enrolled."""
-    read_seconds: float
+    """Of a full read right before it; when its table was enrolled, if nobody had looked at it since."""
+    read_seconds: float | None
+    """Of one right after it; None until somebody has looked."""
     left: Left
 
 
@@ -58,13 +61,18 @@ class Conversion:
 class FirstHour:
     """What there is of what the steps make."""
 
-    catalog: str | None
-    table: TableView | None
+    catalog: str | None = None
+    """Of their own; one that came with the service counts once a table of it is enrolled."""
+    embedded: str | None = None
+    """The one that came with it."""
+    table: TableView | None = None
     """The one that was tried, else the one with most pending deletes."""
-    dry_run: JobView | None
-    active: JobView | None
+    dry_run: JobView | None = None
+    active: JobView | None = None
     """A conversion of it, or a dry run of one, that has not ended."""
-    converted: Conversion | None
+    stuck: JobView | None = None
+    """The latest of these, if it came to nothing."""
+    converted: Conversion | None = None
 
 
 def first_hour(session: Session, settings: Settings, request: Request, now: datetime) -> FirstHour | None:
@@ -81,29 +89,41 @@ def first_hour(session: Session, settings: Settings, request: Request, now: date
         health = session.get(TableHealth, first.table_id)
         if ended_at < now - _SHOWN_FOR or health is None:
             return None
+        before, after = samples_around(session, first.table_id, first.started_at or ended_at, ended_at)
         converted = Conversion(
             job=first,
             seconds=(ended_at - (first.started_at or ended_at)).total_seconds(),
-            read_seconds_before=health.read_seconds + health.read_saved_seconds,
-            read_seconds=health.read_seconds,
-            left=_left(session, health, ended_at),
+            read_seconds_before=_read_seconds(before) or health.read_seconds + health.read_saved_seconds,
+            read_seconds=_read_seconds(after),
+            left=_left(after or health),
         )
-        return FirstHour(first.catalog, None, None, None, converted)
+        return FirstHour(first.catalog, converted=converted)
     dry_run = jobs.first_dry_run(session)
+    latest = jobs.latest_conversion(session, dry_run.table_id if dry_run else None)
     # What was tried stays the one to convert, whatever else comes to hold more.
-    if dry_run is None:
-        table = _most_pending(session, settings)
-    else:
-        table = tables.view(session, settings, get_table(session, dry_run.table_id))
+    tried = dry_run.table_id if dry_run else latest.table_id if latest else None
+    table = (
+        tables.view(session, settings, get_table(session, tried))
+        if tried
+        else _most_pending(session, settings)
+    )
     if table is None:
-        return FirstHour(known[-1][1] if known else None, None, None, None, None)
-    unfinished = [status for status in JobStatus if not status.is_final]
-    page = PageRequest(limit=1)
-    active = jobs.list_jobs(
-        session, page, table_id=table.id, kinds=[JobKind.CONVERT], statuses=unfinished
-    ).items
-    told = jobs.view(session, dry_run) if dry_run is not None else None
-    return FirstHour(table.catalog, table, told, active[0] if active else None, None)
+        names = [name for _, name in known]
+        own = [name for name in names if name != EMBEDDED]
+        return FirstHour(own[-1] if own else None, EMBEDDED if EMBEDDED in names else None)
+    return FirstHour(
+        catalog=table.catalog,
+        table=table,
+        dry_run=jobs.view(session, dry_run) if dry_run is not None else None,
+        active=latest if latest and not latest.status.is_final else None,
+        stuck=latest if latest and _came_to_nothing(latest) else None,
+    )
+
+
+def _came_to_nothing(job: JobView) -> bool:
+    return job.status.is_final and (
+        job.status is not JobStatus.SUCCEEDED or (job.caveat is not None and job.caveat.did_nothing)
+    )
 
 
 def _most_pending(session: Session, settings: Settings) -> TableView | None:
@@ -111,11 +131,14 @@ def _most_pending(session: Session, settings: Settings) -> TableView | None:
     return next(iter(tables.list_tables(session, settings, most).items), None)
 
 
-def _left(session: Session, health: TableHealth, ended_at: datetime) -> Left:
+def _read_seconds(seen: HealthSample | None) -> float | None:
+    """Of a full read of a table as it was then."""
+    return model().seconds(seen.shape, *HEADLINE) if seen is not None else None
+
+
+def _left(seen: HealthSample | TableHealth) -> Left:
     """As the table was first seen after that; until then, as the worker said at its end."""
-    seen = list_history(session, PageRequest(limit=1, sort="at"), health.table_id, since=ended_at).items
-    first = seen[0] if seen else health
-    return Left(first.pending_equality_delete_files, first.pending_equality_deletes)
+    return Left(seen.pending_equality_delete_files, seen.pending_equality_deletes)
 
 
 @router.post("/first-hour/dismiss")

@@ -1,11 +1,14 @@
 """From nothing to a converted table by what the overview offers next, and what it tells then."""
 
+import re
 from datetime import timedelta
 from pathlib import Path
 
 from fastapi import Request
 from sqlalchemy import update
 
+from service.auth.models import SYSTEM
+from service.catalogs.service import register_embedded_catalog
 from service.db.database import utc_now
 from service.records.catalogs import Catalog
 from service.records.jobs import Job
@@ -17,6 +20,14 @@ from tests.service.conftest import ADMIN_KEY, running
 from tests.service.iceberg_tables import IcebergCatalog
 from tests.service.pages.person import Person
 from tests.service.queue_calls import statements_of
+
+NO_FILES = {
+    "code": "store_away",
+    "title": "The files can't be read",
+    "detail": "The store answers 403.",
+    "remedy": "Look at the credentials.",
+    "retryable": False,
+}
 
 
 def test_who_follows_the_steps_sees_what_the_first_conversion_has_changed(
@@ -34,7 +45,10 @@ def test_who_follows_the_steps_sees_what_the_first_conversion_has_changed(
     iceberg.append("shop.orders", list(range(10)))
     iceberg.delete_keys("shop.orders", [1, 2, 3])
     with running(settings) as service, Person(service) as admin:
+        with service.database.write() as session:
+            register_embedded_catalog(session, settings, SYSTEM)
         begins = admin.open("/")
+        assert "Or use embedded , the catalog that came with this installation" in begins.text
         assert "Connect a catalog next" in begins.text
         assert "Choose a table by what its readers pay later" in begins.text
         admin.follow("Register a catalog")
@@ -55,6 +69,15 @@ def test_who_follows_the_steps_sees_what_the_first_conversion_has_changed(
         worker = service.start_worker()
         assignment = service.claim(worker)
         assert assignment is not None
+        service.finish(assignment, status="failed", error=NO_FILES).raise_for_status()
+        failed = admin.open("/")
+        assert "See what a conversion would do next Dry run: convert failed" in failed.text
+        assert f"{NO_FILES['title']} {NO_FILES['detail']}" in failed.text
+        assert failed.links["Dry run: convert"].endswith(f"/jobs/{assignment['job']['id']}")
+
+        admin.send(f"/tables/{table['id']}/jobs", dry_run="true")
+        assignment = service.claim(worker)
+        assert assignment is not None
         service.finish(assignment, result=convert_result(dry_run=True)).raise_for_status()
         seen = admin.open("/")
         assert "The dry run : would resolve 48,210" in seen.text.replace("\N{NO-BREAK SPACE}", " ")
@@ -71,12 +94,29 @@ def test_who_follows_the_steps_sees_what_the_first_conversion_has_changed(
         assignment = service.claim(worker)
         assert assignment is not None
         assert not assignment["job"]["dry_run"]
-        service.finish(assignment, result=convert_result()).raise_for_status()
+        service.finish(assignment, status="failed", error=NO_FILES).raise_for_status()
+        assert "Convert it next Convert failed" in admin.open("/").text
 
+        admin.send(f"/tables/{table['id']}/jobs", {"dry_run": "false"})
+        assignment = service.claim(worker)
+        assert assignment is not None
+        service.finish(assignment, result=convert_result()).raise_for_status()
         told = admin.open("/").text.replace("\N{NO-BREAK SPACE}", " ")
+        assert "known after the next look" in told
         assert "The first hour" not in told
         assert "deleted 47,985 rows that its equality deletes stood for" in told
         assert "Equality delete files 25 1 Equality deletes 48,213 3 Full read by Spark" in told
+        iceberg.append("shop.orders", [11])
+        service.poll(table["id"])
+        cost = re.compile(r"right before it, and after (.*?) Cost of reads")
+        after = cost.search(admin.open("/").text)
+        assert after is not None
+        for number in (5, 6, 7):
+            iceberg.delete_keys("shop.orders", [number])
+        service.poll(table["id"])
+        now = cost.search(admin.open("/").text)
+        assert now is not None
+        assert now[1] == after[1], "what was written since is no part of it"
         admin.send("/first-hour/dismiss")
         assert "The first conversion" not in admin.page.text
         with Person(service) as other:
