@@ -20,7 +20,14 @@ import typer
 from rich.console import Console
 
 from icestream.connection import Connection, is_id, json_of
-from icestream.errors import IcestreamError, ProblemError, SetupError, UnknownNameError, refusal
+from icestream.errors import (
+    IcestreamError,
+    ProblemError,
+    SetupError,
+    UnknownNameError,
+    UnreachableError,
+    refusal,
+)
 from icestream.jobs import ENDS
 from service.command import saved_login
 from service.command.columns import progress, reason_of
@@ -30,6 +37,9 @@ from service.confirmations import words_before
 from service.quantities import counted
 
 _WAITS_SECONDS = 1.0
+_PASSING = (429, 502, 503, 504)
+"""Of a service, or what stands before it, while it is started anew or has too much to do."""
+_PATIENCE_SECONDS = 600.0
 _ATTACHMENTS = 500
 """On a page of their list."""
 _NAMED = 20
@@ -100,9 +110,9 @@ def wait(job_id: str, output: Output) -> None:
     """Tells the progress of a job until it has ended, and prints it."""
     told = None
     with Client() as client:
-        job_id = client.find("job_id", job_id)
+        path = f"/api/v1/jobs/{client.find('job_id', job_id)}"
+        job = client.send("GET", path)
         while True:
-            job = client.send("GET", f"/api/v1/jobs/{job_id}")
             if job["status"] in ENDS:
                 break
             words = " ".join(filter(None, (job["status"], job["waiting_for"], progress(job))))
@@ -110,6 +120,7 @@ def wait(job_id: str, output: Output) -> None:
                 say(words)
                 told = words
             time.sleep(_WAITS_SECONDS)
+            job = client.send_again(path)
     print_answer(job, output)
     if reason := reason_of(job):
         say(reason)
@@ -287,6 +298,24 @@ class Client:
     ) -> Any:
         headers = {"If-Match": version} if version else {}
         return json_of(self._request(method, path, params=query, json=body, headers=headers))
+
+    def send_again(self, path: str) -> Any:
+        """What is at `path` now, where something was: a service that is started anew is waited for."""
+        away_since = None
+        while True:
+            try:
+                return json_of(self._connection.request("GET", path))
+            except IcestreamError as error:
+                is_away = isinstance(error, UnreachableError)
+                if not is_away and not (isinstance(error, ProblemError) and error.status in _PASSING):
+                    end(error)
+                if away_since is None:
+                    away_since = time.monotonic()
+                    minutes = f"{_PATIENCE_SECONDS / 60:.0f} minutes"
+                    say(f"{error.detail} It is asked again for up to {minutes}.")
+                elif time.monotonic() - away_since > _PATIENCE_SECONDS:
+                    end(error)
+            time.sleep(_WAITS_SECONDS)
 
     def follow(self, path: str, query: Json) -> None:
         """Prints events, one line of JSON each, until the service ends the stream or Ctrl-C is pressed."""

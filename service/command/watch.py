@@ -20,7 +20,9 @@ from service.quantities import brief, counted
 
 _MOST = 100
 """Tables, jobs or workers that are asked for: more than a screen shows."""
-_HEAD_LINES = 3
+_HEAD_LINES = 4
+_IN_FRAME = (("jobs", "workers", "catalogs"), ("pending", "tables"))
+"""Figures of a line each, what is looked for most first: the end of a line may be cut off."""
 _LEAST_LINES = 3
 _STYLES = {"error": "red", "warning": "yellow"}
 _PIPE_LINES = 60
@@ -40,7 +42,8 @@ def status(output: Output) -> None:
             console = Console(highlight=False)
             if not console.is_terminal:
                 console = Console(highlight=False, width=_WIDEST)
-            for line in [_head(connection, overview), Text(), *_figures(overview), *_concerns(overview)]:
+            figures = [_figure(name, words) for name, words in _figures(overview).items()]
+            for line in [_head(connection, overview), Text(), *figures, *_concerns(overview)]:
                 console.print(line)
     if overview["concerns"]:
         raise typer.Exit(1)
@@ -97,8 +100,8 @@ def _head(connection: Connection, overview: Json) -> Text:
     return Text.assemble(harmless(where), (f"{is_well}.", style))
 
 
-def _figures(overview: Json) -> list[Text]:
-    """What there is, a line for each kind."""
+def _figures(overview: Json) -> dict[str, str]:
+    """What there is of each kind, in words."""
     by_status = {name: number for name, number in overview["tables"].items() if number}
     told = ", ".join(f"{number:,} {name}" for name, number in by_status.items())
     pending = (
@@ -106,7 +109,7 @@ def _figures(overview: Json) -> list[Text]:
         f"{counted(overview['pending_equality_delete_files'], 'file')}, "
         f"the oldest {brief(overview['lag_seconds'])} old"
     )
-    lines = {
+    return {
         "tables": told or "none is enrolled: `icestream tables enroll`",
         "catalogs": _catalogs(overview["catalogs"]),
         "pending": pending if overview["pending_equality_delete_files"] else "nothing",
@@ -115,7 +118,10 @@ def _figures(overview: Json) -> list[Text]:
         "jobs": f"{overview['running_jobs']:,} running, {overview['queued_jobs']:,} waiting",
         "workers": f"{overview['alive_workers']:,} alive",
     }
-    return [Text.assemble((f"{name:<9}", "dim"), harmless(words)) for name, words in lines.items()]
+
+
+def _figure(name: str, words: str) -> Text:
+    return Text.assemble((f"{name:<9}", "dim"), harmless(words))
 
 
 def _catalogs(by_status: Json) -> str:
@@ -172,7 +178,9 @@ def _frame(connection: Connection, width: int | None, height: int) -> Group:
             left -= 2
             part = [Text(), Text(f"no {noun.removesuffix('s')}", style="dim")]
         parts = part + parts
-    head = [_head(connection, overview), Text("   ").join(_figures(overview))]
+    figures = {name: _figure(name, words) for name, words in _figures(overview).items()}
+    lines = [[figures[name] for name in names] for names in _IN_FRAME]
+    head = [_head(connection, overview), *map(Text("   ").join, lines)]
     for line in head:
         line.no_wrap, line.overflow = True, "ellipsis"
     return Group(*head, *parts)

@@ -3,9 +3,13 @@
 import json
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from io import StringIO
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
+import httpx
 import pytest
 from rich.cells import cell_len
 from rich.console import Console
@@ -93,6 +97,42 @@ def test_status_of_a_service_that_is_away_ends_with_1(monkeypatch: pytest.Monkey
         assert "can't be reached" in " ".join(told.stderr.split())
 
 
+def test_a_job_is_waited_for_while_the_service_is_started_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ICESTREAM_API_KEY", "some-key")
+    job = {"status": "running", "waiting_for": None, "progress": {"stage": "scan"}}
+    ended = {**job, "status": "succeeded", "caveat": None, "error": None}
+    answers: list[httpx.Response | httpx.ConnectError] = [
+        httpx.Response(200, json=job),
+        httpx.ConnectError("refused"),
+        httpx.Response(503, headers={"Retry-After": "1"}),
+        httpx.Response(200, json=job),
+        httpx.Response(502, text="<html>"),
+        httpx.Response(200, json=ended),
+    ]
+
+    def answer(_request: httpx.Request) -> httpx.Response:
+        given = answers.pop(0)
+        if isinstance(given, Exception):
+            raise given
+        return given
+
+    monkeypatch.setattr(httpx, "Client", partial(httpx.Client, transport=httpx.MockTransport(answer)))
+    ticks = count()
+    clock = SimpleNamespace(monotonic=lambda: next(ticks), sleep=lambda _seconds: None)
+    monkeypatch.setattr("service.command.calls.time", clock)
+    name = "4c3d07c7-c4d3-4c55-a8ce-6ab0a2dbb3d6"
+    waited = CliRunner().invoke(app, ["jobs", "wait", name])
+    assert waited.exit_code == 0, waited.output
+    assert waited.stderr.count("It is asked again for up to 10 minutes.") == 2
+    assert waited.stderr.count("running scan") == 1
+
+    answers += [httpx.Response(200, json=job), httpx.Response(503), httpx.Response(503)]
+    clock.monotonic = lambda: 601 * next(ticks)
+    assert CliRunner().invoke(app, ["jobs", "wait", name]).exit_code == 1
+    answers[:] = [httpx.ConnectError("refused")]
+    assert CliRunner().invoke(app, ["jobs", "wait", name]).exit_code == 1, "it may not be there at all"
+
+
 def test_top_shows_the_fullest_table_first_with_jobs_and_workers(call: Call, service: Running) -> None:
     table = service.admin.get("/tables?search=db.t").json()["items"][0]["id"]
     service.admin.post(f"/tables/{table}/jobs", json={"kind": "index"}).raise_for_status()
@@ -108,7 +148,7 @@ def test_top_shows_the_fullest_table_first_with_jobs_and_workers(call: Call, ser
     ]
     assert lines[at["jobs"] + 2].split()[:3] == ["local.db.t", "index", "running"]
     assert lines[at["workers"] + 2].split()[1] == "yes"
-    assert "1 running, 0 waiting" in lines[1]
+    assert lines[1].startswith("jobs     1 running, 0 waiting   workers  1 alive")
 
 
 def test_top_is_drawn_anew_and_survives_a_service_that_is_away_for_a_while() -> None:
@@ -147,5 +187,7 @@ def test_a_frame_fits_the_screen(
         screen = StringIO()
         Console(file=screen, width=width).print(_frame(connection, width, height))
     lines = screen.getvalue().splitlines()
+    assert "0 waiting" in lines[1]
+    assert width < 80 or "1 alive" in lines[1]
     assert len(lines) <= height
     assert max(map(cell_len, lines)) <= width
