@@ -58,6 +58,7 @@ from service.http.problem_documents import (
 )
 from service.index_health import endpoints as health_endpoints
 from service.jobs import endpoints as jobs_endpoints
+from service.jobs.stream import RecentEvents
 from service.lookups import endpoints as lookups_endpoints
 from service.lookups.concurrency import ConcurrencyLimits
 from service.lookups.key_limits import KeyLimits
@@ -170,7 +171,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.key_limits, app.state.lookup_metrics = KeyLimits(settings), LookupMetrics()
     app.state.lookup_concurrency = ConcurrencyLimits()
     app.state.fingerprint_secret = _fingerprint_secret(settings)
-    app.state.stopping = threading.Event()
+    app.state.recent_events, app.state.stopping = RecentEvents(database), threading.Event()
     app.state.problem_page = problem_page
     app.state.token_verifier = TokenVerifier(settings) if settings.oidc_issuer else None
     app.state.tries = Tries(settings)
@@ -243,7 +244,9 @@ class Requests:
 def _is_untraced(scope: MutableMapping[str, Any]) -> bool:
     """What is asked again and again, or lasts, and the login, whose link holds a secret."""
     path: str = scope.get("path", "")
-    return path in (*_PROBES, "/login", "/api/v1/events") or path.endswith(("/claim", "/heartbeat"))
+    return path in (*_PROBES, "/login", "/api/v1/events", "/changes") or path.endswith(
+        ("/claim", "/heartbeat")
+    )
 
 
 def _log_request(scope: Scope, status: int, seconds: float) -> None:

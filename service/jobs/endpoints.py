@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends, Header, Query, Request
 from sse_starlette import EventSourceResponse
 
 from service.auth.access import VIEWERS, Admin, Operator, Viewer
-from service.db.database import CurrentDatabase, ReadSession, WriteSession
+from service.db.database import ReadSession, WriteSession
 from service.errors import InvalidError
 from service.http.messages import JobId, TableId
 from service.http.paging import Page, PageRequest, Since, Until
@@ -160,7 +160,6 @@ def list_table_events(
 )
 async def follow_events(
     request: Request,
-    database: CurrentDatabase,
     _caller: Viewer,
     table_id: Annotated[str | None, Query(description="Only events of this table are told.")] = None,
     job_id: Annotated[str | None, Query(description="Only events of this job are told.")] = None,
@@ -173,7 +172,7 @@ async def follow_events(
         raise InvalidError("invalid-last-event-id", f"{last_event_id[:50]!r} is no number of 64 bits.")
     after = int(last_event_id) if last_event_id is not None else None
     content: AsyncIterator[dict[str, str]] = stream_events(
-        database,
+        request.app.state.recent_events,
         after,
         request.app.state.stopping,
         lambda: VIEWERS.still_admits(request),

@@ -1,14 +1,15 @@
 """Live events for browsers and tools: server-sent events read from the event table.
 
-Each stream polls with a short read, so it holds neither a connection nor a thread while nothing happens,
-and it works the same whichever replica wrote the event.
+Streams poll with a short read, so they hold neither a connection nor a thread while nothing happens, and they
+work the same whichever replica wrote the event. All streams of a process share these reads (RecentEvents).
 """
 
 import asyncio
 import json
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import timedelta
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -19,17 +20,80 @@ from service.db.database import Database, utc_now
 from service.errors import is_database_trouble
 from service.jobs import events
 from service.jobs.models import EventView
+from service.webhooks.outbox import UNTOLD
 
 POLL_SECONDS = 0.5
 ACCESS_SECONDS = 5.0
 """Who reads is let go on for so long before he is asked for again: a key may be revoked, a token expire."""
 _BATCH = 500
+_KEPT = 2 * _BATCH
 _GAP_PATIENCE = timedelta(seconds=15)
 """Longer than a transaction may stand still (service.db.database)."""
 
 
+class Told:
+    """An event as streams send it, put into JSON once for all of them."""
+
+    def __init__(self, event: EventView) -> None:
+        self.id, self.table_id, self.job_id = event.id, event.table_id, event.job_id
+        self.is_detail = event.kind in UNTOLD
+        self.message = {
+            "id": str(event.id),
+            "event": event.kind.partition(".")[0],
+            "data": json.dumps(event.model_dump(mode="json")),
+        }
+
+
+class RecentEvents:
+    """The events after some id, read once for all streams that are about as far.
+
+    Whoever is behind them reads for itself until it is as far. Nothing is read while nobody asks.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._lock = asyncio.Lock()
+        self._since = self._until = -1
+        """Ids: all events that come after the one and up to the other are kept."""
+        self._kept: deque[Told] = deque()
+        self._read_at = 0.0
+
+    async def latest_id(self) -> int:
+        return await run_in_threadpool(_latest, self._database)
+
+    async def after(self, position: int) -> Sequence[Told]:
+        """The next events after an id, as of half a second ago at the earliest.
+
+        Raises SQLAlchemyError if the database does not answer.
+        """
+        async with self._lock:
+            if position > self._until:
+                # From there on: who is not as far reads up to it.
+                self._since = self._until = position
+                self._kept.clear()
+                self._read_at = 0.0
+            if position >= self._since and time.monotonic() - self._read_at >= POLL_SECONDS:
+                self._read_at = time.monotonic()
+                self._keep(await self._read(self._until))
+        if position >= self._since:
+            return [event for event in self._kept if event.id > position]
+        return await self._read(position)
+
+    async def _read(self, position: int) -> Sequence[Told]:
+        return [Told(event) for event in await run_in_threadpool(_after, self._database, position)]
+
+    def _keep(self, found: Sequence[Told]) -> None:
+        self._kept += found
+        if len(found) == _BATCH:
+            self._read_at = 0.0  # there may be more
+        if found:
+            self._until = found[-1].id
+        while len(self._kept) > _KEPT:
+            self._since = self._kept.popleft().id
+
+
 async def stream_events(
-    database: Database,
+    recent: RecentEvents,
     after: int | None,
     stopping: threading.Event,
     may_read: Callable[[], bool],
@@ -42,32 +106,63 @@ async def stream_events(
     While the database does not answer, the stream is silent; it ends once this process is `stopping`, or who
     reads it may no longer: `may_read` asks the database.
     """
+    async for found in _follow(recent, after, stopping, may_read, table_id, job_id):
+        for event in found:
+            yield event.message
+
+
+async def stream_changes(
+    recent: RecentEvents,
+    stopping: threading.Event,
+    may_read: Callable[[], bool],
+    *,
+    table_id: str | None = None,
+    job_id: str | None = None,
+) -> AsyncIterator[dict[str, str]]:
+    """For pages, which only have to know that something has happened: one word for all that has.
+
+    It is `turned` where what happened is more than progress or a line of a log, else `changed`.
+    """
+    async for found in _follow(recent, None, stopping, may_read, table_id, job_id):
+        has_turned = not all(event.is_detail for event in found)
+        # Browsers pass on no event without data.
+        yield {"event": "turned" if has_turned else "changed", "data": str(found[-1].id)}
+
+
+async def _follow(
+    recent: RecentEvents,
+    after: int | None,
+    stopping: threading.Event,
+    may_read: Callable[[], bool],
+    table_id: str | None,
+    job_id: str | None,
+) -> AsyncIterator[Sequence[Told]]:
+    """What came since the last look of those events that were asked for, never empty."""
     position = after
     checked_at = time.monotonic()
     while not stopping.is_set():
-        batch: list[EventView] = []
+        found: Sequence[Told] = ()
         try:
             if time.monotonic() - checked_at >= ACCESS_SECONDS:
                 if not await run_in_threadpool(may_read):
                     return
                 checked_at = time.monotonic()
             if position is None:
-                position = await run_in_threadpool(_latest, database)
-            batch = await run_in_threadpool(_after, database, position)
+                position = await recent.latest_id()
+            found = await recent.after(position)
         except SQLAlchemyError as error:
             if not is_database_trouble(error):
                 raise
-        for event in batch:
-            position = event.id
-            if (table_id is None or event.table_id == table_id) and (
-                job_id is None or event.job_id == job_id
-            ):
-                yield {
-                    "id": str(event.id),
-                    "event": event.kind.partition(".")[0],
-                    "data": json.dumps(event.model_dump(mode="json")),
-                }
-        if len(batch) < _BATCH:
+        if found:
+            position = found[-1].id
+        asked_for = [
+            event
+            for event in found
+            if (table_id is None or event.table_id == table_id) and (job_id is None or event.job_id == job_id)
+        ]
+        if asked_for:
+            yield asked_for
+        if len(found) < _BATCH:
             await asyncio.sleep(POLL_SECONDS)
 
 

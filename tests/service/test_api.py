@@ -15,13 +15,14 @@ from sqlmodel import Session, select
 
 from service.auth.principals import SESSION_COOKIE
 from service.auth.service import create_login_link, csrf_token_of, log_in_with_key, log_in_with_token
-from service.db.database import Database
+from service.db.database import Database, utc_now
 from service.errors import UnauthenticatedError
 from service.http.routing import IdempotentAnswer
 from service.jobs import stream
+from service.jobs.events import latest_event_id, record_job_event, record_table_event
 from service.jobs.models import EventView
-from service.jobs.stream import _after, settled
-from service.records.jobs import Event, JobKind
+from service.jobs.stream import RecentEvents, _after, settled, stream_changes
+from service.records.jobs import Event, Job, JobKind
 from service.records.keys import ApiKey, Role
 from tests.patience import PATIENCE_SECONDS
 from tests.service.conftest import ADMIN_KEY, ON_BOTH, PLAIN_HTTP, Running, alike_on_both, run_apart
@@ -635,6 +636,87 @@ def test_a_stream_ends_with_the_key_that_opened_it(
     assert reader.is_alive()
     assert service.admin.delete(f"/api-keys/{made['id']}").is_success
     reader.join()
+
+
+def add_table_event(service: Running, table: dict[str, Any], kind: str = "table.changed") -> int:
+    with service.database.write() as session:
+        record_table_event(session, table["id"], kind, "It was so.", utc_now())
+        return latest_event_id(session)
+
+
+def test_streams_that_are_as_far_share_their_reads(
+    service: Running, table: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_from: list[int] = []
+
+    def noted_after(database: Database, position: int) -> list[EventView]:
+        read_from.append(position)
+        return _after(database, position)
+
+    monkeypatch.setattr(stream, "_after", noted_after)
+    begun = add_table_event(service, table)
+
+    async def follow() -> None:
+        recent = RecentEvents(service.database)
+        for _ in range(3):
+            assert await recent.after(begun) == []
+        assert read_from == [begun]
+        first, second = add_table_event(service, table), add_table_event(service, table)
+        monkeypatch.setattr(stream, "POLL_SECONDS", 0)
+        assert [event.id for event in await recent.after(begun)] == [first, second]
+        monkeypatch.setattr(stream, "POLL_SECONDS", 3600)
+        assert [event.id for event in await recent.after(first)] == [second]
+        assert await recent.after(second) == []
+        assert read_from == [begun, begun]
+        # Whoever is behind reads for itself, and whoever begins later takes no events from the others.
+        assert [event.id for event in await recent.after(begun - 1)] == [begun, first, second]
+        third = add_table_event(service, table)
+        assert await recent.after(third) == []
+        assert [event.id for event in await recent.after(second)] == [third]
+        assert read_from == [begun, begun, begun - 1, third, second]
+
+    run_apart(follow())
+
+
+def test_events_that_are_no_longer_kept_are_read_again(
+    service: Running, table: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = add_table_event(service, table)
+    added = [add_table_event(service, table) for _ in range(4)]
+    monkeypatch.setattr(stream, "_KEPT", 2)
+
+    async def follow() -> None:
+        recent = RecentEvents(service.database)
+        for position in (begun, begun, added[0], added[2]):
+            following = [event for event in added if event > position]
+            assert [event.id for event in await recent.after(position)] == following
+
+    run_apart(follow())
+
+
+def test_a_page_is_told_once_of_all_that_has_happened(
+    service: Running, table: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "POLL_SECONDS", 0.01)
+    job = request_job(service, table)
+
+    def happen(*kinds: str) -> None:
+        with service.database.write() as session:
+            for kind in kinds:
+                record_job_event(session, session.get_one(Job, job["id"]), kind, "It was so.", utc_now())
+
+    async def follow() -> list[str]:
+        recent, told = RecentEvents(service.database), []
+        latest = await recent.latest_id()
+        monkeypatch.setattr(recent, "latest_id", lambda: asyncio.sleep(0, latest))
+        changes = stream_changes(recent, threading.Event(), lambda: True, job_id=job["id"])
+        for kinds in (("job.progress", "job.log"), ("job.log", "job.succeeded", "job.log")):
+            happen(*kinds)
+            add_table_event(service, table)
+            told.append((await anext(changes))["event"])
+        return told
+
+    assert run_apart(follow()) == ["changed", "turned"]
 
 
 @pytest.mark.parametrize("wrong", ["x", "-1", "", str(2**63), "9" * 30, "9" * 5000])
