@@ -57,6 +57,7 @@ DECISIONS: dict[str, set[str]] = {
         "POST /first-hour/dismiss",
         "GET /catalogs",
         "GET /catalogs/{catalog_id}",
+        "GET /changes",
         "GET /erasures",
         "GET /erasures/{erasure_id}",
         "GET /jobs",

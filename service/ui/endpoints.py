@@ -5,9 +5,12 @@ comes back with an error.
 """
 
 from fastapi import APIRouter, Request, Response
+from sse_starlette import EventSourceResponse
 
+from service.auth.access import VIEWERS, Viewer
 from service.errors import NotFoundError
 from service.http.guards import Anyone
+from service.jobs.stream import stream_changes
 from service.problems import PROBLEMS
 from service.ui import (
     audit,
@@ -55,6 +58,21 @@ def get_static(digest: str, name: str) -> Response:  # noqa: ARG001
         media_type=media_type,
         headers={"Cache-Control": "public, max-age=31536000, immutable"},
     )
+
+
+@router.get("/changes")
+async def follow_changes(
+    request: Request, _reader: Viewer, table_id: str | None = None, job_id: str | None = None
+) -> EventSourceResponse:
+    """Tell a page that something has happened, at most every half a second: it is asked for again then."""
+    content = stream_changes(
+        request.app.state.recent_events,
+        request.app.state.stopping,
+        lambda: VIEWERS.still_admits(request),
+        table_id=table_id,
+        job_id=job_id,
+    )
+    return EventSourceResponse(content)
 
 
 for page in (

@@ -33,7 +33,7 @@ ROUTES = [
     if route.startswith("GET ")
     and is_page(route)
     and not route.startswith("GET /static/")
-    and not route.endswith("/log")  # a file
+    and not route.endswith(("/log", "/changes"))  # a file, and a stream
 ]
 # As in the service, a route without parameters goes before one with them.
 ROUTES.sort(key=lambda route: route.count("{"))

@@ -178,15 +178,15 @@ def test_a_lost_connection_comes_back_with_what_happened_meanwhile(
     misdeeds = Misdeeds()
     misdeeds.watch(page, service.url)
     sign_in(page.context, service)
-    # In the end, what the page does every ten seconds would find all of it.
+    # In the end, what the page does every minute would find all of it.
     page.add_init_script("window.setInterval = () => 0")
     # What a proxy answers while the service restarts: browsers do not try again by themselves.
-    page.route("**/api/v1/events**", lambda route: route.fulfill(status=503))
+    page.route("**/changes**", lambda route: route.fulfill(status=503))
     page.goto(f"{service.url}/tables/{table}")
     words = page.locator("#connection-words")
     expect(words).to_have_text("Reconnecting")
     job = service.request_job(table, "index")
-    page.unroute("**/api/v1/events**")
+    page.unroute("**/changes**")
     expect(words).to_have_text("Live")
     expect(page.locator("#jobs").get_by_role("link", name=job[:8])).to_be_visible()
 
@@ -199,6 +199,28 @@ def test_a_lost_connection_comes_back_with_what_happened_meanwhile(
     context.close()
     # The browser itself notes what it could not load.
     assert [misdeed for misdeed in misdeeds if "Failed to load resource" not in misdeed] == []
+
+
+def test_a_page_that_costs_the_service_much_is_looked_at_less_often(
+    signed_in: Page, service: RunningService
+) -> None:
+    looks: list[str] = []
+    signed_in.on("response", lambda answer: looks.append(answer.headers.get("server-timing", "")))
+    signed_in.goto(f"{service.url}/tables")
+    expect(signed_in.locator("#connection-words")).to_have_text("Live")
+    assert [re.fullmatch(r"cpu;dur=\d+\.\d", told) is not None for told in looks[:1]] == [True]
+    waits = """(costs) => {
+      const pace = paced();
+      return costs.map((cost) => {
+        pace.pay({ headers: new Headers({ "Server-Timing": `cpu;dur=${cost}` }) });
+        return pace.wait();
+      });
+    }"""
+    # 200 ms in advance, then a second for each millisecond; a look costs 4 more than its page.
+    first, second, third = signed_in.evaluate(waits, [96, 96, 996])
+    assert first == 0
+    assert second == 0
+    assert 900_000 < third <= 1_000_000
 
 
 def test_failed_job_shows_cause_and_remedy_as_plain_text_and_can_be_retried(

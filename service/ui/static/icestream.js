@@ -1,5 +1,6 @@
 // Everything works without this script, except for being live: it fetches the page again when something
-// happened, and replaces those parts (data-live) whose HTML has changed.
+// happened, and replaces those parts (data-live) whose HTML has changed. How often it does so depends on what
+// the page costs the service (paced).
 "use strict";
 
 const TIMES = {
@@ -93,12 +94,46 @@ function replaceChanged(page) {
   document.title = page.title;
 }
 
+// Looks of a page may cost the service a millisecond of processor time for each second that somebody watches,
+// and what was not used up to then, but for a limit: after a quiet time what happens is seen at once.
+const SAVED_MS = 200;
+// What no event tells of, such as a worker that has gone, is seen so late.
+const UNTOLD_MS = 60_000;
+// What a look costs besides the page itself: the request, who asks, the session.
+const REQUEST_MS = 4;
+
+function paced() {
+  let [left, at] = [SAVED_MS, performance.now()];
+
+  function settle() {
+    const now = performance.now();
+    left = Math.min(left + (now - at) / 1000, SAVED_MS);
+    at = now;
+  }
+
+  return {
+    pay(answer) {
+      settle();
+      left -= REQUEST_MS + Number(/cpu;dur=([\d.]+)/.exec(answer.headers.get("Server-Timing"))?.[1] ?? 0);
+    },
+    // Milliseconds until another look is paid for.
+    wait() {
+      settle();
+      return Math.max(-left * 1000, 0);
+    },
+  };
+}
+
 function follow(main) {
+  const pace = paced();
   const connection = document.getElementById("connection");
   const words = document.getElementById("connection-words");
+  const isOfOneJob = main.dataset.events.includes("job_id=");
   let source = null;
   let fetching = false;
-  let again = false;
+  let again = null;
+  let later = 0;
+  let lookedAt = performance.now();
   let ended = false;
 
   function show(state, text) {
@@ -107,15 +142,24 @@ function follow(main) {
     words.textContent = text;
   }
 
-  async function refresh() {
-    if (fetching) {
-      again = true;
-      return;
-    }
-    fetching = true;
+  // isUrgent: also if it is not paid for yet.
+  function refresh(isUrgent = false) {
+    if (document.hidden || ended) return;
+    // A burst of events needs one more look, not one each.
+    if (fetching) again = { isUrgent: isUrgent || again?.isUrgent };
+    else if (isUrgent || !pace.wait()) {
+      clearTimeout(later);
+      later = 0;
+      look();
+    } else later ||= setTimeout(() => refresh(true), pace.wait());
+  }
+
+  async function look() {
+    [fetching, again, lookedAt] = [true, null, performance.now()];
     try {
       const answer = await fetch(location.href, { headers: { Accept: "text/html" } });
       if (answer.redirected) return location.reload();
+      pace.pay(answer);
       if (answer.ok) {
         const page = new DOMParser().parseFromString(await answer.text(), "text/html");
         replaceChanged(page);
@@ -126,13 +170,9 @@ function follow(main) {
     } catch {
       show("lost", "Reconnecting");
     } finally {
-      // A burst of events needs one more look, not one each.
       setTimeout(() => {
         fetching = false;
-        if (again) {
-          again = false;
-          refresh();
-        }
+        if (again) refresh(again.isUrgent);
       }, 400);
     }
   }
@@ -142,7 +182,7 @@ function follow(main) {
     source = new EventSource(main.dataset.events);
     source.onopen = () => {
       show("live", "Live");
-      refresh();
+      refresh(true);
     };
     source.onerror = () => {
       show("lost", "Reconnecting");
@@ -152,7 +192,9 @@ function follow(main) {
         setTimeout(() => !document.hidden && open(), 2000);
       }
     };
-    for (const kind of ["job", "decision", "poll", "table"]) source.addEventListener(kind, refresh);
+    source.addEventListener("changed", () => refresh());
+    // A job has few turns; elsewhere there may be many.
+    source.addEventListener("turned", () => refresh(isOfOneJob));
   }
 
   function close() {
@@ -175,7 +217,7 @@ function follow(main) {
     show("lost", "Reconnecting");
   });
   addEventListener("online", () => !document.hidden && open());
-  setInterval(() => !document.hidden && !ended && refresh(), Number(main.dataset.every) * 1000);
+  setInterval(() => performance.now() - lookedAt >= UNTOLD_MS && refresh(), UNTOLD_MS / 4);
   if (!document.hidden) open();
 }
 
