@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
@@ -37,7 +37,7 @@ from service.records.health import (
     minute_of,
     store_layouts,
 )
-from service.records.jobs import Event, Job, JobKind, JobStatus
+from service.records.jobs import Attempt, AttemptStatus, Event, Job, JobKind, JobStatus
 from service.records.reports import (
     PARTITIONS_AT_MOST,
     RUNS_AT_MOST,
@@ -47,9 +47,11 @@ from service.records.reports import (
     SortedRunReport,
 )
 from service.records.tables import EnrolledTable
-from tests.benchmarks.measure import high_water_mark
+from service.records.workers import Worker
+from tests.benchmarks.measure import cpu_seconds, high_water_mark
 from tests.benchmarks.page import PAGE, Part, write_part
 from tests.benchmarks.servers import KEY, SERVE, server
+from tests.benchmarks.viewers import VIEWERS, Watched, watch
 from tests.service.postgresql import execute, running_server
 
 _AT_ONCE = 10_000
@@ -79,6 +81,14 @@ _RESULT = {
 }
 _FAILED = 50
 """One job of so many has failed."""
+_TOOK = timedelta(seconds=90)
+_WAITING = 100
+"""Jobs that wait for a worker."""
+_WORKERS = 20
+_LINES = 500
+"""Of the log of each attempt, for one job."""
+_DECISIONS = 100
+"""Likewise."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +98,8 @@ class Answers:
     database: str
     page: str
     seconds: Sequence[float]
+    cpu: float
+    """Seconds of processor time that the service took for each."""
     length: int
     """Of the answer in bytes, before compression."""
 
@@ -96,7 +108,10 @@ class Answers:
         ordered = sorted(self.seconds)
         figures = (statistics.median(ordered), ordered[round(0.99 * (len(ordered) - 1))])
         median, longest = (f"{1000 * each:,.0f} ms" for each in figures)
-        return f"| {self.page} | {self.database} | {median} | {longest} | {self.length / 1000:,.0f} kB |"
+        cpu = f"{1000 * self.cpu:,.0f} ms"
+        return (
+            f"| {self.page} | {self.database} | {median} | {longest} | {cpu} | {self.length / 1000:,.0f} kB |"
+        )
 
 
 def main(
@@ -108,15 +123,16 @@ def main(
     """Measure the pages on SQLite and PostgreSQL."""
     directory = Path(tempfile.mkdtemp(prefix="icestream-pages-"))
     try:
-        answers, memory = measure(
+        answers, watched, memory = measure(
             directory, f"sqlite:///{directory}/icestream.db", "SQLite", tables, jobs, times
         )
         with running_server() as url:
             execute(f"{url}/postgres", "CREATE DATABASE bench")
-            answers += measure(directory, f"{url}/bench", "PostgreSQL", tables, jobs, times)[0]
+            found = measure(directory, f"{url}/bench", "PostgreSQL", tables, jobs, times)
+        answers, watched = answers + found[0], watched + found[1]
     finally:
         shutil.rmtree(directory)
-    written = _report(answers, memory, tables, jobs, times)
+    written = _report(answers, watched, memory, tables, jobs, times)
     if report is None:
         write_part(Part.PAGES, written)
     else:
@@ -126,8 +142,8 @@ def main(
 
 def measure(
     directory: Path, url: str, name: str, tables: int, jobs: int, times: int
-) -> tuple[list[Answers], int]:
-    """The answers, and the bytes that the service took at most."""
+) -> tuple[list[Answers], list[Watched], int]:
+    """The answers, what it costs to watch, and the bytes that the service took at most."""
     migrate(url)
     database = Database(url)
     with database.write() as session:
@@ -150,14 +166,26 @@ def measure(
     ):
         for page, path in paths.items():
             seconds = []
-            for _ in range(times + 1):
+            _open(http, path)
+            used = cpu_seconds(process.pid)
+            for _ in range(times):
                 began = time.monotonic()
-                answer = http.get(path, headers={"Accept": "text/html"})
+                answer = _open(http, path)
                 seconds.append(time.monotonic() - began)
-                assert answer.status_code == 200, (path, answer.status_code, answer.text[:2000])
-            answers.append(Answers(name, page, seconds[1:], len(answer.content)))
+            used = (cpu_seconds(process.pid) - used) / times
+            answers.append(Answers(name, page, seconds, used, len(answer.content)))
+        table = paths["table"].rpartition("/")[2]
+        watched = [
+            watch(address, process.pid, url, name, page, paths[page], table) for page in ("overview", "table")
+        ]
         memory = high_water_mark(process.pid)
-    return answers, memory
+    return answers, watched, memory
+
+
+def _open(http: httpx.Client, path: str) -> httpx.Response:
+    answer = http.get(path, headers={"Accept": "text/html"})
+    assert answer.status_code == 200, (path, answer.status_code, answer.text[:2000])
+    return answer
 
 
 def _fill(session: Session, tables: int, jobs: int) -> Mapping[str, str]:
@@ -238,6 +266,24 @@ def _fill(session: Session, tables: int, jobs: int) -> Mapping[str, str]:
         max_backoff_seconds=600,
     )
     _insert(session, ended, (_job(number, job_id, ids, jobs) for number, job_id in enumerate(made)))
+    workers = [
+        Worker(name=f"worker-{number}", hostname="node", pid=number, version="0.1.0")
+        for number in range(_WORKERS)
+    ]
+    session.add_all(workers)
+    session.flush()
+    attempt = Attempt(attempt=1, lease_expires_at=now, seconds=_TOOK.total_seconds())  # type: ignore[call-arg]
+    _insert(
+        session,
+        attempt,
+        (_attempt(number, job_id, workers, jobs) for number, job_id in enumerate(made)),
+    )
+    waiting = ended.model_copy(update={"status": JobStatus.QUEUED.value, "attempt": 0, "kind": "verify"})
+    _insert(
+        session,
+        waiting,
+        ({"id": new_id(), "table_id": table_id, "table_uuid": table_id} for table_id in ids[:_WAITING]),
+    )
     _insert(
         session,
         Event(),  # type: ignore[call-arg]
@@ -249,6 +295,7 @@ def _fill(session: Session, tables: int, jobs: int) -> Mapping[str, str]:
     )
     table = ids[tables // 2]
     _fill_index(session, table)
+    told_much = _add_job_that_told_much(session, ended, ids[tables // 2], workers[0])
     return {
         "overview": "/",
         "overview, 90 days": "/?days=90",
@@ -263,7 +310,7 @@ def _fill(session: Session, tables: int, jobs: int) -> Mapping[str, str]:
         "jobs": "/jobs",
         "jobs that failed": "/jobs?status=failed",
         "jobs of a kind": "/jobs?kind=compact",
-        "job": f"/jobs/{made[jobs // 2]}",
+        "job": f"/jobs/{told_much}",
         "search": "/search?search=orders_12",
         "catalogs": "/catalogs",
         "catalog": f"/catalogs/{catalog.id}",
@@ -308,8 +355,69 @@ def _fill_index(session: Session, table_id: str) -> None:
     session.add(health)
 
 
+def _add_job_that_told_much(session: Session, like: Job, table_id: str, worker: Worker) -> str:
+    """Its id. It has two attempts, each with decisions, progress and a long log."""
+    job = Job.model_validate(
+        like.model_dump()
+        | _job(0, new_id(), [table_id], 1)
+        | {"attempt": 2, "failures": 1, "status": JobStatus.SUCCEEDED.value, "result": _RESULT}
+    )
+    session.add(job)
+    session.flush()
+    began = job.created_at
+    for attempt, status in ((1, AttemptStatus.FAILED), (2, AttemptStatus.SUCCEEDED)):
+        session.add(
+            Attempt(
+                job_id=job.id,
+                attempt=attempt,
+                worker_id=worker.id,
+                worker_name=worker.name,
+                status=status.value,
+                started_at=began,
+                ended_at=began + _TOOK,
+                lease_expires_at=began,
+                seconds=_TOOK.total_seconds(),
+                stages=[{"name": name, "seconds": 30.0} for name in ("plan", "lookup", "commit")],
+            )
+        )
+        about = {"job_id": job.id, "table_id": table_id, "attempt": attempt}
+        line = "Task 17 of stage lookup has read 12 row groups of s3://lake/orders/data/00017-3-5f0c.parquet"
+        said = [("job.log", line)] * _LINES + [
+            ("job.message", "The index answers for 12 files.")
+        ] * _DECISIONS
+        _insert(
+            session,
+            Event(),  # type: ignore[call-arg]
+            (
+                about | {"kind": kind, "message": message, "at": began + _TOOK * number / len(said)}
+                for number, (kind, message) in enumerate(said)
+            ),
+        )
+        began += _TOOK
+    return job.id
+
+
+def _attempt(number: int, job_id: str, workers: Sequence[Worker], jobs: int) -> dict[str, Any]:
+    """The one of `_job`."""
+    worker = workers[number % len(workers)]
+    ended = _ended(number, jobs)
+    failed = number % _FAILED == 0
+    return {
+        "job_id": job_id,
+        "worker_id": worker.id,
+        "worker_name": worker.name,
+        "status": (AttemptStatus.FAILED if failed else AttemptStatus.SUCCEEDED).value,
+        "started_at": ended - _TOOK,
+        "ended_at": ended,
+    }
+
+
+def _ended(number: int, jobs: int) -> datetime:
+    return utc_now() - _SPAN * (1 - number / jobs)
+
+
 def _job(number: int, job_id: str, tables: Sequence[str], jobs: int) -> dict[str, Any]:
-    ended = utc_now() - _SPAN * (1 - number / jobs)
+    ended = _ended(number, jobs)
     status = JobStatus.SUCCEEDED if number % _FAILED else JobStatus.FAILED
     kind = _KINDS[number // len(tables) % len(_KINDS)]
     return {
@@ -319,9 +427,9 @@ def _job(number: int, job_id: str, tables: Sequence[str], jobs: int) -> dict[str
         "kind": kind.value,
         "status": status.value,
         "result": _RESULT if kind is JobKind.CONVERT else None,
-        "created_at": ended,
-        "available_at": ended,
-        "started_at": ended,
+        "created_at": ended - _TOOK,
+        "available_at": ended - _TOOK,
+        "started_at": ended - _TOOK,
         "ended_at": ended,
     }
 
@@ -333,22 +441,35 @@ def _insert(session: Session, like: SQLModel, rows: Iterator[dict[str, Any]]) ->
         session.execute(insert(type(like)), part)
 
 
-def _report(answers: Sequence[Answers], memory: int, tables: int, jobs: int, times: int) -> str:
+def _report(
+    answers: Sequence[Answers], watched: Sequence[Watched], memory: int, tables: int, jobs: int, times: int
+) -> str:
     load = ", ".join(f"{each:.1f}" for each in os.getloadavg())
     rows = "\n".join(answer.row for answer in answers)
     return f"""# Pages
 
 Written by `make bench-pages` on {os.cpu_count()} cores, with load averages of {load} at the end. One
 `icestream serve` with {tables:,} tables, {jobs:,} jobs that ended within {_SPAN.days} days,
-{2 * jobs:,} events and {_SAMPLES * tables:,} samples of health. Each page is asked for {times} times
+{2 * jobs:,} events and {_SAMPLES * tables:,} samples of health. Each job has an attempt; one has two with
+{_LINES} log lines and {_DECISIONS} decisions each. Each page is asked for {times} times
 after a first time, one after the other. The PostgreSQL server does not wait for its disk.
 
-| page | database | median | p99 | length |
-|---|---|---:|---:|---:|
+| page | database | median | p99 | CPU of the service | length |
+|---|---|---:|---:|---:|---:|
 {rows}
 
 The overview sums up 90 days of minutes in each of which a table changed.
 The service on SQLite took {memory / 2**20:,.0f} MiB at most (RSS).
+
+### Pages that are watched
+
+{VIEWERS} viewers leave a page open, and ask for it again as its script does: what that costs the service, in
+processor time for each second and viewer, once they have used up what a page that is opened may cost in
+advance (200 ms).
+
+| page | database | nothing happens | a job ends each second | asked for again after |
+|---|---|---:|---:|---:|
+{chr(10).join(each.row for each in watched)}
 """
 
 
