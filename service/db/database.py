@@ -38,7 +38,6 @@ from sqlalchemy import (
     QueuePool,
     create_engine,
     event,
-    inspect,
     text,
 )
 from sqlalchemy.dialects.postgresql import JSONB
@@ -47,7 +46,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as NoConnectionError
 from sqlalchemy.pool import ConnectionPoolEntry
 from sqlalchemy.types import TypeDecorator
-from sqlmodel import Session, SQLModel
+from sqlmodel import Session
 
 from service.db import private_files
 from service.db.control_database import files_of
@@ -215,27 +214,11 @@ class Database:
     def check_start(self) -> None:
         """Raise StartError if the service can't start with this database now."""
         try:
-            problem = self.check() or self._check_columns()
+            problem = self.check()
         except SQLAlchemyError as error:
             problem = f"The control database cannot be used: {DatabaseError(error)}"
         if problem is not None:
             raise StartError(problem)
-
-    def _check_columns(self) -> str | None:
-        """Builds before 0.1.0 had other tables under the same migration."""
-        found = {
-            name: {column["name"] for column in columns}
-            for (_, name), columns in inspect(self.engine).get_multi_columns().items()
-        }
-        ours = SQLModel.metadata.tables
-        other = sorted(name for name, table in ours.items() if found.get(name) != set(table.columns.keys()))
-        if not other:
-            return None
-        return (
-            "The control database is of a build before 0.1.0, and `icestream migrate` can't bring it up "
-            f"(other columns: {', '.join(other)}). Start with an empty one and the same index warehouse, "
-            "register the catalogs and enrol the tables again: their indexes are found and go on."
-        )
 
     def dispose(self) -> None:
         self.engine.dispose()

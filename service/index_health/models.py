@@ -185,8 +185,8 @@ class KeySetSample(Message):
     """The index had this many sorted runs; a lookup reads all of them."""
     dead_ratio: float
     """This is the share of entries that point to files which are gone, 0 to 1."""
-    pending_equality_delete_files: int | None = None
-    """This many equality delete files by these fields were live; null in samples of earlier versions."""
+    pending_equality_delete_files: int
+    """This many equality delete files by these fields were live."""
 
 
 class HealthSampleView(Message):

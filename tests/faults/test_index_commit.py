@@ -279,17 +279,6 @@ def test_a_late_commit_to_an_index_that_was_dropped_is_none_to_the_one_in_its_pl
     assert (anew.generation, len(anew.dictionary), anew.entries.rows) == (2, 0, 0)
 
 
-def test_an_index_of_a_version_without_ids_is_read_and_goes_on(
-    local: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("worker.index.sorted_runs.TABLE_ID", "icestream.not-known-yet")
-    Writer(local).add([data_file(tmp_path, "f", range(10))], 0)
-    monkeypatch.undo()
-    Writer(local).add([data_file(tmp_path, "g", range(10))], 100)
-    after = fresh(local)
-    assert (len(after.dictionary), after.entries.rows) == (2, 20)
-
-
 def test_an_index_whose_paths_find_no_room_on_the_workers_disk_is_not_damaged(
     local: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

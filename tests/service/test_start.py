@@ -8,7 +8,6 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from pydantic import ValidationError
-from sqlalchemy import text
 from sqlmodel import SQLModel, select
 
 from service.app import prepare
@@ -136,18 +135,6 @@ def test_the_migrations_make_exactly_the_schema_of_the_models(database: Database
         turn = connection.exec_driver_sql(_TURN[database.engine.dialect.name]).scalar_one()
         assert "(catalog_id, priority DESC, table_claimed_at, available_at, id)" in turn
     assert database.check() is None
-
-
-def test_a_database_of_a_build_before_the_first_release_is_refused(tmp_path: Path) -> None:
-    settings = Settings(data_dir=tmp_path)
-    prepare(settings)
-    database = Database(settings.database_url)
-    with database.engine.begin() as connection:
-        connection.execute(text("ALTER TABLE workers RENAME COLUMN version TO build"))
-    for refuse in (database.check_start, lambda: prepare(settings)):
-        with pytest.raises(StartError, match=r"before 0\.1\.0.*\(other columns: workers\)"):
-            refuse()
-    database.dispose()
 
 
 def _is_ours(_object: object, name: str | None, kind: str, _reflected: bool, _other: object) -> bool:

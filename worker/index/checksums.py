@@ -2,7 +2,7 @@
 
 Pages have Parquet's own. Parquet's footers and Paimon's manifests and snapshots have none: a flipped bit may
 leave them readable and hide entries. So each has a CRC-32 of all its other bytes in a place that its readers
-leave alone. A file without one, of an earlier version or another writer, is read unchecked.
+leave alone. A file without one, of another writer, is read unchecked.
 """
 
 from __future__ import annotations

@@ -376,7 +376,6 @@ class RunTable:
         if snapshot_id is None:
             return LiveFiles(None, ())
         properties = self._table.snapshot_manager().get_snapshot_by_id(snapshot_id).properties or {}
-        # A table of an earlier version has no id, and is read as it is.
         if properties.get(TABLE_ID) != self.options.get(TABLE_ID):
             raise IndexCommitConflictError(
                 f"snapshot {snapshot_id} in {self.location} was written for an earlier table of that name"

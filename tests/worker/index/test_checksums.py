@@ -228,7 +228,7 @@ class Stored:
 
 
 def test_what_has_no_checksum_is_read_as_it_is(subject: Subject, tmp_path: Path) -> None:
-    """An index of an earlier version, or what another writer of Paimon has written."""
+    """Such as what another writer of Paimon has written."""
     old = replace(subject, folder=tmp_path)
     shutil.copytree(subject.folder, tmp_path, dirs_exist_ok=True)
     for path in old.tables.rglob("*"):
