@@ -114,6 +114,12 @@ class Job:
         self.decisions.append(sentence)
         self.reporter.decide(sentence)
 
+    def tell_of_change(self, error: Exception) -> None:
+        """Others have committed since a look; the same is told once."""
+        told = f"The table changed while this job ran, so it looks at what is new: {error}."
+        if told not in self.decisions:
+            self.decide(told)
+
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         self.reporter.progress(name, 0, 0, "")

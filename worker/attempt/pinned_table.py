@@ -69,6 +69,12 @@ def pin_table(job: Job, *, reads_files: bool = True) -> PinnedTable:
         raise UnsupportedTableError(f"{'.'.join(assignment.table.identifier)}: {error}") from error
 
 
+def pin_again(job: Job, *, reads_files: bool = True) -> PinnedTable:
+    """The same as a stage of its own, for what was committed meanwhile."""
+    with job.stage("plan"):
+        return pin_table(job, reads_files=reads_files)
+
+
 def _load(job: Job) -> JavaObject:
     assignment = job.assignment
     return catalogs.load_table(

@@ -13,7 +13,7 @@ from uuid import uuid4
 from py4j.java_gateway import JavaObject
 
 from worker.attempt.job import Job
-from worker.attempt.pinned_table import PinnedTable, pin_table
+from worker.attempt.pinned_table import PinnedTable, pin_again
 from worker.deletes.write import delete_files
 from worker.erasure.snapshot_properties import MANIFESTS, Totals, step_properties
 from worker.spark.jvm import java_object, jvm_of
@@ -56,8 +56,7 @@ def rewrite_manifests(job: Job, table: PinnedTable, totals: Totals) -> Committed
             return _commit_manifests(job, table, totals, successors)
         except CommitConflictError:  # one of them is gone
             delete_files(table.storage, [str(new.path()) for _, new in successors if new is not None])
-            with job.stage("plan"):
-                table = pin_table(job)
+            table = pin_again(job)
     raise CommitConflictError(f"others committed first {LOOKS:,} times", "Erase again when they are idle.")
 
 

@@ -22,7 +22,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors.exceptions.captured import CapturedException
 
 from worker.attempt.job import Job
-from worker.attempt.pinned_table import PinnedTable, pin_table
+from worker.attempt.pinned_table import PinnedTable, pin_again
 from worker.deletes.locations import DeleteFileLocations, data_file_locations, unannounced_plan
 from worker.deletes.puffin import positions_of
 from worker.deletes.stage import DeletesStage, announce
@@ -124,14 +124,11 @@ class Rewrite:
             try:
                 self._exchange(table, doomed)
             except CommitConflictError as error:
-                told = f"The table changed while this job ran, so it looks at what is new: {error}."
-                if told not in self._job.decisions:
-                    self._job.decide(told)
+                self._job.tell_of_change(error)
             except Exception:
                 self._remove_written()
                 raise
-            with self._job.stage("plan"):
-                table = pin_table(self._job)
+            table = pin_again(self._job)
         self._remove_written()
         remedy = "The rows are deleted, and still in data files. Erase when whoever commits here is idle."
         raise CommitConflictError(f"others committed first {LOOKS:,} times", remedy)

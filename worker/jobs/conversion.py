@@ -12,7 +12,7 @@ from icestream.readers import Reader, engines, reader
 from trust.properties import LOCATION_PROVIDERS
 from worker.attempt.job import Job
 from worker.attempt.outcome import Outcome, Unconvertible, outcome
-from worker.attempt.pinned_table import PinnedTable, pin_table
+from worker.attempt.pinned_table import PinnedTable, pin_again, pin_table
 from worker.deletes.locations import DeleteFileLocations
 from worker.deletes.write import WrittenDeletes
 from worker.index.sorted_runs import IndexWarehouse
@@ -179,8 +179,7 @@ class Conversion:
         for number, batch in enumerate(batches):
             if number:
                 self._job.decide(f"Commit {number + 1:,} of {len(batches):,}.")
-                with self._job.stage("plan"):
-                    table = pin_table(self._job)
+                table = pin_again(self._job)
             table = self.convert(table, batch, commits_left + len(batches) - number - 1)
         return table
 
@@ -193,8 +192,7 @@ class Conversion:
         job = self._job
         for attempt in range(PLANNING_ATTEMPTS):
             if attempt:
-                with job.stage("plan"):
-                    table = pin_table(job)
+                table = pin_again(job)
             # Before each plan: the commit of an earlier attempt may arrive late, and be what this plan met.
             if self.was_committed(table):
                 return pin_table(job)

@@ -20,7 +20,7 @@ from py4j.protocol import Py4JError
 
 from worker.attempt.job import Job
 from worker.attempt.outcome import Outcome
-from worker.attempt.pinned_table import PinnedTable
+from worker.attempt.pinned_table import PinnedTable, pin_again
 from worker.index.sorted_runs import IndexWarehouse
 from worker.io.paths import may_repeat
 from worker.jobs import spark_actions
@@ -89,7 +89,7 @@ class _Rewriting(FileRewriting):
         self.plans = conversion.plans + 1
         self.refused |= {one.file_path: one for one in conversion.refused}
         self.job.decide(f"{counted(len(conversion.converted), 'equality delete file')} converted first.")
-        table = self.pinned()
+        table = pin_again(self.job)
         snapshot = table.metadata.snapshot_by_id(conversion.head) if conversion.head is not None else None
         if snapshot is None or snapshot == table.snapshot:
             return table

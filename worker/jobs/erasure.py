@@ -17,7 +17,7 @@ from trust.locations import LocationNotAllowedError, normalize_location
 from worker.attempt.indexes import usable_index
 from worker.attempt.job import Job
 from worker.attempt.outcome import Outcome, outcome
-from worker.attempt.pinned_table import PinnedTable, pin_table
+from worker.attempt.pinned_table import PinnedTable, pin_again
 from worker.contract.control_plane import ControlPlaneError, StaleAttemptError
 from worker.deletes.locations import unannounced_plan
 from worker.deletes.stage import announce
@@ -118,12 +118,12 @@ class _Erasure:
     def run(self, table: PinnedTable) -> Outcome:
         self._delete_and_rewrite(table)
         cleared = remove_orphan_files(self._job)  # of lost attempts, before anybody looks
-        table = self._pinned()
+        table = pin_again(self._job)
         totals = Totals.of(self._commits(table))
         self._indexes.clean(table)
         self._expire()
         looked_at = datetime.now(UTC)
-        table = self._pinned()
+        table = pin_again(self._job)
         findings = self._looked(table)
         report = {
             "keys": len(self._keys.number_of),
@@ -162,7 +162,7 @@ class _Erasure:
             write = RowWrite(job, self._warehouse, {STEP: DELETE})
             write.run(table)
             self._plans = write.plans
-            table = self._pinned()
+            table = pin_again(self._job)
         if named := self._look.at_deletes(table.metadata, table.files.equality_deletes, table.storage):
             table = self._convert(table, named)
         table = Rewrite(job, self._in_table, self._next_plan, self._convert).run(table)
@@ -185,7 +185,7 @@ class _Erasure:
         conversion = Conversion(self._job, self._warehouse, self._plans)
         conversion.convert(table, deletes, commits_left=1)  # whether it is the last nobody knows
         self._plans = conversion.plans + 1
-        return self._pinned()
+        return pin_again(self._job)
 
     def _next_plan(self) -> int:
         self._plans += 1
@@ -200,10 +200,6 @@ class _Erasure:
             raise told_as_unreachable(error, "was committed") from error
         return [one for one in found if STEP in one.summary]
 
-    def _pinned(self) -> PinnedTable:
-        with self._job.stage("plan"):
-            return pin_table(self._job)
-
     # expire
 
     def _expire(self) -> None:
@@ -212,7 +208,7 @@ class _Erasure:
         job = self._job
         self._delete_left_behind()
         for _ in range(LOOKS):
-            table = self._pinned()
+            table = pin_again(self._job)
             metadata = table.metadata
             traces = self._look.at_snapshots(metadata, metadata.snapshots, table.storage)
             if not all(of_one.is_whole for of_one in traces.values()):
@@ -228,19 +224,19 @@ class _Erasure:
                 with job.stage("expire"):
                     expire(job, table, doomed)
             except CommitConflictError as error:
-                self._tell_of_conflict(error)
+                job.tell_of_change(error)
                 continue
             self._expired += doomed
             job.decide(f"{counted(len(doomed), 'snapshot')} expired.")
-            self._left |= delete_unneeded(job, self._pinned(), self._look, files)
+            self._left |= delete_unneeded(job, pin_again(self._job), self._look, files)
 
     def _delete_left_behind(self) -> None:
         """The files of snapshots that lost attempts let expire."""
-        table = self._pinned()
+        table = pin_again(self._job)
         named = partial(files_of, table.storage, self._look, have_expired=True)
         files, self._why_more = files_of_expired(table, self._expiring, named)
         if files:
-            self._left |= delete_unneeded(self._job, self._pinned(), self._look, files)
+            self._left |= delete_unneeded(self._job, pin_again(self._job), self._look, files)
 
     def _announce_expiry(self, table: PinnedTable, doomed: Sequence[int]) -> None:
         """Lets an attempt that goes on know whose files it may delete."""
@@ -248,11 +244,6 @@ class _Erasure:
             plan = unannounced_plan(table, self._next_plan())
             announce(self._job, plan.model_copy(update={"expires": new}))
             self._expiring |= {*new}
-
-    def _tell_of_conflict(self, error: CommitConflictError) -> None:
-        told = f"The table changed while this job ran, so it looks at what is new: {error}."
-        if told not in self._job.decisions:
-            self._job.decide(told)
 
     # look
 

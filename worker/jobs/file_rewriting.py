@@ -23,7 +23,7 @@ from pyspark.errors.exceptions.captured import CapturedException
 from trust.properties import LOCATION_PROPERTIES, without_code
 from worker.attempt.job import Job
 from worker.attempt.outcome import Outcome, Unconvertible, outcome
-from worker.attempt.pinned_table import PinnedTable, pin_table
+from worker.attempt.pinned_table import PinnedTable, pin_again
 from worker.contract.control_plane import AnnouncedPlan
 from worker.deletes.locations import data_file_folder, unannounced_plan
 from worker.deletes.stage import announce
@@ -89,7 +89,7 @@ class FileRewriting(ABC):
         job = self.job
         for number in range(PLANNING_ATTEMPTS):
             if number:
-                table = self.pinned()
+                table = pin_again(self.job)
             if committed := self._own.of_earlier_attempt(table):
                 job.reporter = AfterCommit(job.reporter)
                 return self.outcome(table, Choice(), committed)
@@ -106,13 +106,9 @@ class FileRewriting(ABC):
                 return self.outcome(table, choice, committed)
         raise CommitConflictError(conflict.detail, self.busy)
 
-    def pinned(self) -> PinnedTable:
-        with self.job.stage("plan"):
-            return pin_table(self.job)
-
     def after_commit(self, _: PinnedTable) -> PinnedTable:
         """The table as it is then, from what it was."""
-        return self.pinned()
+        return pin_again(self.job)
 
     # of each kind
 
@@ -243,7 +239,7 @@ class FileRewriting(ABC):
     def _raise_if_overtaken(self, choice: Choice, error: JobError) -> None:
         """A file that can't be read may be gone since others have replaced it, too."""
         try:
-            is_live = self.is_live(self.pinned(), choice)
+            is_live = self.is_live(pin_again(self.job), choice)
         except (JobError, OSError):
             return
         if not is_live:

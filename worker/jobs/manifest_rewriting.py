@@ -17,7 +17,7 @@ from pyspark.errors.exceptions.captured import CapturedException
 
 from worker.attempt.job import Job
 from worker.attempt.outcome import Outcome, outcome
-from worker.attempt.pinned_table import PinnedTable, pin_table
+from worker.attempt.pinned_table import PinnedTable, pin_again
 from worker.index.sorted_runs import IndexWarehouse
 from worker.jobs import spark_actions
 from worker.jobs.after_commit import AfterCommit
@@ -152,8 +152,7 @@ class _Rewriting:
         job = self._job
         for number in range(PLANNING_ATTEMPTS):
             if number:
-                with job.stage("plan"):
-                    table = pin_table(job)
+                table = pin_again(job)
             if committed := self._own.of_earlier_attempt(table):
                 return table, _Choice(), committed
             choice = self._choice(table)
@@ -226,8 +225,7 @@ class _Rewriting:
             before = committed.parent_snapshot_id
             rewritten = int(committed.summary.get("manifests-replaced", 0))
             added = int(committed.summary.get("manifests-created", 0))
-            with job.stage("plan"):
-                table = pin_table(job)
+            table = pin_again(job)
             left = len(table.snapshot.manifests(table.storage.io)) if table.snapshot else 0
         would = "would be written" if dry_run else "were written"
         job.decide(

@@ -27,7 +27,7 @@ from trust.bounds import LimitExceededError, check_json, unpacked
 from trust.locations import AmbiguousLocationError, is_under, normalize_location, parse_location
 from worker.attempt.job import Job
 from worker.attempt.outcome import Outcome, outcome
-from worker.attempt.pinned_table import PinnedTable, pin_table
+from worker.attempt.pinned_table import PinnedTable, pin_again, pin_table
 from worker.deletes.existing import FILES_AT_ONCE
 from worker.erasure import expiry
 from worker.erasure.holds import is_never_deleted_from
@@ -471,8 +471,7 @@ class _Removal:
         """
         location = self._table.metadata.location
         for _ in range(_LOOKS_AT_MOST):
-            with self._job.stage("plan"):
-                table = pin_table(self._job, reads_files=False)
+            table = pin_again(self._job, reads_files=False)
             _check(self._job, table)
             if table.metadata.location != location:
                 raise TableMovedError(f"it was at {location}, and is at {table.metadata.location}")

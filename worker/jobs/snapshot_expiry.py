@@ -23,7 +23,7 @@ from pyspark.sql import DataFrame
 from trust.locations import LocationNotAllowedError, is_under, normalize_location
 from worker.attempt.job import Job
 from worker.attempt.outcome import Outcome, outcome
-from worker.attempt.pinned_table import PinnedTable, pin_table
+from worker.attempt.pinned_table import PinnedTable, pin_again
 from worker.contract.control_plane import AttemptId
 from worker.deletes.locations import unannounced_plan
 from worker.deletes.stage import announce
@@ -114,7 +114,7 @@ class _Expiry:
                 job.decide(f"The table changed while this job ran, so it looks again: {error}.")
                 if conflicts == PLANNING_ATTEMPTS:
                     raise CommitConflictError(error.detail, _BUSY) from None
-                table = self._pinned()
+                table = pin_again(self._job)
             if job.assignment.job.dry_run:
                 break
         return self._outcome(table, found, cleared)
@@ -133,10 +133,6 @@ class _Expiry:
         )
 
     # expire
-
-    def _pinned(self) -> PinnedTable:
-        with self._job.stage("plan"):
-            return pin_table(self._job)
 
     def _expire(self, table: PinnedTable, doomed: Sequence[int]) -> PinnedTable:
         """The table as it is then."""
@@ -163,7 +159,7 @@ class _Expiry:
             job.reporter = AfterCommit(job.reporter)
         self._done.expired += len(doomed)
         if not dry_run:
-            table = self._pinned()
+            table = pin_again(self._job)
             if table.metadata.snapshot_by_id(doomed[0]) is not None:
                 raise SnapshotExpiryError("The catalog took the commit, and the snapshots are there.")
             with job.stage("look"):
