@@ -1,15 +1,25 @@
-"""What a job has committed itself: looked up in the table's history, never guessed."""
+"""What a job commits, once however many attempts it has: looked up in the table's history, never guessed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 from worker.attempt.job import Job
-from worker.attempt.pinned_table import PinnedTable
+from worker.attempt.pinned_table import PinnedTable, pin_again
 from worker.table.catalogs import CatalogUnreachableError
-from worker.table.commit import CommittedSnapshot, find_commits
-from worker.table.commit_errors import CommitError, CommitStateUnknownError
+from worker.table.commit import LOOKS, CommittedSnapshot, check_clock, find_commits
+from worker.table.commit_errors import CommitConflictError, CommitError, CommitStateUnknownError
+
+
+class Summarized(Protocol):
+    @property
+    def summary(self) -> Mapping[str, str]: ...
+
+
+P = TypeVar("P", bound=Summarized)
 
 
 def told_as_unreachable(
@@ -25,6 +35,19 @@ def commits_of(job: Job, table: PinnedTable) -> list[CommittedSnapshot]:
     for commit in found:
         job.key_sets |= commit.key_sets
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Made(Generic[P]):
+    """table: at the head that was looked at last. summary: what the job came to, as snapshots keep it.
+    snapshot: None if there was nothing to commit. part: of this attempt; None if an earlier one did it. lost:
+    how often others came first."""
+
+    table: PinnedTable
+    summary: Mapping[str, str]
+    snapshot: CommittedSnapshot | None
+    part: P | None = None
+    lost: int = 0
 
 
 class OwnCommit:
@@ -64,6 +87,47 @@ class OwnCommit:
                 ours = self._find(table)
                 if ours is not None and ours.attempt == self._job.assignment.attempt:
                     return ours
+            raise
+
+    def make(
+        self,
+        table: PinnedTable,
+        resolve: Callable[[PinnedTable], tuple[P, Callable[[], CommittedSnapshot | None]]],
+        forget: Callable[[], None],
+        busy: str,
+        when_lost: Callable[[], None] = lambda: None,
+    ) -> Made[P]:
+        """Makes it at a head that was looked at, unless an earlier attempt has. Looks again while others come
+        first.
+
+        resolve: what the job comes to at a head, with its files written, and what commits that. forget:
+        deletes what was written, unless it may be committed. busy: what to do where others always come first.
+        """
+        job = self._job
+        try:
+            for lost in range(LOOKS):
+                if lost:
+                    table = pin_again(job)
+                # Each time: the commit of an earlier attempt may arrive late, and be what this one met.
+                if committed := self.of_earlier_attempt(table):
+                    forget()
+                    return Made(table, committed.summary, committed)
+                if not job.assignment.job.dry_run:
+                    check_clock(table.java_table)
+                try:
+                    part, commit = resolve(table)
+                    committed = self.made_by(table, commit)
+                except CommitConflictError as error:
+                    if not lost:
+                        job.tell_of_change(error)
+                    when_lost()
+                else:
+                    if committed is None:
+                        forget()
+                    return Made(table, part.summary, committed, part, lost)
+            raise CommitConflictError(f"others committed first {LOOKS:,} times", busy)
+        except Exception:
+            forget()
             raise
 
     def _find(self, table: PinnedTable) -> CommittedSnapshot | None:

@@ -6,8 +6,8 @@ looked at before the commit is tried again. Safe to repeat: what is published is
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -17,18 +17,18 @@ from pyiceberg.table.refs import MAIN_BRANCH
 from staging.history import RENEWED, SKIPPED, SNAPSHOT_ID, Publication, StagingError, properties
 from worker.attempt.job import Job
 from worker.attempt.outcome import Outcome, outcome
-from worker.attempt.pinned_table import PinnedTable, pin_table
+from worker.attempt.pinned_table import PinnedTable, pin_again
 from worker.index.sorted_runs import IndexWarehouse
 from worker.jobs.after_commit import AfterCommit, index_new_files
 from worker.jobs.orphan_files import remove_orphan_files
-from worker.jobs.own_commits import OwnCommit
+from worker.jobs.own_commits import Made, OwnCommit
 from worker.process.errors import JobCancelledError, JobError
 from worker.process.plurals import counted
 from worker.publication.clearing import FILES_CLEARED, clear, postponed, renewed_at
 from worker.publication.looks import Looks
 from worker.publication.plan import SUMMARY, Part, Plan
 from worker.publication.staged import Staged, Stop
-from worker.table.commit import LOOKS, CommittedSnapshot, check_clock
+from worker.table.commit import CommittedSnapshot
 from worker.table.commit_errors import CommitConflictError
 from worker.table.files import DeleteFile, SnapshotFiles
 
@@ -55,71 +55,36 @@ def publish(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Outcome:
     return publication.outcome(publication.run(table))
 
 
-@dataclass(frozen=True, slots=True)
-class _Published:
-    """table: at the head that was looked at last. part: of this attempt; None if an earlier one did it."""
-
-    table: PinnedTable
-    summary: Mapping[str, str]
-    snapshot: CommittedSnapshot | None
-    part: Part | None = None
-
-
 class _Publication:
-    """A job that publishes: what it planned last, and how often others came first."""
+    """A job that publishes, and what it keeps from one look to the next."""
 
     def __init__(self, job: Job, warehouse: IndexWarehouse) -> None:
         self._job = job
         self._warehouse = warehouse
         told = "what was staged since is left to the next job"
         self._own = OwnCommit(job, lambda summary: SNAPSHOT_ID in summary, told)
-        self._looks = 0
+        self._looks = Looks(job, warehouse)
 
-    def run(self, table: PinnedTable) -> _Published:
+    def run(self, table: PinnedTable) -> Made[Part]:
         """The commit, made once however many attempts there are. Plans again while others come first."""
-        looks = Looks(self._job, self._warehouse)
-        try:
-            published = self._published(table, looks)
-        except Exception:
-            looks.forget()
-            raise
-        if published.part is None:  # by an earlier attempt
-            looks.forget()
-        return published
+        busy = "Nothing was published. Publish when whoever commits to this table all the time is idle."
+        return self._own.make(table, self._resolved, self._looks.forget, busy, self._looks.lost)
 
-    def _published(self, table: PinnedTable, looks: Looks) -> _Published:
-        job = self._job
-        for self._looks in range(LOOKS):
-            if self._looks:
-                with job.stage("plan"):
-                    table = pin_table(job)
-            # Before each look: the commit of an earlier attempt may arrive late, and be what this one met.
-            if committed := self._own.of_earlier_attempt(table):
-                return _Published(table, committed.summary, committed)
-            if not job.assignment.job.dry_run:
-                check_clock(table.java_table)
-            plan = Plan(job, table, looks)
-            try:
-                part = plan.resolve()
-                committed = self._own.made_by(table, partial(plan.commit, part))
-                return _Published(table, part.summary, committed, part)
-            except CommitConflictError as error:
-                if not self._looks:
-                    job.decide(f"The table changed while this job ran, so it looks at what is new: {error}.")
-                looks.lost()
-        remedy = "Nothing was published. Publish when whoever commits to this table all the time is idle."
-        raise CommitConflictError(f"others committed first {LOOKS:,} times", remedy)
+    def _resolved(self, table: PinnedTable) -> tuple[Part, Callable[[], CommittedSnapshot | None]]:
+        plan = Plan(self._job, table, self._looks)
+        part = plan.resolve()
+        return part, partial(plan.commit, part)
 
     # report
 
-    def outcome(self, published: _Published) -> Outcome:
+    def outcome(self, published: Made[Part]) -> Outcome:
         table, committed, part = published.table, published.snapshot, published.part
         job, dry_run = self._job, self._job.assignment.job.dry_run
         counts = {name: int(published.summary.get(key, 0)) for name, key in SUMMARY.items()}
         if committed is not None:
             job.reporter = AfterCommit(job.reporter)
-        if self._looks and part is not None:
-            job.decide(f"Others committed first {counted(self._looks, 'time')}.")
+        if published.lost:
+            job.decide(f"Others committed first {counted(published.lost, 'time')}.")
         job.decide(_sentence(counts, job.assignment.job.publish.source, table.branch, dry_run=dry_run))
         stop = part.staged.stop if part is not None else None
         if part is not None and part.staged.skipped is not None:
@@ -193,8 +158,7 @@ class _Publication:
         renew = job.assignment.job.publish.renew
         for left in reversed(range(CLEARING_ATTEMPTS)):
             if table is None:
-                with job.stage("plan"):
-                    table = pin_table(job, reads_files=False)
+                table = pin_again(job, reads_files=False)
             published = done or Publication.last(table.metadata, source, table.branch)
             if published is None:
                 return None

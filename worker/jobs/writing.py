@@ -7,8 +7,7 @@ before the commit is tried again: by what is new in it alone, so in milliseconds
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -17,14 +16,13 @@ import pyarrow.compute as pc
 
 from worker.attempt.job import Job
 from worker.attempt.outcome import Outcome, outcome
-from worker.attempt.pinned_table import PinnedTable, pin_table
+from worker.attempt.pinned_table import PinnedTable
 from worker.index.sorted_runs import IndexWarehouse
 from worker.jobs.after_commit import AfterCommit, index_new_files
 from worker.jobs.orphan_files import remove_orphan_files
-from worker.jobs.own_commits import OwnCommit
+from worker.jobs.own_commits import Made, OwnCommit
 from worker.process.plurals import counted
-from worker.table.commit import LOOKS, CommittedSnapshot, check_clock
-from worker.table.commit_errors import CommitConflictError
+from worker.table.commit import CommittedSnapshot
 from worker.table.files import DataFiles
 from worker.table.row_delta import layout_of_new_rows
 from worker.writes.plan import LEFT_OUT, Part, Plan, totals
@@ -36,19 +34,8 @@ def write_rows(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Outco
     return write.outcome(write.run(table))
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
-    """table: at the head that was looked at last. summary: what the write came to, as snapshots keep it.
-    snapshot: None if there was nothing to commit. part: of this attempt; None if an earlier one did it."""
-
-    table: PinnedTable
-    summary: Mapping[str, str]
-    snapshot: CommittedSnapshot | None
-    part: Part | None = None
-
-
 class RowWrite:
-    """A job that writes rows: what it planned last, and how often others came first."""
+    """A job that writes rows: what it planned last."""
 
     def __init__(
         self, job: Job, warehouse: IndexWarehouse, properties: Mapping[str, str] | None = None
@@ -59,51 +46,28 @@ class RowWrite:
         self._properties = properties or {}
         self._own = OwnCommit(job, self._is_it, "there is nothing left to write")
         self._plan: Plan | None = None
-        self._looks = 0
 
     @property
     def plans(self) -> int:
         """How many numbers of plans it has taken."""
         return 0 if self._plan is None else self._plan.number
 
-    def run(self, table: PinnedTable) -> Written:
+    def run(self, table: PinnedTable) -> Made[Part]:
         """The commit, made once however many attempts there are. Plans again while others come first."""
-        job = self._job
-        for self._looks in range(LOOKS):
-            if self._looks:
-                with job.stage("plan"):
-                    table = pin_table(job)
-            # Before each look: the commit of an earlier attempt may arrive late, and be what this one met.
-            if committed := self._own.of_earlier_attempt(table):
-                self._remove_written()
-                return Written(table, committed.summary, committed)
-            if not job.assignment.job.dry_run:
-                check_clock(table.java_table)
-            try:
-                plan = self._plan_for(table)
-                part = plan.resolve(table)
-                committed = self._own.made_by(table, partial(plan.commit, table, part, self._properties))
-            except CommitConflictError as error:
-                if not self._looks:
-                    job.decide(f"The table changed while this job ran, so it looks at what is new: {error}.")
-            except Exception:
-                self._remove_written()
-                raise
-            else:
-                if committed is None:
-                    self._remove_written()
-                return Written(table, part.summary, committed, part)
-        self._remove_written()
-        remedy = "Nothing was written. Write when whoever commits to this table all the time is idle."
-        raise CommitConflictError(f"others committed first {LOOKS:,} times", remedy)
+        busy = "Nothing was written. Write when whoever commits to this table all the time is idle."
+        return self._own.make(table, self._resolved, self._remove_written, busy)
+
+    def _resolved(self, table: PinnedTable) -> tuple[Part, Callable[[], CommittedSnapshot | None]]:
+        plan = self._plan_for(table)
+        part = plan.resolve(table)
+        return part, partial(plan.commit, table, part, self._properties)
 
     def _plan_for(self, table: PinnedTable) -> Plan:
         """The one that there is, unless it was made for another schema, spec or format version."""
         if self._plan is not None and self._plan.layout == layout_of_new_rows(table.metadata):
             return self._plan
-        number = 0 if self._plan is None else self._plan.number
         self._remove_written()
-        self._plan = Plan(self._job, table, self._warehouse, number)
+        self._plan = Plan(self._job, table, self._warehouse, self.plans)
         return self._plan
 
     def _is_it(self, summary: Mapping[str, str]) -> bool:
@@ -115,15 +79,15 @@ class RowWrite:
 
     # report
 
-    def outcome(self, written: Written) -> Outcome:
+    def outcome(self, written: Made[Part]) -> Outcome:
         table, summary, committed, part = written.table, written.summary, written.snapshot, written.part
         job = self._job
         plan = self._plan if part is not None else None
         counts = totals(summary)
         if committed is not None:
             job.reporter = AfterCommit(job.reporter)
-        if self._looks and part is not None:
-            job.decide(f"Others committed first {counted(self._looks, 'time')}.")
+        if written.lost:
+            job.decide(f"Others committed first {counted(written.lost, 'time')}.")
         job.decide(_sentence(counts, dry_run=job.assignment.job.dry_run))
         before = table.snapshot_id if committed is None else committed.parent_snapshot_id
         cleared = [] if job.assignment.job.dry_run else remove_orphan_files(job)

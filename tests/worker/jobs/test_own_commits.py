@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from worker.jobs.own_commits import OwnCommit
+from worker.process.errors import StorageError
 from worker.table.catalogs import CatalogUnreachableError
 from worker.table.commit import CommittedSnapshot
-from worker.table.commit_errors import CommitError, CommitStateUnknownError
+from worker.table.commit_errors import CommitConflictError, CommitError, CommitStateUnknownError
 
 TABLE: Any = SimpleNamespace(java_table=None, branch="main")
 
@@ -25,9 +26,11 @@ class Asked:
         self.times = 0
         self.error: CommitError | None = None
         self.decisions: list[str] = []
+        self.told_of: list[Exception] = []
         job: Any = SimpleNamespace(
             assignment=SimpleNamespace(attempt=attempt, job=SimpleNamespace(id="j", dry_run=dry_run)),
             decide=self.decisions.append,
+            tell_of_change=self.told_of.append,
             key_sets=set(),
         )
         self.own = OwnCommit(job, lambda summary: "mine" in summary, "there is nothing left")
@@ -95,3 +98,24 @@ def test_the_keys_that_a_commit_names_are_read_with_care(
 ) -> None:
     """Whoever writes to the table may write anything there."""
     assert committed(1, **{f"icestream.{name}": value for name, value in told.items()}).key_sets == known
+
+
+def test_what_was_written_is_removed_when_the_table_cannot_be_looked_at_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked, removed, changed = Asked(monkeypatch, 1), list[str](), CommitConflictError("others came first")
+
+    def resolve(_: Any) -> Any:
+        return SimpleNamespace(summary={}), commit
+
+    def commit() -> None:
+        raise changed
+
+    def fail(_: Any) -> Any:
+        raise StorageError("the catalog's file can't be read")
+
+    monkeypatch.setattr("worker.jobs.own_commits.check_clock", lambda _: None)
+    monkeypatch.setattr("worker.jobs.own_commits.pin_again", fail)
+    with pytest.raises(StorageError):
+        asked.own.make(TABLE, resolve, lambda: removed.append("all"), "Wait.")
+    assert (removed, asked.told_of) == (["all"], [changed])
