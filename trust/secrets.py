@@ -7,6 +7,7 @@ import stat
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from trust.locations import AmbiguousLocationError, Location, is_one_of, is_under, parse_location
 
@@ -29,6 +30,15 @@ def is_reference(key: str, value: str) -> bool:
 def is_own_setting(reference: str) -> bool:
     """Whether it is a setting of Icestream itself, which is never a catalog's."""
     return reference.startswith("env:ICESTREAM_")
+
+
+def parts_of(secret: str) -> set[str]:
+    """A secret, and what drivers show of it: parts of id:secret, and of a database's address."""
+    try:
+        password = urlsplit(secret).password or ""
+    except ValueError:
+        password = ""
+    return {secret, password, unquote(password), secret.partition(":")[2]}
 
 
 def may_read(reference: str, allowed: Iterable[str]) -> bool:

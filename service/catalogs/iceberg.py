@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Protocol
-from urllib.parse import unquote, urlsplit
 
 from pyarrow.fs import FileSelector, FileType
 from pydantic import ValidationError as PydanticValidationError
@@ -46,7 +45,7 @@ from trust.bounds import (
     checked_names,
     working,
 )
-from trust.secrets import is_reference
+from trust.secrets import is_reference, parts_of
 
 _METADATA_FILE = re.compile(r"^v(\d+)(?:\.gz)?\.metadata\.json(?:\.gz)?$")
 _DAMAGE = (NotUnpackedError, UnicodeDecodeError)
@@ -423,20 +422,10 @@ def redact(message: str, catalog: Catalog) -> str:
         if not is_reference(key, value):
             continue
         with suppress(InvalidError):  # what is not there now can't be told from other words
-            secret = resolve({key: value})[key]
-            # Of id:secret, and of a database's address, drivers show parts.
-            parts = (secret, unquote(_password(secret)), _password(secret), secret.partition(":")[2])
-            for part in parts:
+            for part in sorted(parts_of(resolve({key: value})[key]), key=len, reverse=True):
                 if len(part) >= _SHORTEST_SECRET:
                     message = message.replace(part, f"<{key}>")
     return _BEARER.sub(r"\1 <token>", message)
-
-
-def _password(secret: str) -> str:
-    try:
-        return urlsplit(secret).password or ""
-    except ValueError:
-        return ""
 
 
 def _advice(error: Exception) -> str:

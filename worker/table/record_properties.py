@@ -3,12 +3,19 @@
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from urllib.parse import unquote, urlsplit
 
 from stores.azure import azure_host
 from stores.catalog_properties import FILE_IO, of_index, of_tables
 from trust.rest_answers import RENEWALS
-from trust.secrets import PLACES, SecretUnreadableError, is_own_setting, is_reference, may_read, read_secret
+from trust.secrets import (
+    PLACES,
+    SecretUnreadableError,
+    is_own_setting,
+    is_reference,
+    may_read,
+    parts_of,
+    read_secret,
+)
 from worker.contract.control_plane import Limits
 from worker.io.storage import Storage
 from worker.process.errors import JobError
@@ -60,22 +67,13 @@ def secrets_of(properties: Mapping[str, str]) -> set[str]:
             secret = _resolve(key, value)
             if secret == value or (key in PLACES and not _holds_secret(secret)):
                 continue
-            # Of id:secret, and of a database's address, drivers show parts.
-            password = _password(secret)
-            secrets |= {secret, password, unquote(password), secret.partition(":")[2]}
+            secrets |= parts_of(secret)
     return secrets
 
 
 def _holds_secret(place: str) -> bool:
     """Whether an address says more than a place: without a user and a query it is part of files' names."""
     return "@" in place or "?" in place
-
-
-def _password(secret: str) -> str:
-    try:
-        return urlsplit(secret).password or ""
-    except ValueError:
-        return ""
 
 
 def _resolve(key: str, value: str, allowed: Sequence[str] | None = None, own: Sequence[str] = ()) -> str:
