@@ -42,6 +42,9 @@ LEVELS: Final = 32
 NAME_CHARACTERS: Final = 4_096
 """Of all parts of an identifier together."""
 
+ONE_NAMESPACE: Final = "Look at one namespace, or divide the catalog."
+"""What to do about lists that are too long."""
+
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 """Into a level, and out of it: 1 and -1 as signed bytes."""
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
@@ -288,7 +291,7 @@ def checked_names(names: Iterable[tuple[str, ...]], what: str) -> Iterator[tuple
         if number > NAMES:
             raise LimitExceededError(
                 f"The catalog names more than {NAMES:,} {what}.",
-                "Look at one namespace, or divide the catalog.",
+                ONE_NAMESPACE,
             )
         if len(name) > LEVELS + 1 or sum(map(len, name)) > NAME_CHARACTERS:
             raise LimitExceededError(

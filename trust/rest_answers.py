@@ -124,6 +124,9 @@ class SentElsewhereError(Exception):
 class UnreadableAnswerError(ValueError):
     """What a catalog answered is not JSON, so that nobody can tell what it would decide; final."""
 
+    def __init__(self) -> None:
+        super().__init__("What it answered is not what a catalog says.")
+
 
 class RestAnswers:
     """The answers of one catalog.
@@ -150,7 +153,7 @@ class RestAnswers:
         try:
             said = json.loads(content)
         except (ValueError, RecursionError):
-            raise UnreadableAnswerError("What it answered is not what a catalog says.") from None
+            raise UnreadableAnswerError from None
         if not isinstance(said, dict):
             return content
         if "defaults" in said or "overrides" in said:

@@ -14,7 +14,15 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 from urllib.parse import quote
 
-from trust.bounds import ANSWER_BYTES, ERROR_BYTES, NAMES, LimitExceededError, check_size, current_budget
+from trust.bounds import (
+    ANSWER_BYTES,
+    ERROR_BYTES,
+    NAMES,
+    ONE_NAMESPACE,
+    LimitExceededError,
+    check_size,
+    current_budget,
+)
 
 _STEPS_AT_ONCE = 50_000
 """Of SQLite's machine, some milliseconds: then it asks whether to go on."""
@@ -137,7 +145,7 @@ class _BoundedCursor(sqlite3.Cursor):
             if len(rows) > _ROWS:
                 raise LimitExceededError(
                     f"An answer of the catalog's database has more than {_ROWS:,} rows.",
-                    "Look at one namespace, or divide the catalog.",
+                    ONE_NAMESPACE,
                 )
         return rows
 

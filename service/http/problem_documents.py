@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from service.errors import ConflictError, DatabaseError, IcestreamError, InvalidError, is_database_trouble
 from service.http.field_errors import mistake
 from service.http.messages import Message
+from service.problems import PROBLEMS
 
 PROBLEM_JSON = "application/problem+json"
 _FOR_PROGRAMS = ("/api/", "/openapi.json", "/livez", "/readyz", "/metrics")
@@ -203,8 +204,7 @@ def install_error_handlers(app: FastAPI) -> None:
         if _is_lost_race(error):
             lost = ConflictError(
                 "changed-at-the-same-time",
-                "Another request made or removed the same thing, or what this one refers to, "
-                "at the same time.",
+                PROBLEMS["changed-at-the-same-time"].meaning,
                 "Look at what is there now, and send the request again if it is still wanted.",
             )
             return problem_response(request, lost)

@@ -25,6 +25,8 @@ from service.records.policies import Level, Policy, PolicyAttachment
 from service.records.tables import EnrolledTable
 from service.settings import Settings
 
+TOGETHER = "Set the values that belong together in one policy, or change the other policy first."
+"""What to do about a contradiction."""
 _POLICIES_KEPT = 1000
 # As text, since they are nearly always the same.
 _SETTINGS = (
@@ -92,7 +94,7 @@ def policy_with(
         raise InvalidError(
             "policy-contradiction",
             "; ".join(why for _, why in wrong),
-            "Set the values that belong together in one policy, or change the other policy first.",
+            TOGETHER,
             errors=[{"field": f"body.settings.{names[0]}", "message": why} for names, why in wrong],
         )
     return _with_own(effective, table)

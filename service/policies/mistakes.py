@@ -8,7 +8,7 @@ from sqlmodel import Session, col, select
 
 from service.errors import InvalidError
 from service.policies.built_in import BUILT_IN, STANDARD
-from service.policies.effective import chain_of, place_of
+from service.policies.effective import TOGETHER, chain_of, place_of
 from service.policies.schedules import MAX_WINDOWS
 from service.policies.settings import PolicySettings, contradictions
 from service.records.policies import Policy, PolicyAttachment
@@ -113,6 +113,6 @@ def inherited_mistake(
             "policy-contradiction",
             "; ".join(item["message"] for item in shown)
             + (f"; and {left_out:,} more" if left_out > 0 else ""),
-            "Set the values that belong together in one policy, or change the other policy first.",
+            TOGETHER,
             errors=shown,
         )

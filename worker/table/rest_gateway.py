@@ -139,7 +139,7 @@ class RestGateway:
             return answer
         said = json.loads(content)
         if not isinstance(said, dict):
-            return _error(403, UnreadableAnswerError("What it answered is not what a catalog says."))
+            return _error(403, UnreadableAnswerError())
         wanted = bytes.fromhex(of).decode(errors="surrogatepass") or str(said.get("metadata-location"))
         places = {one["prefix"]: one.get("config", {}) for one in said.get("storage-credentials", [])}
         nearest = max((prefix for prefix in places if wanted.startswith(prefix)), key=len, default=None)
