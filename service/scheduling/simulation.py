@@ -2,8 +2,8 @@
 
 Decisions are those of `service.scheduling.decisions`, at the moments at which a scheduler makes them: after
 each commit, after each job, and when time alone makes another one. One job at a time writes the table. What a
-job leaves, writes and takes follows from the table's shape and from `Costs`; each succeeds. Publications,
-pauses and budgets are not simulated.
+job leaves, writes and takes follows from the table's shape and from `Costs`. Publications, attempts and
+budgets are not simulated.
 """
 
 from __future__ import annotations
@@ -101,6 +101,8 @@ class Costs:
     """Rows that each delete deletes."""
     wait_seconds: float = 1.0
     """Between a decision and the start of its job."""
+    fails_each: int = 0
+    """Each such job fails; 0 for none."""
 
 
 @dataclass(frozen=True)
@@ -314,6 +316,7 @@ class _Table:
         self._came_since: datetime | None = None
         """When the first delete came after the running job began."""
         self.running: _Running | None = None
+        self._ended = 0
         self._queue: list[tuple[datetime, JobKind]] = []
         self._new, self._unverified = beginning.new, Volume()
         self._indexed_at = beginning.indexed_at
@@ -527,6 +530,11 @@ class _Table:
         job = self.running
         assert job is not None
         self.running, kind, at = None, job.kind, job.ends_at
+        before = self._last.get(kind) or LastJob(at, has_succeeded=False)
+        self._ended += 1
+        if self._costs.fails_each and self._ended % self._costs.fails_each == 0:
+            self._last[kind] = replace(before, ended_at=at, failed=before.failed + 1, failed_at=at)
+            return
         work, is_idle = self._effect(job, outcome)
         if kind is JobKind.INDEX or (self._entries and not self._new.files):
             self._indexed_at = at
@@ -536,15 +544,16 @@ class _Table:
         totals.jobs += 1
         totals.seconds += job.seconds
         totals.bytes_written += self._costs.jobs[kind].bytes_written.of(work) if not is_idle else 0.0
-        last = LastJob(at, has_counted=True, committed_at=at, seconds=job.seconds)
-        if is_idle and (before := self._last.get(kind)) is not None:
-            last = replace(last, committed_at=before.committed_at, seconds=before.seconds)
-        elif is_idle:
-            last = replace(last, committed_at=None, seconds=None)
-        if is_idle or (kind is JobKind.REWRITE_DATA_FILES and not work):
-            before, self._idle_at = self._last.get(kind), self._counted
-            last = replace(last, idle=1 + (before.idle if before is not None else 0))
-        self._last[kind] = last
+        is_vain = is_idle or (kind is JobKind.REWRITE_DATA_FILES and not work)
+        if is_vain:
+            self._idle_at = self._counted
+        self._last[kind] = LastJob(
+            at,
+            idle=before.idle + 1 if is_vain else 0,
+            has_counted=True,
+            committed_at=before.committed_at if is_idle else at,
+            seconds=before.seconds if is_idle else job.seconds,
+        )
 
     def _effect(self, job: _Running, outcome: Outcome) -> tuple[float, bool]:
         """Change the table as a job does; what it handled, and whether it found nothing to do."""

@@ -14,7 +14,7 @@ from service.policies.schedules import Window
 from service.reader_cost import Shape
 from service.records.jobs import JobKind
 from service.scheduling.decisions import LastJob
-from service.scheduling.simulation import Arrival, Beginning, Outcome, simulate
+from service.scheduling.simulation import USUAL, Arrival, Beginning, Cost, Costs, JobCost, Outcome, simulate
 from tests.service.test_scheduler import NOW
 
 REWRITE = JobKind.REWRITE_DATA_FILES
@@ -40,12 +40,17 @@ def policy(**sections: Mapping[str, object]) -> EffectivePolicy:
 
 
 def stream(
-    hold: EffectivePolicy, *, hours: float = 24, every: float = 600, beginning: Beginning = TABLE
+    hold: EffectivePolicy,
+    *,
+    hours: float = 24,
+    every: float = 600,
+    beginning: Beginning = TABLE,
+    costs: Costs | None = None,
 ) -> Outcome:
     """An upsert now and then, from the beginning on."""
     number = int(hours * 3600 / every)
     arrivals = [Arrival(NOW + timedelta(seconds=every * each), UPSERT) for each in range(number)]
-    return simulate(beginning, arrivals, hold, NOW + timedelta(hours=hours), most_steps=10**6)
+    return simulate(beginning, arrivals, hold, NOW + timedelta(hours=hours), costs, most_steps=10**6)
 
 
 def test_each_commit_is_indexed_at_once_and_converted_when_it_is_as_old_as_the_policy_lets_it_be() -> None:
@@ -102,15 +107,28 @@ def test_a_cron_expression_starts_what_has_something_to_do() -> None:
     assert found.jobs[REWRITE].bytes_written == pytest.approx(300 * MEGABYTES, rel=0.05)
 
 
-def test_a_stream_that_is_rewritten_as_is_worthwhile_stays_cheap_to_read() -> None:
+@pytest.mark.parametrize(("every", "hours", "fails_each"), [(5, 1, 0), (60, 24, 0), (60, 24, 10)])
+def test_a_stream_that_is_rewritten_as_is_worthwhile_stays_cheap_to_read(
+    every: float, hours: float, fails_each: int
+) -> None:
+    """As `icestream demo` fills its table; jobs take as long as they do there."""
     worthwhile = policy(
         convert={"when": "worthwhile"},
-        rewrite_data_files={"enabled": True, "min_interval_seconds": 60, "min_input_files": 2},
+        rewrite_data_files={"enabled": True, "min_interval_seconds": 30, "min_input_files": 2},
+        retries={"pause_seconds": 60},
     )
-    by_cost, by_number = stream(worthwhile, every=60), stream(policy(), every=60)
+    rows = 3_000_000
+    demo = replace(TABLE, shape=Shape(4, rows, data_bytes=20 * rows), entries=rows)
+    convert, rewrite = JobCost(Cost(1.5, 0.003), Cost(0)), JobCost(Cost(1.5, 5e-8), Cost(0))
+    quick = Costs({**USUAL, JobKind.CONVERT: convert, REWRITE: rewrite}, wait_seconds=0.1)
+    failing = replace(quick, fails_each=fails_each)
+    by_cost = stream(worthwhile, every=every, hours=hours, beginning=demo, costs=failing)
+    by_number = stream(policy(), every=every, hours=hours, beginning=demo, costs=quick)
     assert by_cost.read_ratio is not None
     assert by_number.read_ratio is not None
-    assert by_cost.read_ratio < 1.5 < 10 < by_number.read_ratio
+    assert by_cost.read_ratio < 1.5 < 3 < by_number.read_ratio
+    assert by_cost.reads[-1].seconds < 2 * by_cost.reads[-1].fresh_seconds
+    assert by_cost.delete_files_written < 100 * by_cost.jobs[JobKind.CONVERT].jobs
     assert by_cost.delete_files_written * 10 < by_number.delete_files_written
     assert by_number.delete_files_rewritten / by_number.delete_files_written > 0.9
     assert not [each for each in by_cost.ran if each.is_idle]

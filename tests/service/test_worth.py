@@ -1,14 +1,14 @@
-"""Whether a conversion or a rewriting is worth its cost to readers, and a day of a stream under that."""
+"""Whether a conversion or a rewriting is worth its cost to readers."""
 
-from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 
 from service.catalogs.measure import Volume
 from service.policies.models import EffectivePolicy
 from service.policies.schedules import Window
-from service.reader_cost import HEADLINE, CostModel, Shape, model
+from service.reader_cost import CostModel, Shape
 from service.records.jobs import JobKind
 from service.scheduling import decisions, worth
 from service.scheduling.decisions import (
@@ -274,142 +274,3 @@ def test_readers_pay_since_the_last_rewriting_that_did_something() -> None:
     policy = worthwhile(reads_per_day=5_000)
     assert decision(pending(shape, rewriting=done), REWRITE, policy).action is Action.WAIT
     assert decision(pending(shape, rewriting=idle), REWRITE, policy).code == "worthwhile"
-
-
-@dataclass
-class Stream:
-    """A table as `icestream demo` fills it: each checkpoint upserts 1,600 keys in four partitions.
-
-    A conversion takes milliseconds for each vector that it writes, a rewriting some seconds for all rows.
-    """
-
-    policy: EffectivePolicy
-    checkpoint_seconds: float
-    shape: Shape = FRESH
-    pending_since: datetime | None = None
-    last: dict[JobKind, LastJob] = field(default_factory=dict)
-    counted: int = 0
-    """Small data files, as the last job that succeeded saw them when it began."""
-    reported_files: int = PARTITIONS
-    """Data files at the look after it."""
-    fails_each: int = 0
-    """Each such job fails; 0 for none."""
-    ended: int = 0
-    rewritten_vectors: list[int] = field(default_factory=list)
-    ratio_seconds: float = 0
-    """How many times as much a read costs as it would of a fresh table, over time."""
-
-    def run(self, seconds: float) -> None:
-        """A look follows each checkpoint and each end of a job."""
-        at, end = NOW, NOW + timedelta(seconds=seconds)
-        next_checkpoint, busy_until, running, began = NOW, end, None, self.shape
-        while at < end:
-            following = min(next_checkpoint, busy_until) if running is not None else next_checkpoint
-            self.ratio_seconds += self.ratio() * (following - at).total_seconds()
-            at = following
-            if running is not None and at >= busy_until:
-                self._end(running, began, at)
-                running = None
-            if at >= next_checkpoint:
-                self._checkpoint(at)
-                next_checkpoint = at + timedelta(seconds=self.checkpoint_seconds)
-            if running is None and (running := self._due(at)) is not None:
-                began = self.shape
-                busy_until = at + timedelta(seconds=self._seconds(running))
-
-    def ratio(self) -> float:
-        now, fresh = (model().seconds(shape, *HEADLINE) for shape in (self.shape, self._fresh()))
-        return now / fresh
-
-    def _checkpoint(self, at: datetime) -> None:
-        shape = self.shape
-        self.pending_since = self.pending_since or at
-        self.shape = replace(
-            shape,
-            data_files=shape.data_files + PARTITIONS,
-            rows=shape.rows + 1_200,
-            equality_delete_files=shape.equality_delete_files + PARTITIONS,
-            equality_deletes=shape.equality_deletes + 1_200,
-            data_bytes=shape.data_bytes + 30_000,
-        )
-
-    def _fresh(self) -> Shape:
-        return self.shape.fresh(PARTITIONS, 512 * 1024**2)
-
-    def _due(self, at: datetime) -> JobKind | None:
-        shape = self.shape
-        state = replace(
-            IDLE,
-            pending_delete_files=shape.equality_delete_files,
-            convertible=Volume(shape.equality_delete_files, shape.equality_deletes, 0),
-            oldest_convertible_at=self.pending_since,
-            small_data_files=self.counted,
-            grown_files=shape.data_files - self.reported_files,
-            enrolled_at=NOW,
-            shape=shape,
-            fresh=self._fresh(),
-            last=self.last,
-        )
-        kinds = (JobKind.CONVERT, REWRITE)
-        return next(
-            (k for k in kinds if decide_kind(k, state, self.policy, at).action is Action.TRIGGER), None
-        )
-
-    def _vectors(self, shape: Shape) -> int:
-        """Those of a conversion: of the files of the table, each that a delete hits."""
-        return min(shape.data_files, shape.equality_deletes)
-
-    def _seconds(self, kind: JobKind) -> float:
-        return 1.5 + 0.003 * self._vectors(self.shape) + 1e-6 * self.shape.rows * (kind is REWRITE)
-
-    def _end(self, kind: JobKind, began: Shape, at: datetime) -> None:
-        """What came while the job ran stays as it is; a job that fails leaves all as it is."""
-        self.ended += 1
-        if self.fails_each and self.ended % self.fails_each == 0:
-            last = self.last.get(kind) or LastJob(at)
-            failed = replace(last, ended_at=at, failed=1, failed_at=at - timedelta(seconds=550))
-            self.last = {**self.last, kind: failed}
-            return
-        small = began.data_files - PARTITIONS
-        takes = small >= PARTITIONS * self.policy.rewrite_data_files.min_input_files
-        came = {
-            name: number - getattr(began, name)
-            for name, number in self.shape.as_json().items()
-            if name not in ("vectors", "positions")
-        }
-        if kind is REWRITE and takes:
-            deleted = began.positions + began.equality_deletes
-            left = Shape(PARTITIONS, began.rows - deleted, data_bytes=began.data_bytes - 25 * deleted)
-        else:
-            vectors = max(self._vectors(began), began.vectors)
-            self.rewritten_vectors.append(self._vectors(began))
-            left = replace(
-                began,
-                equality_delete_files=0,
-                equality_deletes=0,
-                vectors=vectors,
-                positions=began.positions + began.equality_deletes,
-            )
-        self.shape = replace(left, **{name: getattr(left, name) + number for name, number in came.items()})
-        self.pending_since = at if self.shape.equality_delete_files else None
-        self.counted = small * (takes and kind is not REWRITE)
-        self.reported_files = self.shape.data_files
-        self.last = {**self.last, kind: LastJob(at, committed_at=at, seconds=self._seconds(kind))}
-
-
-@pytest.mark.parametrize(
-    ("checkpoint_seconds", "hours", "fails_each"), [(5, 1, 0), (60, 24, 0), (60, 24, 10)]
-)
-def test_a_stream_stays_cheap_to_read_where_conversions_alone_rewrite_ever_more_vectors(
-    checkpoint_seconds: float, hours: float, fails_each: int
-) -> None:
-    rewrite = POLICY.rewrite_data_files.model_copy(update={"enabled": False})
-    standard = POLICY.model_copy(update={"rewrite_data_files": rewrite})
-    now = Stream(worthwhile(), checkpoint_seconds, fails_each=fails_each)
-    before = Stream(standard, checkpoint_seconds)
-    for stream in (now, before):
-        stream.run(hours * 3600)
-    assert now.ratio_seconds / (hours * 3600) < 1.5 < 3 < before.ratio()
-    assert now.ratio() < 2
-    assert max(now.rewritten_vectors) < 100
-    assert before.rewritten_vectors[-1] > 1_000
