@@ -404,11 +404,15 @@ def _decide_convert(
     found = _conversion_due(state, policy, now, weighed)
     if found.action is not Action.TRIGGER:
         return found
-    # Beside one that runs nothing else could; one that is queued may wait for long.
-    is_done = rewriting in state.running
-    if not is_done and _may_be_left_to_rewriting(found, state, policy, now, weighed):
-        starts = decide_kind(rewriting, state, policy, now, weighed, tells_cost=False)
-        is_done = rewriting in state.active - state.later or starts.action is Action.TRIGGER
+    is_done = rewriting in state.running  # beside it, nothing else could
+    if not is_done:
+        is_queued = rewriting in state.active - state.later
+        # One that was in time when it was queued is so still; but it may wait for long.
+        seconds = 0.0 if is_queued else _rewriting_seconds(state, policy, weighed)
+        is_done = _may_be_left_to_rewriting(found, state, policy, now, seconds) and (
+            is_queued
+            or decide_kind(rewriting, state, policy, now, weighed, tells_cost=False).action is Action.TRIGGER
+        )
     if not is_done:
         return found
     told = f"{found.sentence} Data files are rewritten, which converts what is pending first."
@@ -416,10 +420,10 @@ def _decide_convert(
 
 
 def _may_be_left_to_rewriting(
-    conversion: Decision, state: TableState, policy: EffectivePolicy, now: datetime, weighed: Weighing | None
+    conversion: Decision, state: TableState, policy: EffectivePolicy, now: datetime, seconds: float
 ) -> bool:
-    """Whether a rewriting would convert what is pending before that is as old as the policy lets it be."""
-    oldest, seconds = state.oldest_convertible_at, _rewriting_seconds(state, policy, weighed)
+    """Whether one that takes so long converts what is pending before that is as old as it may be."""
+    oldest = state.oldest_convertible_at
     age = (now - oldest).total_seconds() if oldest is not None else 0.0
     return age + seconds < policy.convert.age_seconds and conversion.code != "cron"
 
@@ -583,7 +587,7 @@ def _with_conversion(
     if conversion.code == "active":
         told = "A conversion is queued or runs: the next one that is due is left to this job."
     elif conversion.action is Action.TRIGGER:
-        if _may_be_left_to_rewriting(conversion, state, policy, now, weighed):
+        if _may_be_left_to_rewriting(conversion, state, policy, now, seconds):
             return rewriting
         told = "Pending deletes can't wait until this job has ended, so they are converted first."
     elif conversion.action is Action.WAIT and last is not None and last.committed_at is not None:

@@ -405,6 +405,7 @@ def test_a_conversion_is_left_to_a_rewriting_only_if_that_ends_before_deletes_ar
     assert codes(long) == ("delete-files", "small-data-files"), "it would be late each time"
     queued = replace(state, active=frozenset({JobKind.REWRITE_DATA_FILES}))
     running = replace(queued, running=queued.active)
+    assert codes(queued, now=later) == ("rewriting", "active"), "it was in time when it was queued"
     assert codes(queued, now=NOW + timedelta(seconds=6)) == ("delete-files", "active")
     assert codes(running, now=NOW + timedelta(seconds=6)) == ("rewriting", "active")
 
