@@ -178,6 +178,11 @@ bench-duplicates: install ## Measure reports of duplicates beside DuckDB, for do
 bench-readers: install ## Fit what a read of Spark and DuckDB costs to files, rows and deletes, for docs/benchmarks.md
 	@$(BIN)/python -m tests.benchmarks.reader_cost $(ARGS)
 
+.PHONY: bench-maintenance
+bench-maintenance: install ## Simulate policies over weeks, and read a maintained table beside a new one, for docs/benchmarks.md
+	@$(BIN)/python -m tests.benchmarks.maintenance
+	@$(BIN)/python -m tests.benchmarks.maintained_reads $(ARGS)
+
 .PHONY: bench-store
 bench-store: install ## Count and time the requests of lookups in a store that answers after 20 ms, for docs/benchmarks.md
 	@$(BIN)/python -m tests.benchmarks.object_store $(ARGS)

@@ -17,6 +17,8 @@ class Part(StrEnum):
     WRITES_ALONE = "writes-alone"
     PUBLISH = "publish"
     READER_COST = "reader-cost"
+    MAINTENANCE = "maintenance"
+    MAINTAINED_READS = "maintained-reads"
     DUPLICATES = "duplicates"
     OBJECT_STORES = "object-stores"
     QUEUE = "queue"
@@ -33,6 +35,8 @@ class Part(StrEnum):
             Part.WRITES_ALONE: "Writes by key, twice the rows",
             Part.PUBLISH: "Publication of staging branches",
             Part.READER_COST: "What a read costs",
+            Part.MAINTENANCE: "Policies over weeks",
+            Part.MAINTAINED_READS: "Reads after maintenance",
             Part.DUPLICATES: "Duplicates",
             Part.OBJECT_STORES: "Object stores",
             Part.QUEUE: "Queue and polling",

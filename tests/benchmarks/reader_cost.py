@@ -122,7 +122,7 @@ def make(spark: SparkSession, identifier: str, shape: Shape) -> TableBuilder:
     return table
 
 
-def _spark_seconds(spark: SparkSession) -> float:
+def spark_seconds(spark: SparkSession) -> float:
     """Of processor time that the JVM and what it started have used."""
     gateway: Any = spark.sparkContext._gateway
     ticks = 0
@@ -140,23 +140,23 @@ def measure(spark: SparkSession, table: TableBuilder, shape: Shape) -> dict[Kind
     found: dict[Kind, float] = {}
     for read, query in queries.items():
         of_spark = query.format(table.identifier)
-        clock, work = partial(_spark_seconds, spark), partial(_collect, spark, of_spark)
+        clock, work = partial(spark_seconds, spark), partial(collect, spark, of_spark)
         work()
         found[Reader.SPARK, read] = _least(clock, work)
-    with _duckdb() as connection:
+    with iceberg_duckdb() as connection:
         for read, query in queries.items():
             of_duckdb = query.format(f"iceberg_scan('{table.metadata_location}')")
             with suppress(duckdb.InterruptException):
-                work = partial(_fetch, connection, of_duckdb)
+                work = partial(fetch, connection, of_duckdb)
                 found[Reader.DUCKDB, read] = _least(time.process_time, work)
     return found
 
 
-def _collect(spark: SparkSession, query: str) -> None:
+def collect(spark: SparkSession, query: str) -> None:
     spark.sql(query).collect()
 
 
-def _fetch(connection: duckdb.DuckDBPyConnection, query: str) -> None:
+def fetch(connection: duckdb.DuckDBPyConnection, query: str) -> None:
     limit = threading.Timer(DUCKDB_SECONDS, connection.interrupt)
     limit.start()
     try:
@@ -179,7 +179,7 @@ def _spent(clock: Callable[[], float], work: Callable[[], object]) -> float:
 
 
 @contextmanager
-def _duckdb() -> Iterator[duckdb.DuckDBPyConnection]:
+def iceberg_duckdb() -> Iterator[duckdb.DuckDBPyConnection]:
     with duckdb.connect() as connection:
         for extension in ("avro", "iceberg"):
             duckdb_extensions.import_extension(extension, con=connection)
