@@ -1,21 +1,21 @@
 """The indexes of a job's table: which keys have one or are to get one, and what can be used of them."""
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import suppress
 
 from worker.attempt.job import Job
 from worker.attempt.pinned_table import PinnedTable
 from worker.index.key_set_index import DamagedIndexError, KeySetIndex, indexed_key_sets, open_index
 from worker.index.sorted_runs import IndexWarehouse
+from worker.io.cache import Cache
 from worker.keys.key_set import KeyColumnError, KeySet
 from worker.keys.schema_fields import field_ids_of, resolve_key_set
 
-_KEPT_FILES = 100_000
-"""Data files of an index, whose dictionary then takes some 25 MB and stays in memory."""
+KEPT = Cache(64 * 1024**2)
+"""Of indexes, what was read or written last: the next job of a table reads what has changed since."""
 
 
 def open_again(
-    job: Job,
     table: PinnedTable,
     warehouse: IndexWarehouse,
     key_set: KeySet,
@@ -23,19 +23,22 @@ def open_again(
     create: bool = False,
     rebuild: bool = False,
 ) -> KeySetIndex | None:
-    """As `open_index`; what the job has read of it before is not read again."""
-    known = job.indexes.get(key_set.equality_field_ids)
+    """As `open_index`; what this worker has read of it before is not read again."""
+    known = KEPT.find(_name(table, warehouse, key_set))
     database = table.index_database
     index = open_index(warehouse, database, key_set, create=create, rebuild=rebuild, known=known)
     if index is not None:
-        keep_index(job, index)
+        keep_index(table, warehouse, index)
     return index
 
 
-def keep_index(job: Job, index: KeySetIndex) -> None:
-    """Opening it again takes the job less time."""
-    if len(index.dictionary) <= _KEPT_FILES:
-        job.indexes[index.key_set.equality_field_ids] = index
+def keep_index(table: PinnedTable, warehouse: IndexWarehouse, index: KeySetIndex) -> None:
+    """Opening it again takes less time."""
+    KEPT.put(_name(table, warehouse, index.key_set), index.state, index.state.size_bytes)
+
+
+def _name(table: PinnedTable, warehouse: IndexWarehouse, key_set: KeySet) -> Hashable:
+    return warehouse.storage.identity, warehouse.location, table.index_database, key_set
 
 
 def planned_key_sets(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> dict[tuple[int, ...], str]:
@@ -77,7 +80,7 @@ def usable_index(
 ) -> KeySetIndex | None:
     """The index of a key set; None when there is none, or a damaged one, of which the job's history tells."""
     try:
-        return open_again(job, table, warehouse, key_set)
+        return open_again(table, warehouse, key_set)
     except DamagedIndexError as error:
         sentence = f"Key set {key_set}: {error}. The next index job makes a new one."
         if sentence not in job.decisions:

@@ -10,9 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 from telemetry.traces import span
 from worker.contract.control_plane import AnnouncedPlan, Assignment
-from worker.index.key_set_index import KeySetIndex
 from worker.spark.tasks import TaskRunner, Work
-from worker.table.manifests import ReadManifests
 
 A = TypeVar("A")
 SMALLEST_FRACTION = 1 / 64
@@ -64,8 +62,7 @@ class Usage:
 class Job:
     """One attempt at a job, with all that its stages need.
 
-    redacted: makes of a sentence what may be kept. manifests: that were read at the last look at the table.
-    indexes: as they were opened last, by their equality field ids, unless they are large.
+    redacted: makes of a sentence what may be kept.
     key_sets: equality field ids of deletes that the job, or an earlier attempt, has met: once they are
     converted, nothing in the table names their keys any more.
     """
@@ -76,8 +73,6 @@ class Job:
     decisions: list[str] = field(default_factory=list)
     usage: Usage = field(default_factory=Usage)
     redacted: Callable[[str], str] = str
-    manifests: ReadManifests = field(default_factory=dict)
-    indexes: dict[tuple[int, ...], KeySetIndex] = field(default_factory=dict)
     key_sets: set[tuple[int, ...]] = field(default_factory=set)
 
     @property

@@ -52,7 +52,7 @@ class PinnedTable:
 def pin_table(job: Job, *, reads_files: bool = True) -> PinnedTable:
     """Loads the table and reads every live file of the head of the branch, unless these are not needed.
 
-    Of a job that looks again only what is new is read.
+    Of a table that this worker has looked at before, only what is new is read.
     """
     assignment = job.assignment
     java_table = _load(job)
@@ -61,12 +61,12 @@ def pin_table(job: Job, *, reads_files: bool = True) -> PinnedTable:
         # With a table comes what its catalog vends for it.
         renew=lambda: catalogs.file_io_properties(_load(job)),
     )
-    try:
-        return _pin(job, java_table, storage, reads_files=reads_files)
-    except FileNotFoundError as error:
-        raise MissingMetadataError(str(error)) from error
-    except ValidationError as error:
-        raise UnsupportedTableError(f"{'.'.join(assignment.table.identifier)}: {error}") from error
+    return _pin(job, java_table, storage, reads_files=reads_files)
+
+
+def pin_committed(job: Job, table: PinnedTable) -> PinnedTable:
+    """The table as the job has just committed to it: Java has looked for the commit, and does not again."""
+    return _pin(job, table.java_table, table.storage)
 
 
 def pin_again(job: Job, *, reads_files: bool = True) -> PinnedTable:
@@ -103,7 +103,22 @@ def index_storage(assignment: Assignment, tables: Storage) -> Storage:
     return index_storage_of(catalog_properties(assignment), assignment.index.warehouse, assignment, tables)
 
 
-def _pin(job: Job, java_table: JavaObject, storage: Storage, *, reads_files: bool) -> PinnedTable:
+def read_files(job: Job, metadata: TableMetadata, snapshot: Snapshot, storage: Storage) -> SnapshotFiles:
+    """The live files of a snapshot of the job's table; what this worker has read of it is not read again."""
+    return read_snapshot_files(metadata, snapshot, storage.io, (job.assignment.table.id, storage.identity))
+
+
+def _pin(job: Job, java_table: JavaObject, storage: Storage, *, reads_files: bool = True) -> PinnedTable:
+    try:
+        return _read(job, java_table, storage, reads_files=reads_files)
+    except FileNotFoundError as error:
+        raise MissingMetadataError(str(error)) from error
+    except ValidationError as error:
+        name = ".".join(job.assignment.table.identifier)
+        raise UnsupportedTableError(f"{name}: {error}") from error
+
+
+def _read(job: Job, java_table: JavaObject, storage: Storage, *, reads_files: bool) -> PinnedTable:
     io, branch = storage.io, job.assignment.table.branch
     metadata = read_table_metadata(io.new_input(java_table.operations().current().metadataFileLocation()))
     reference = metadata.refs.get(branch)
@@ -114,6 +129,6 @@ def _pin(job: Job, java_table: JavaObject, storage: Storage, *, reads_files: boo
         raise BranchNotFoundError(f"it has no branch {branch}; it has {known}")
     snapshot = metadata.snapshot_by_id(reference.snapshot_id)
     assert snapshot is not None
-    files = read_snapshot_files(metadata, snapshot, io, job.manifests) if reads_files else NO_FILES
+    files = read_files(job, metadata, snapshot, storage) if reads_files else NO_FILES
     job.key_sets.update(one.equality_ids for one in files.equality_deletes)
     return PinnedTable(java_table, metadata, snapshot, files, storage, branch)

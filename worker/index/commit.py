@@ -1,12 +1,19 @@
 """The commits to an index: entries before their dictionary rows, dead files' rows before their entries."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from worker.index.dictionary import DICTIONARY_SCHEMA, IndexedFile, dictionary_rows, read_parts
-from worker.index.key_set_index import KeySetIndex, load_index
+from worker.index.dictionary import (
+    DICTIONARY_SCHEMA,
+    FileDictionary,
+    IndexedFile,
+    dictionary_rows,
+    read_parts,
+)
+from worker.index.key_set_index import KeySetIndex
 from worker.index.sorted_runs import RunFile, write_run
 from worker.table.files import DataFiles
 
@@ -27,22 +34,21 @@ def commit_index(
     commit came first.
     """
     confirm_lease()
-    files_planned_on = index.files
+    files_planned_on, entries = index.files, index.entries
     if replaced:
         # A merge drops entries that no file owns. Whoever was about to commit their files can't any more.
         files_planned_on = index.files_table.take_place(index.files)
-    beside = index.entries.paimon_snapshot_id or 0
     if runs or replaced:
         files_id = files_planned_on.paimon_snapshot_id or 0
-        index.entries_table.commit_files(index.entries, runs, replaced, files_id)
-        beside += 1
+        entries = index.entries_table.commit_files(index.entries, runs, replaced, files_id)
     confirm_lease()
-    rows = write_run(
-        index.storage, index.files_table.location, dictionary_rows(files), primary_key=["base_address"]
-    )
+    rows = dictionary_rows(files)
+    written = write_run(index.storage, index.files_table.location, rows, primary_key=["base_address"])
     # Whoever has dropped entries without files since `index` was loaded has taken this snapshot's place.
-    index.files_table.commit_files(files_planned_on, rows, beside=beside)
-    return load_index(index.key_set, index.generation, index.entries_table, index.files_table)
+    beside = entries.paimon_snapshot_id or 0
+    known = index.files_table.commit_files(files_planned_on, written, beside=beside)
+    dictionary = FileDictionary([rows], index.dictionary)
+    return replace(index, files=known, entries=entries, dictionary=dictionary)
 
 
 def forget_files(index: KeySetIndex, live_files: DataFiles) -> int:

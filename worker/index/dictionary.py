@@ -6,6 +6,8 @@ A data file is its path, its partition and its data sequence number: one that wa
 under the same path is another one, which may hold other rows.
 """
 
+from __future__ import annotations
+
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -58,14 +60,22 @@ class FileDictionary:
     In columns, 52 bytes a file beside its path's text: there may be ten million.
     """
 
-    def __init__(self, parts: Iterable[pa.Table]) -> None:
-        """parts: `DICTIONARY_SCHEMA`, in any order, base addresses unique and ranges disjoint."""
+    def __init__(self, parts: Iterable[pa.Table], before: FileDictionary | None = None) -> None:
+        """parts: `DICTIONARY_SCHEMA`, in any order, base addresses unique and ranges disjoint.
+
+        before: has further files, none of which is among the parts.
+        """
         names = ("base_address", "record_count", PARTITION_ID, "data_sequence_number")
         numbers = [np.empty((len(names), 0), np.int64)]
         partition_of = [np.empty(0, np.int32)]
         self._partitions: dict[PartitionKey, int] = {}
 
         def paths() -> Iterator[pa.Array]:
+            if before is not None:
+                numbers.append(before._columns)
+                partition_of.append(before._partition_of)
+                self._partitions |= before._partitions
+                yield from before._paths.pieces(before._order)
             for part in parts:
                 numbers.append(np.array([part[name].to_numpy() for name in names], np.int64))
                 partition_of.append(self._partitions_in(part))
@@ -74,12 +84,17 @@ class FileDictionary:
         self._paths = Paths(paths())
         together = np.concatenate(numbers, axis=1)
         numbers.clear()
+        self._order: Int64Array
         self._order = np.argsort(together[0], kind="stable")  # where the path of each row is
         self.base_addresses: Int64Array
         self.record_counts: Int64Array
         self.partition_ids: Int64Array
         self.base_addresses, self.record_counts, self.partition_ids, self._numbers = together[:, self._order]
         self._partition_of = np.concatenate(partition_of)[self._order]
+
+    @property
+    def _columns(self) -> Int64Array:
+        return np.array([self.base_addresses, self.record_counts, self.partition_ids, self._numbers])
 
     def _partitions_in(self, part: pa.Table) -> npt.NDArray[np.int32]:
         """The partition of each row, by its number."""

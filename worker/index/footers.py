@@ -135,7 +135,7 @@ def footer(storage: Storage, location: str, key_types: tuple[pa.DataType, ...]) 
         with storage.open_input(location) as source:
             return Footer.of(read_footer(source), key_types)
 
-    name = (storage, location, key_types)
+    name = (storage.identity, location, key_types)
     return KEPT.get(name, read, lambda known: _FACTOR * known.metadata.serialized_size)
 
 

@@ -30,6 +30,7 @@ from worker.table.files import DataFiles
 ROW_ADDRESS = "address"
 INDEXED_FILE_BYTES = 250
 """That a data file takes in memory, about, as the dictionary has it."""
+_RUN_FILE_BYTES = 2_000  # that a file of the index takes in memory, about
 _KEY_TYPES_OPTION = "icestream.key-types"
 _REMOVED = 1  # the kind of an entry of a Paimon manifest
 
@@ -38,6 +39,21 @@ _ENTRIES_NAME = re.compile(r"entries_(\d+(?:_\d+)*)_g(\d+)")
 
 class DamagedIndexError(Exception):
     """An index can't be read, and no retry will help: only a new generation does."""
+
+
+@dataclass(frozen=True, slots=True)
+class IndexState:
+    """What was read of an index, whoever opened it: nothing of it ever changes."""
+
+    files: LiveFiles
+    entries: LiveFiles
+    dictionary: FileDictionary
+
+    @property
+    def size_bytes(self) -> int:
+        """In memory, about."""
+        runs = len(self.files.files) + len(self.entries.files)
+        return INDEXED_FILE_BYTES * len(self.dictionary) + _RUN_FILE_BYTES * runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +75,10 @@ class KeySetIndex:
     def storage(self) -> Storage:
         """Where the index's files lie, which need not be that of the table."""
         return self.entries_table.storage
+
+    @property
+    def state(self) -> IndexState:
+        return IndexState(self.files, self.entries, self.dictionary)
 
     @property
     def end_address(self) -> int:
@@ -103,7 +123,7 @@ def open_index(
     *,
     create: bool = False,
     rebuild: bool = False,
-    known: KeySetIndex | None = None,
+    known: IndexState | None = None,
 ) -> KeySetIndex | None:
     """The newest generation of a key set's index; None when there is none and `create` is false.
 
@@ -269,23 +289,19 @@ def load_index(
     generation: int,
     entries_table: RunTable,
     files_table: RunTable,
-    known: KeySetIndex | None = None,
+    known: IndexState | None = None,
 ) -> KeySetIndex:
     """Reads the dictionary first: entries committed after it only add addresses that it does not know.
 
-    known: an index that was loaded before; its dictionary is this one's, if they have the same files.
+    known: what was read before of the index, or of an earlier one: what is still so is not read again.
 
     Each table's snapshot says which one of the other it needs. Without its last snapshot a table would show
     an older state: a dictionary with files whose entries are not there, and deletes would find no row.
     """
     for _ in range(2):  # a commit to both may come in between
-        files = files_table.live_files()
-        if known is not None and files.files == known.files.files:
-            dictionary = known.dictionary  # files never change, and have names of their own
-        else:
-            take_memory(INDEXED_FILE_BYTES * sum(file.rows for file in files.files))
-            dictionary = FileDictionary(read_parts(files_table.storage, files.files, DICTIONARY_SCHEMA))
-        entries = entries_table.live_files()
+        files = files_table.live_files(known.files if known is not None else None)
+        dictionary = _dictionary(files_table.storage, files, known)
+        entries = entries_table.live_files(known.entries if known is not None else None)
         found = (files.paimon_snapshot_id or 0, entries.paimon_snapshot_id or 0)
         needed = (entries.beside, files.beside)
         if all(has >= needs for has, needs in zip(found, needed, strict=True)):
@@ -294,6 +310,19 @@ def load_index(
         f"snapshots are missing: dictionary and entries are at {found[0]} and {found[1]}, and must be at"
         f" {needed[0]} and {needed[1]} at least"
     )
+
+
+def _dictionary(storage: Storage, files: LiveFiles, known: IndexState | None) -> FileDictionary:
+    """Files of an index never change, and have names of their own: of a known one, nothing is read again."""
+    before = frozenset(known.files.files) if known is not None else frozenset()
+    new = [file for file in files.files if file not in before]
+    if known is None or len(files.files) - len(new) < len(before):
+        known, new = None, list(files.files)
+    elif not new:
+        return known.dictionary
+    take_memory(INDEXED_FILE_BYTES * sum(file.rows for file in files.files))
+    parts = read_parts(storage, new, DICTIONARY_SCHEMA)
+    return FileDictionary(parts, known.dictionary if known is not None else None)
 
 
 def entries_schema(key_set: KeySet) -> pa.Schema:

@@ -35,6 +35,8 @@ class NextSnapshot(SnapshotCommit):  # type: ignore[misc]  # pypaimon is untyped
         self._storage = storage
         self._properties = {**properties, checksums.NAME: checksums.BLANK}
         self._id = (planned_on or 0) + 1
+        self.written: tuple[Snapshot, bytes] | None = None
+        """The snapshot, and the content of its file, once that is there."""
         self.was_reached = False
         """Whether pypaimon came as far as the snapshot; before, it looks for conflicts itself."""
         self.is_overtaken = False
@@ -52,6 +54,8 @@ class NextSnapshot(SnapshotCommit):  # type: ignore[misc]  # pypaimon is untyped
             self.error = error
             raise
         self.is_overtaken = not written
+        if written:
+            self.written = snapshot, content
         return written
 
     def close(self) -> None:

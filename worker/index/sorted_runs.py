@@ -8,13 +8,15 @@ rows are the union of the files' rows.
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import re
 import time
 import uuid
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,12 +28,14 @@ from pypaimon import CatalogFactory, Schema
 from pypaimon.catalog.catalog import Catalog
 from pypaimon.catalog.catalog_exception import DatabaseNotExistException, TableNotExistException
 from pypaimon.common.identifier import Identifier
+from pypaimon.common.json_util import JSON
 from pypaimon.common.options.options import Options
 from pypaimon.filesystem.pyarrow_file_io import PyArrowFileIO
 from pypaimon.manifest.manifest_file_manager import ManifestFileManager
 from pypaimon.manifest.manifest_list_manager import ManifestListManager
 from pypaimon.manifest.schema.data_file_meta import DataFileMeta
 from pypaimon.manifest.schema.simple_stats import SimpleStats
+from pypaimon.snapshot.snapshot import Snapshot
 from pypaimon.table.file_store_table import FileStoreTable
 from pypaimon.table.row.generic_row import GenericRow
 from pypaimon.table.row.internal_row import InternalRow
@@ -54,6 +58,8 @@ REPORTS = (
 )
 BESIDE = "icestream.beside"  # property of a snapshot, see `LiveFiles`
 TABLE_ID = "icestream.table-id"  # option of a table and property of its snapshots: a name may be used again
+_SNAPSHOT_FILE = re.compile(r"snapshot-(\d+)")
+_ADDED = 0  # the kind of an entry of a manifest
 TOP_LEVEL = 9  # of the LSM tree; with Paimon's default of 5, large indexes are rewritten more often
 _TABLE_OPTIONS = {
     "bucket": "1",
@@ -199,11 +205,13 @@ class LiveFiles:
     """The live files of one Paimon snapshot (None: the table holds nothing yet).
 
     beside: the snapshot of the other table of the index that these files need, that one or a later one.
+    snapshot_file: its content, by which a snapshot is told from any other of its number.
     """
 
     paimon_snapshot_id: int | None
     files: tuple[RunFile, ...]
     beside: int = 0
+    snapshot_file: bytes = dataclasses.field(default=b"", repr=False)
 
     @property
     def rows(self) -> int:
@@ -366,22 +374,40 @@ class RunTable:
     def options(self) -> dict[str, str]:
         return dict(self._table.table_schema.options)
 
-    def live_files(self) -> LiveFiles:
+    def live_files(self, known: LiveFiles | None = None) -> LiveFiles:
         """Those of the latest snapshot.
+
+        known: of this table, or of an earlier one of its name; no manifest is read while they are the latest.
 
         Raises IndexCommitConflictError if an attempt wrote that for an earlier table of the same name, which
         was dropped while it slept. Nobody commits after one that is not its own, so the latest tells of all.
         """
+        if known is not None and self._is_latest(known):
+            return known
         snapshot_id, metas = self._latest()
         if snapshot_id is None:
             return LiveFiles(None, ())
-        properties = self._table.snapshot_manager().get_snapshot_by_id(snapshot_id).properties or {}
+        content = self._table.file_io.new_input_stream(self._snapshot_path(snapshot_id)).read()
+        properties = JSON.from_json(content.decode(), Snapshot).properties or {}
         if properties.get(TABLE_ID) != self.options.get(TABLE_ID):
             raise IndexCommitConflictError(
                 f"snapshot {snapshot_id} in {self.location} was written for an earlier table of that name"
             )
         files = tuple(self._run_file(meta) for meta in metas)
-        return LiveFiles(snapshot_id, files, int(properties.get(BESIDE, 0)))
+        return LiveFiles(snapshot_id, files, int(properties.get(BESIDE, 0)), content)
+
+    def _is_latest(self, known: LiveFiles) -> bool:
+        """By its content: the snapshots of a table that is made anew get the same numbers."""
+        if known.paimon_snapshot_id is None:
+            return False
+        names = (file.name for file in self.storage.list(f"{self.location}/snapshot"))
+        numbers = (int(match[1]) for match in map(_SNAPSHOT_FILE.fullmatch, names) if match)
+        if max(numbers, default=0) != known.paimon_snapshot_id:
+            return False
+        return self.storage.read(self._snapshot_path(known.paimon_snapshot_id)) == known.snapshot_file
+
+    def _snapshot_path(self, snapshot_id: int) -> str:
+        return f"{self.location}/snapshot/snapshot-{snapshot_id}"
 
     def commit_files(
         self,
@@ -389,8 +415,9 @@ class RunTable:
         added: Sequence[RunFile],
         removed: Sequence[RunFile] = (),
         beside: int | None = None,
-    ) -> None:
-        """Makes `added` visible and `removed` dead in the Paimon snapshot that follows the planned one.
+    ) -> LiveFiles:
+        """Makes `added` visible and `removed` dead in the Paimon snapshot that follows the planned one, and
+        returns its files.
 
         beside: see `LiveFiles`; None: as before. Raises IndexCommitConflictError when such a one has come
         first, and OSError when the store did not say whether the snapshot was written: then it may still be.
@@ -422,14 +449,22 @@ class RunTable:
             raise
         finally:
             commit.close()
+        assert next_snapshot.written is not None
+        snapshot, content = next_snapshot.written
+        # As every reader has them, and not as they were told.
+        manifests = ManifestFileManager(table)
+        parts = ManifestListManager(table).read_delta(snapshot)
+        entries = [entry for part in parts for entry in manifests.read(part.file_name)]
+        kept = (file for file in planned_on.files if file.file_name not in removed_names)
+        new = (self._run_file(entry.file) for entry in entries if entry.kind == _ADDED)
+        return LiveFiles(snapshot.id, (*kept, *new), needed, content)
 
     def take_place(self, planned_on: LiveFiles) -> LiveFiles:
         """The same files one snapshot later: no other commit that was planned on this one can succeed.
 
         Raises as `commit_files` does.
         """
-        self.commit_files(planned_on, [])
-        return replace(planned_on, paimon_snapshot_id=(planned_on.paimon_snapshot_id or 0) + 1)
+        return self.commit_files(planned_on, [])
 
     def clean_up(self, planned_on: LiveFiles, keep_seconds: float) -> CleanedUp:
         """Expires snapshots that nobody reads any more, and deletes every file that no kept one needs.

@@ -12,7 +12,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -230,7 +230,12 @@ class Storage:
         return isinstance(other, Storage) and self.properties == other.properties
 
     def __hash__(self) -> int:
-        return hash(frozenset(self.properties.items()))
+        return hash(self.identity)
+
+    @property
+    def identity(self) -> Hashable:
+        """What it is equal by: for names of what outlives the job, whose renewal this would keep as well."""
+        return frozenset(self.properties.items())
 
     def resolve(self, location: str) -> tuple[pafs.FileSystem, str]:
         """The file system and the path on it that a location names.

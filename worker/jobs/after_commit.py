@@ -10,7 +10,7 @@ from math import inf
 
 from worker.attempt.indexes import indexes
 from worker.attempt.job import Job, Reporter
-from worker.attempt.pinned_table import PinnedTable, pin_table
+from worker.attempt.pinned_table import PinnedTable, pin_committed
 from worker.contract.control_plane import (
     AnnouncedPlan,
     ControlPlaneError,
@@ -45,7 +45,7 @@ def index_new_files(
     """
     try:
         with job.stage("plan"):
-            table = pin_table(job)
+            table = pin_committed(job, table)
         new = new_ones(table.files.data_files)
         for index in indexes(job, table, warehouse) if len(new) else []:
             if (rows := uncovered_files(new, index.dictionary).record_count) <= rows_at_most:

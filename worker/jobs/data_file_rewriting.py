@@ -20,7 +20,7 @@ from py4j.protocol import Py4JError
 
 from worker.attempt.job import Job
 from worker.attempt.outcome import Outcome
-from worker.attempt.pinned_table import PinnedTable, pin_again
+from worker.attempt.pinned_table import PinnedTable, pin_again, read_files
 from worker.index.sorted_runs import IndexWarehouse
 from worker.io.paths import may_repeat
 from worker.jobs import spark_actions
@@ -33,7 +33,6 @@ from worker.spark.jvm import java_object, jvm_of
 from worker.table import row_delta
 from worker.table.catalogs import java_map, java_message
 from worker.table.files import DataFiles, DeleteFile
-from worker.table.manifests import read_snapshot_files
 from worker.table.plan import affected_files
 from worker.table.row_delta import java_list
 from worker.table.small_files import target_file_bytes
@@ -94,7 +93,7 @@ class _Rewriting(FileRewriting):
         if snapshot is None or snapshot == table.snapshot:
             return table
         with self.job.stage("plan"):
-            files = read_snapshot_files(table.metadata, snapshot, table.storage.io, self.job.manifests)
+            files = read_files(self.job, table.metadata, snapshot, table.storage)
         return replace(table, snapshot=snapshot, files=files)
 
     def sequence_number(self, _: PinnedTable) -> int:

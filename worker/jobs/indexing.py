@@ -190,8 +190,7 @@ def _compact(job: Job, table: PinnedTable, index: KeySetIndex) -> dict[str, Any]
         job.reporter.confirm_lease()
         # The dictionary forgets dead files first: see worker.index.compaction.
         forgotten = forget_files(index, live_files)
-        index.entries_table.commit_files(index.entries, written, merge.files, forgotten)
-    after = index.entries_table.live_files()
+        after = index.entries_table.commit_files(index.entries, written, merge.files, forgotten)
     report["sorted_runs_after"] = after.sorted_runs
     report["entries_after"] = after.rows
     report["bytes_read"] = sum(file.size_bytes for file in merge.files)
@@ -245,7 +244,7 @@ def index_key_set(
         job.reporter.confirm_lease()
     try:
         try:
-            index = open_again(job, table, warehouse, key_set, create=True, rebuild=rebuild)
+            index = open_again(table, warehouse, key_set, create=True, rebuild=rebuild)
         except DamagedIndexError as error:
             job.decide(f"Key set {key_set}: its index starts anew, since the old one is damaged: {error}.")
             job.reporter.confirm_lease()
@@ -285,7 +284,7 @@ def index_key_set(
         with job.stage("commit_index"):
             confirm = job.reporter.confirm_lease
             index = commit_index(index, runs, readable, replaced, confirm_lease=confirm)
-        keep_index(job, index)
+        keep_index(table, warehouse, index)
         files_indexed += len(readable)
         rows_indexed += sum(entry.file.record_count for entry in readable)
         runs_written += len(runs)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -49,6 +49,7 @@ from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 
 from stores.manifest_files import readable_manifest
 from stores.table_metadata import ENCRYPTED, ENCRYPTED_REMEDY
+from worker.io.cache import Cache
 from worker.process.errors import JobError
 from worker.process.memory import holding, take_memory
 from worker.process.slots import Threads
@@ -60,7 +61,8 @@ _READ_THREADS = 8
 _SCHEMAS_KEPT = 64
 _HEADER_KEPT = 100_000  # characters; Iceberg's have 8,000
 _READ_AHEAD = 64  # manifests whose files are held apart at most
-_FILES_KEPT = 500_000  # from one look to the next, with some 150 bytes each
+_KEPT_BYTES = 96 * 1024**2
+_MANIFEST_BYTES = 3_000  # that one takes besides its files, once it was read
 _FACTOR = 10  # by which a metadata file is larger in memory while it is read
 DATA_FILE_BYTES, DELETE_FILE_BYTES = 250, 1_500
 """That a live file of a snapshot takes in memory, about."""
@@ -97,23 +99,34 @@ class MissingMetadataError(JobError):
     retryable = True
 
 
+KEPT = Cache(_KEPT_BYTES)
+"""What manifests name, from one look at a table to the next: they never change."""
+
+
 def read_snapshot_files(
-    metadata: TableMetadata, snapshot: Snapshot, io: FileIO, read_before: ReadManifests | None = None
+    metadata: TableMetadata, snapshot: Snapshot, io: FileIO, table: Hashable = None
 ) -> SnapshotFiles:
     """Every live data and delete file of `snapshot`, in manifest order.
 
-    read_before: manifests of the same table which are not read again; it becomes those of this snapshot.
+    table: which one it is, and how its files are opened: no manifest of it is read twice then, as far as
+    there is room for what it names.
     Raises FileNotFoundError when a manifest is missing, CorruptMetadataError when one is damaged, and
     UnsupportedTableError for partition values that can't be read or have no JSON form.
     """
     specs = {spec.spec_id: spec for spec in metadata.partition_specs}
+    # Whoever writes a table's metadata says what the specs of its manifests are.
+    told = {spec_id: spec.model_dump_json() for spec_id, spec in specs.items()}
     manifests = read_manifest_list(io, snapshot)
     delete_files: list[DeleteFile] = []
-    known, kept = read_before or {}, ReadManifests()
-    room = 0 if read_before is None else _FILES_KEPT
+    # Of a table that is too large, what is kept is the same at each look.
+    room = 0 if table is None else _KEPT_BYTES
 
-    def read(manifest: Manifest) -> tuple[DataFiles, list[DeleteFile]]:
-        return known.get(manifest) or read_manifest(io, manifest, specs)
+    def find(manifest: Manifest) -> ReadManifest | None:
+        found: ReadManifest | None = KEPT.find(name(manifest)) if table is not None else None
+        return found
+
+    def name(manifest: Manifest) -> Hashable:
+        return table, manifest, told.get(manifest.partition_spec_id)
 
     with Threads(_READ_THREADS) as threads:
 
@@ -121,18 +134,20 @@ def read_snapshot_files(
             nonlocal room
             for start in range(0, len(manifests), _READ_AHEAD):
                 some = manifests[start : start + _READ_AHEAD]
-                for manifest, (of_manifest, deletes) in zip(some, threads.map(read, some), strict=True):
-                    take_memory(DATA_FILE_BYTES * len(of_manifest) + DELETE_FILE_BYTES * len(deletes))
-                    if len(of_manifest) + len(deletes) <= room:
-                        kept[manifest] = of_manifest, deletes
-                        room -= len(of_manifest) + len(deletes)
+                known = [find(manifest) for manifest in some]
+                new = [one for one, found in zip(some, known, strict=True) if found is None]
+                read = threads.map(lambda one: read_manifest(io, one, specs), new)
+                for manifest, found in zip(some, known, strict=True):
+                    of_manifest, deletes = found or next(read)
+                    size = DATA_FILE_BYTES * len(of_manifest) + DELETE_FILE_BYTES * len(deletes)
+                    take_memory(size)
+                    room -= size + _MANIFEST_BYTES
+                    if found is None and room >= 0:
+                        KEPT.put(name(manifest), (of_manifest, deletes), size + _MANIFEST_BYTES)
                     delete_files.extend(deletes)
                     yield of_manifest
 
         joined = DataFiles.joined(data_files())
-    if read_before is not None:
-        read_before.clear()
-        read_before.update(kept)
     return SnapshotFiles(
         joined, tuple(delete_files), frozenset(spec_id for spec_id, spec in specs.items() if is_global(spec))
     )
@@ -461,6 +476,7 @@ class Manifest:
     """A row of a manifest list. entries: how many are live, where the list says so (not in all of V1).
 
     added, removed: how many its snapshot added and removed, likewise. min_sequence_number: of live files.
+    size_bytes: as the list says it.
     """
 
     path: str
@@ -472,10 +488,11 @@ class Manifest:
     added: int | None = None
     removed: int | None = None
     min_sequence_number: int = 0
+    size_bytes: int = 0
 
 
-ReadManifests = dict[Manifest, tuple[DataFiles, list[DeleteFile]]]
-"""What manifests name, kept from one look at a table to the next: a manifest never changes."""
+ReadManifest = tuple[DataFiles, list[DeleteFile]]
+"""What a manifest names."""
 
 
 _LIST_VALUES = Schema(
@@ -505,6 +522,7 @@ _MANIFEST_LIST = Schema(
     NestedField(504, "added_files_count", IntegerType(), required=False),
     NestedField(505, "existing_files_count", IntegerType(), required=False),
     NestedField(506, "deleted_files_count", IntegerType(), required=False),
+    NestedField(501, "manifest_length", LongType(), required=False),
 )
 
 
@@ -523,9 +541,10 @@ def read_manifest_list(io: FileIO, snapshot: Snapshot) -> list[Manifest]:
                 added,
                 removed,
                 lowest or 0,
+                size or 0,
             )
-            for path, spec_id, content, number, lowest, snapshot_id, added, existing, removed in file.rows(
-                _MANIFEST_LIST
+            for path, spec_id, content, number, lowest, snapshot_id, added, existing, removed, size in (
+                file.rows(_MANIFEST_LIST)
             )
         ]
         if not found and _counts_files(snapshot):

@@ -21,10 +21,10 @@ TABLE: Any = SimpleNamespace()
 def indexed(monkeypatch: pytest.MonkeyPatch, error: Exception) -> list[str]:
     """What a job tells that meets an error when it would index what it has committed."""
 
-    def fail(_: Job) -> None:
+    def fail(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr("worker.jobs.after_commit.pin_table", fail)
+    monkeypatch.setattr("worker.jobs.after_commit.pin_committed", fail)
     nothing: Any = None
     job = Job(nothing, nothing, RecordingReporter())
     assert index_new_files(job, TABLE, nothing, lambda files: files) is TABLE

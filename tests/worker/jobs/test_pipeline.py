@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.io import FileIO
 from pyiceberg.schema import Schema
 from pypaimon import CatalogFactory
 from pyspark.sql import SparkSession
@@ -19,14 +21,18 @@ from tests.factories import Catalog, TableBuilder, equality_delete_files, visibl
 from tests.jobs import Jobs
 from tests.rest_catalog import running_rest_catalog
 from tests.thorough import V3_FIRST, thorough_unless
+from worker.attempt import pinned_table
+from worker.attempt.job import Job
 from worker.deletes import stage
 from worker.index import compaction, footers
-from worker.index.sorted_runs import TOP_LEVEL
+from worker.index.sorted_runs import TOP_LEVEL, RunTable
 from worker.jobs import conversion
 from worker.lookup import positions, resolution
 from worker.lookup.cost import COMMIT_SECONDS, WRITTEN_FILE_SECONDS
 from worker.process.errors import JobCancelledError, JobError
 from worker.spark.tasks import TaskRunner
+from worker.table import manifests
+from worker.table.manifests import Manifest
 from worker.table.row_delta import java_row_delta
 
 pytestmark = pytest.mark.integration
@@ -116,6 +122,43 @@ def test_a_conversion_indexes_what_is_new_where_an_index_job_would_come_soon(
         told = any("1 new row left to the next index job" in one for one in outcome.result["decisions"])
         assert told is not indexes_all
     assert jobs.run("index").result["key_sets"][0]["files_indexed"] == 0
+
+
+def test_the_next_job_of_a_table_reads_what_has_come_since(
+    spark: SparkSession, jobs: Jobs, table_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = upserted(spark, table_name, format_version=3, partitioned=False, key=["id"])
+    jobs.run("index")
+    jobs.run("convert", takes_new_files=True)
+    read, planned, loaded = list[Manifest](), list[RunTable](), list[Job]()
+
+    def read_manifest(io: FileIO, manifest: Manifest, *how: Any) -> Any:
+        read.append(manifest)
+        return of_manifest(io, manifest, *how)
+
+    def latest(table: RunTable) -> Any:
+        planned.append(table)
+        return of_index(table)
+
+    def load(job: Job) -> Any:
+        loaded.append(job)
+        return of_catalog(job)
+
+    of_manifest, of_index, of_catalog = manifests.read_manifest, RunTable._latest, pinned_table._load
+    monkeypatch.setattr(RunTable, "_latest", latest)
+    monkeypatch.setattr(pinned_table, "_load", load)
+    for value in (1, 2):
+        table.upsert([{"id": 7, "region": "eu", "value": value}], key=["id"])
+        before = visible_rows(spark, table_name)
+        with patch("worker.table.manifests.read_manifest", read_manifest):
+            outcome = jobs.run("convert", takes_new_files=True)
+        assert (visible_rows(spark, table_name), outcome.health["covers_head"]) == (before, True)
+        writers, own = (outcome.result[f"iceberg_snapshot_id_{when}"] for when in ("before", "after"))
+        assert {one.added_snapshot_id for one in read} == {writers, own}
+        assert len(read) == len({one.path for one in read})
+        assert (len(planned), len(loaded)) == (0, 1)
+        read.clear()
+        loaded.clear()
 
 
 @pytest.mark.parametrize("kind", ["convert", "rewrite_data_files"])

@@ -8,6 +8,7 @@ from typing import Any
 from unittest.mock import Mock, patch
 
 import pytest
+from pyiceberg.io import FileIO
 from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.manifest import (
     DATA_FILE_TYPE,
@@ -15,6 +16,7 @@ from pyiceberg.manifest import (
     ManifestContent,
     manifest_entry_schema_with_data_file,
 )
+from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema, index_by_id
 from pyiceberg.transforms import BucketTransform, DayTransform, IdentityTransform, Transform
 from pyiceberg.types import (
@@ -207,11 +209,35 @@ def test_an_encrypted_list_of_manifests_is_told_as_such(tmp_path: Path) -> None:
 
 def test_what_was_read_before_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     metadata, snapshot = planning.make_snapshot(tmp_path, data_files=3, delete_files=1)
-    io, read_before = PyArrowFileIO(), manifests.ReadManifests()
-    files = manifests.read_snapshot_files(metadata, snapshot, io, read_before)
-    for manifest in read_before:
-        Path(manifest.path.removeprefix("file:")).unlink()
-    assert manifests.read_snapshot_files(metadata, snapshot, io, read_before) == files
-    monkeypatch.setattr(manifests, "_FILES_KEPT", 2)
-    assert manifests.read_snapshot_files(metadata, snapshot, io, read_before) == files
-    assert [len(deletes) for _, deletes in read_before.values()] == [1], "the other one has three files"
+    io, read = PyArrowFileIO(), list[str]()
+
+    def counted(io: FileIO, manifest: manifests.Manifest, *how: Any) -> Any:
+        read.append(manifest.path)
+        return read_manifest(io, manifest, *how)
+
+    read_manifest = manifests.read_manifest
+    monkeypatch.setattr(manifests, "read_manifest", counted)
+    for table, count in ((None, 2), (None, 2), ("a", 2), ("a", 0), ("b", 2), ("a", 0)):
+        read.clear()
+        files = manifests.read_snapshot_files(metadata, snapshot, io, table)
+        assert (len(files.data_files), len(files.delete_files)) == (3, 1)
+        assert len(read) == count
+    spec = metadata.spec()
+    renamed = [field.model_copy(update={"name": f"{field.name}_too"}) for field in spec.fields]
+    other = metadata.model_copy(update={"partition_specs": [PartitionSpec(*renamed, spec_id=spec.spec_id)]})
+    manifests.read_snapshot_files(other, snapshot, io, "a")
+    assert len(read) == 2, "what files mean follows from the spec"
+
+
+def test_of_a_table_that_is_too_large_the_same_is_kept_at_each_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is used least recently goes: in turn, each look would throw away what the next one needs."""
+    metadata, snapshot = planning.make_snapshot(tmp_path, data_files=3, delete_files=1)
+    monkeypatch.setattr(manifests, "_KEPT_BYTES", manifests._MANIFEST_BYTES + 2_000)
+    before = manifests.KEPT.size_bytes
+    manifests.read_snapshot_files(metadata, snapshot, PyArrowFileIO(), "large")
+    kept = manifests.KEPT.size_bytes
+    assert 0 < kept - before < 2 * manifests._MANIFEST_BYTES
+    manifests.read_snapshot_files(metadata, snapshot, PyArrowFileIO(), "large")
+    assert manifests.KEPT.size_bytes == kept
