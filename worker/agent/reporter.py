@@ -27,6 +27,9 @@ log = logging.getLogger("icestream.worker")
 
 T = TypeVar("T")
 RETRY_SECONDS = 2.0
+_FRESH_FRACTION = 1 / 30
+"""Of a lease: a renewal that was asked for so recently is as good as one now, after which a process may sleep
+as well."""
 HUNG_SECONDS = 60.0  # for a job to end once its attempt has, and a lease on top
 
 
@@ -57,6 +60,8 @@ class AttemptReporter:
         self._ended: Exception | None = None
         self._is_interrupted = False
         self._renewed_at = time.monotonic()
+        self._confirmed_at = -math.inf
+        """When the last renewal was asked for that no cancellation came with."""
         # Heartbeats go on: an attempt that hangs is taken away by the service, which says why.
         self._ends_at = time.monotonic() + timeout_seconds if timeout_seconds else math.inf
         self._thread = threading.Thread(
@@ -87,7 +92,10 @@ class AttemptReporter:
         self._raise_if_ended()
 
     def confirm_lease(self) -> None:
-        """Renews the lease right now, since what follows can't be taken back."""
+        """Renews the lease, unless that was just done, since what follows can't be taken back."""
+        self._raise_if_ended()
+        if time.monotonic() - self._confirmed_at < _FRESH_FRACTION * self._lease_seconds:
+            return
         if self._answered(self._send):
             raise JobCancelledError
 
@@ -161,6 +169,7 @@ class AttemptReporter:
         self._take_lines()
         with self._lock:
             progress, events, self._events = self._progress, self._events, []
+        asked_at = time.monotonic()
         try:
             cancel_requested = self._report.heartbeat(progress, events, plan)
         except (ControlPlaneError, MemoryError):
@@ -168,4 +177,5 @@ class AttemptReporter:
                 self._events = events + self._events
             raise
         self._renewed_at = time.monotonic()
+        self._confirmed_at = -math.inf if cancel_requested else asked_at
         return cancel_requested

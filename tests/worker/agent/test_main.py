@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
+from math import inf
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,6 +31,7 @@ from worker.contract.control_plane import (
     Event,
     StaleAttemptError,
 )
+from worker.process.errors import JobCancelledError
 from worker.process.redaction import Redaction
 from worker.spark import jvm_watch
 from worker.spark.jvm_watch import JvmWatch
@@ -56,6 +58,8 @@ class Service:
         """What each call of a worker that leaves has given up."""
         self.reported: list[str] = []
         self.told: list[Event] = []
+        self.heartbeats = 0
+        self.cancel_requested = False
         self.error: dict[str, Any] | None = None
         self.result: dict[str, Any] | None = None
         self.on_finish: Callable[[], None] = lambda: None
@@ -77,8 +81,9 @@ class Service:
     def _post(self, path: str, body: dict[str, Any]) -> httpx.Response:
         if path.endswith("/heartbeat"):
             self.told += [Event(**event) for event in body["events"]]
+            self.heartbeats += 1
             now = (datetime.now(UTC) - self.clock_behind).isoformat()
-            return httpx.Response(200, json={"now": now, "cancel_requested": False})
+            return httpx.Response(200, json={"now": now, "cancel_requested": self.cancel_requested})
         self.on_finish()
         self.reported.append(body["status"])
         self.error, self.result = body["error"], body["result"]
@@ -517,6 +522,7 @@ def test_a_clock_is_compared_with_the_one_of_the_service_that_answers(
     def look(_: object, __: object, reporter: AttemptReporter, ___: object) -> Outcome:
         for hours in (2, -2):
             service.clock_behind = timedelta(hours=hours)
+            reporter._confirmed_at = -inf
             reporter.confirm_lease()
             seen.append(reporter.seconds_ahead)
         return Outcome({}, {})
@@ -526,3 +532,28 @@ def test_a_clock_is_compared_with_the_one_of_the_service_that_answers(
     # At least: what the answer took on its way counts for the service's clock.
     assert [round(seconds / 3600) for seconds in seen] == [2, -2]
     assert all(seconds <= hours * 3600 for seconds, hours in zip(seen, (2, -2), strict=True))
+
+
+def test_a_lease_that_was_just_renewed_is_not_renewed_again(
+    worker: Worker, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both commits to an index ask for it, one right after the other."""
+    counts: list[int] = []
+
+    def look(_: object, __: object, reporter: AttemptReporter, ___: object) -> Outcome:
+        reporter._stopped.set()  # no heartbeat comes in between
+        for _ in range(2):
+            for _ in range(3):
+                reporter.confirm_lease()
+            counts.append(service.heartbeats)
+            reporter._confirmed_at -= 20.0
+        service.cancel_requested = True
+        for _ in range(2):
+            with pytest.raises(JobCancelledError):
+                reporter.confirm_lease()
+            counts.append(service.heartbeats)
+        return Outcome({}, {})
+
+    monkeypatch.setattr("worker.agent.worker.run_job", look)
+    assert worker.run_attempt(ASSIGNMENT.model_copy(update={"lease_seconds": 600.0}))
+    assert counts == [1, 2, 3, 4]
