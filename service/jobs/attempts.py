@@ -53,6 +53,21 @@ _WITH_WORKER = (
     .join(Worker, col(Worker.id) == col(Attempt.worker_id))
     .where(Attempt.job_id == bindparam("job_id"), Attempt.attempt == bindparam("attempt"))
 )
+# What waits for the lock gets the job as it is by then, and the attempt as it was before: that it runs, if
+# the job does, stays so.
+_LOCKED_WITH_ATTEMPT = (
+    select(Job, Attempt, Worker)
+    .join(Attempt, col(Attempt.job_id) == col(Job.id))
+    .join(Worker, col(Worker.id) == col(Attempt.worker_id))
+    .where(Job.id == bindparam("job_id"), Attempt.attempt == bindparam("attempt"))
+    .with_for_update(of=Job)
+    .execution_options(populate_existing=True)
+)
+_TOOK = (
+    update(TableHealth)
+    .where(col(TableHealth.table_id) == bindparam("of_table"))
+    .values(maintenance_seconds=TableHealth.maintenance_seconds + bindparam("seconds"))
+)
 _WRITES_DELETES = "deletes"  # a stage
 _INDEXING = (JobKind.INDEX.value, JobKind.REBUILD.value)
 _WORKER_LOST = ErrorReport(
@@ -167,12 +182,18 @@ def finish(
     an attempt of somebody else's worker.
     """
     outcome = AttemptStatus(report.status)
-    job = lock_job(session, job_id)
-    ended = _own(session, caller, job_id, attempt)
-    if ended is not None and job.attempt == attempt and ended.status == outcome.value:
-        # The answer to the first report got lost.
-        return job
-    running = _check_current(session, job, attempt)
+    found = session.exec(_LOCKED_WITH_ATTEMPT, params={"job_id": job_id, "attempt": attempt}).first()
+    if found is not None and is_current(found[0], attempt):
+        # Nearly always, and in one statement.
+        job, running, worker = found
+        check_owner(worker, caller)
+    else:
+        job = lock_job(session, job_id)
+        ended = _own(session, caller, job_id, attempt)
+        if ended is not None and job.attempt == attempt and ended.status == outcome.value:
+            # The answer to the first report got lost.
+            return job
+        running = _check_current(session, job, attempt)
     if report.result is not None and report.result.erasure is not None:
         _check_erasure(session, job, report.result.erasure)
     if report.health is not None:
@@ -305,13 +326,6 @@ def end_attempt(
     running.ended_at = now
     # The clock may have been set back.
     running.seconds = max((now - running.started_at).total_seconds(), 0.0)
-    if JobKind(job.kind).maintains and not job.dry_run and not never_ran:
-        # By the database: a poll may store the table's health meanwhile.
-        session.execute(
-            update(TableHealth)
-            .where(col(TableHealth.table_id) == job.table_id)
-            .values(maintenance_seconds=TableHealth.maintenance_seconds + running.seconds)
-        )
     running.error = error.model_dump() if error is not None else None
     job.error = None if after is JobStatus.SUCCEEDED else running.error
     job.lease_expires_at = None
@@ -357,6 +371,9 @@ def end_attempt(
             error=running.error,
             available_at=rfc3339(job.available_at),
         )
+    if JobKind(job.kind).maintains and not job.dry_run and not never_ran:
+        # By the database: a poll may store the table's health meanwhile.
+        session.connection().execute(_TOOK, {"of_table": job.table_id, "seconds": running.seconds})
 
 
 def _is_unheard_again(session: Session, job: Job) -> bool:

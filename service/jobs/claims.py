@@ -1,13 +1,13 @@
 """Claims: which job's turn it is, and what the worker that gets it is told.
 
 Invariant: that at most one running job writes a table is enforced by the unique index
-`uq_jobs_running_writer`, not here. Losing that race leaves jobs of other tables to try.
+`uq_jobs_running_writer`, not here. Who loses that race begins again.
 """
 
 from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime, timedelta
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import sqlalchemy
 from sqlalchemy import (
@@ -21,14 +21,17 @@ from sqlalchemy import (
     literal_column,
     update,
 )
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.orm import Mapped, aliased
+from sqlalchemy.orm import aliased
+from sqlalchemy.orm.attributes import set_committed_value
 from sqlmodel import Session, and_, col, or_, select
 from sqlmodel.sql.expression import Select, SelectOfScalar
 
 from service.auth.models import Principal
 from service.catalogs.service import index_warehouse
 from service.db.database import UtcDateTime
+from service.errors import IcestreamError
 from service.jobs import orphan_removals
 from service.jobs.attempts import CLAIM_ANSWER_LOST, RunningAttempt, end_attempt, is_current
 from service.jobs.budgets import spent_budget, spent_budget_of
@@ -101,33 +104,29 @@ _CUT_OFF = ErrorReport(
 
 
 def _in_text(values: Iterable[str]) -> list[ColumnElement[str]]:
-    """Constants of a statement: of parameters, no database knows which partial index has the rows."""
+    """Constants of a statement: of parameters, no database knows which partial index has the rows.
+
+    SQLite would look at their values, and prepare the statement anew each time.
+    """
     return [literal_column(f"'{value}'", String) for value in values]
 
 
 _QUEUED, _RUNNING = _in_text((JobStatus.QUEUED.value, JobStatus.RUNNING.value))
 # Putting a statement together takes longer than most take to run.
 _RUNNING_ATTEMPTS = select(Attempt.job_id, Attempt.attempt).where(
-    Attempt.worker_id == bindparam("worker_id"), Attempt.status == AttemptStatus.RUNNING.value
+    Attempt.worker_id == bindparam("of_worker"), Attempt.status == AttemptStatus.RUNNING.value
 )
 _SEEN = update(Worker).where(col(Worker.id) == bindparam("of_worker")).values(last_seen_at=bindparam("now"))
-_START = (
-    update(Job)
-    .where(col(Job.id) == bindparam("of_job"))
-    .values(
-        status=JobStatus.RUNNING.value,
-        attempt=Job.attempt + 1,
-        started_at=func.coalesce(Job.started_at, bindparam("now", type_=UtcDateTime())),
-        lease_expires_at=bindparam("expires_at"),
-        progress=None,
-        held_because=None,
-    )
-    .returning(Job)
-    .execution_options(synchronize_session=False, populate_existing=True)
+_HAS_NOTHING_TO_RUN: ColumnElement[bool] = ~_RUNNING_ATTEMPTS.exists()
+_SEEN_IDLE = _SEEN.where(col(Worker.registered_by) == bindparam("caller"), _HAS_NOTHING_TO_RUN).returning(
+    col(Worker.name)
 )
-_CLAIMED_AGAIN = (
-    update(LastClaim).where(col(LastClaim.table_id) == bindparam("of_table")).values(at=bindparam("now"))
-)
+_START = update(Job).where(col(Job.id) == bindparam("of_job"))
+_ATTEMPT = insert(Attempt)
+_CLAIMED = {
+    dialect: row.on_conflict_do_update(index_elements=["table_id"], set_={"at": row.excluded.at})
+    for dialect, row in (("sqlite", sqlite.insert(LastClaim)), ("postgresql", postgresql.insert(LastClaim)))
+}
 # But for those that another claim looks at: it may wait for this one, which must not wait for it.
 _WAITING_BEHIND = (
     update(Job)
@@ -147,10 +146,36 @@ _WAITING_BEHIND = (
 _ENDED_ATTEMPTS_AT_ONCE = 100
 _TRIED_AT_ONCE = 20
 """Jobs that a claim looks at, if others get them first or they must wait."""
-KeySets = list[dict[str, Any]] | None
-IndexedAt = datetime | None
-InTurn = tuple[Job, EnrolledTable, Catalog, KeySets, IndexedAt]
 Query = TypeVar("Query", bound=sqlalchemy.Select[*tuple[Any, ...]])
+
+
+class _LostRaceError(Exception):
+    """Another transaction let a job run meanwhile that writes the same table."""
+
+
+class Ask(NamedTuple):
+    """A worker asks for a job; of the rest, see `claim`."""
+
+    caller: Principal
+    worker_id: str
+    given_up: Collection[AttemptId] = ()
+    has_waited: bool = False
+    is_stopping: bool = False
+
+
+class _InTurn(NamedTuple):
+    """The job whose turn it is, locked, and what goes along with it."""
+
+    job: Job
+    table: EnrolledTable
+    catalog: Catalog
+    key_sets: list[dict[str, Any]] | None
+    """Of the table's last report."""
+    indexed_at: datetime | None
+    others_wait: bool
+    """Whether other jobs of the table are queued."""
+    has_plans: bool
+    """Whether attempts at jobs of the Iceberg table may have left files."""
 
 
 def has_claimable(session: Session, now: datetime) -> bool:
@@ -193,35 +218,88 @@ def claim(
     has `given_up` that one, or never heard of it. If it `has_waited` since it asked, it got that attempt by
     another call and needs no job from this one. If it `is_stopping`, it gets none, and hands that one back.
     """
-    worker = own_worker(session, worker_id, caller)
-    not_run = running_attempts(session, worker_id)
-    if has_waited and not_run:
+    (answer,) = claim_each(
+        session, settings, [Ask(caller, worker_id, given_up, has_waited, is_stopping)], now
+    )
+    if isinstance(answer, IcestreamError):
+        raise answer
+    return answer
+
+
+def claim_each(
+    session: Session, settings: Settings, asks: Sequence[Ask], now: datetime
+) -> list[Assignment | IcestreamError | None]:
+    """What `claim` gives to each, one after the other in one transaction, or raises for it.
+
+    The session is for that alone: it is rolled back where the transaction must begin again.
+    """
+    for _ in range(_TRIED_AT_ONCE):
+        try:
+            return _claim_each(session, settings, asks, now)
+        except _LostRaceError:
+            session.rollback()  # the next try sees that the other job runs
+    return [None] * len(asks)
+
+
+def _claim_each(
+    session: Session, settings: Settings, asks: Sequence[Ask], now: datetime
+) -> list[Assignment | IcestreamError | None]:
+    answers: list[Assignment | IcestreamError | None] = []
+    for ask in asks:
+        try:
+            worker_name = _see(session, ask, now)
+            answers.append(
+                None if worker_name is None else _give(session, settings, ask.worker_id, worker_name, now)
+            )
+        except IcestreamError as error:
+            # Nothing was written for it.
+            answers.append(error)
+    return answers
+
+
+def _see(session: Session, ask: Ask, now: datetime) -> str | None:
+    """Note that a worker was heard of, and end what it doesn't run; its name if it wants a job."""
+    connection = session.connection()
+    worker_name = None
+    if not ask.given_up and not ask.is_stopping:
+        # Nearly always, and in one statement: a worker of the caller's that has nothing to run.
+        seen = {"of_worker": ask.worker_id, "caller": ask.caller.key, "now": now}
+        worker_name = connection.scalar(_SEEN_IDLE, seen)
+    if worker_name is not None:
+        return worker_name
+    worker = own_worker(session, ask.worker_id, ask.caller)
+    not_run = running_attempts(session, ask.worker_id)
+    if ask.has_waited and not_run:
         return None
     # Before the worker's own row is locked: a heartbeat locks them in this order, too.
     for job_id, attempt in not_run:
         lost = lock_job(session, job_id)
         if is_current(lost, attempt):
             running = session.get_one(Attempt, (job_id, attempt))
-            has_run = AttemptId(job_id=job_id, attempt=attempt) in given_up
-            if is_stopping and not has_run:
+            has_run = AttemptId(job_id=job_id, attempt=attempt) in ask.given_up
+            if ask.is_stopping and not has_run:
                 end_attempt(session, lost, running, AttemptStatus.RELEASED, None, now)
             else:
                 cause = _CUT_OFF if has_run else CLAIM_ANSWER_LOST
                 end_attempt(session, lost, running, AttemptStatus.LOST, cause, now)
-    for attempt_id in given_up:
-        if not is_own_attempt(session, attempt_id.job_id, attempt_id.attempt, caller):
+    for attempt_id in ask.given_up:
+        if not is_own_attempt(session, attempt_id.job_id, attempt_id.attempt, ask.caller):
             continue
         _drop_again(session, attempt_id.job_id, now)
     session.flush()
-    session.connection().execute(_SEEN, {"of_worker": worker_id, "now": now})
-    if is_stopping:
-        return None
-    # Losing the race for one table leaves jobs of other tables to try.
+    connection.execute(_SEEN, {"of_worker": ask.worker_id, "now": now})
+    return None if ask.is_stopping else worker.name
+
+
+def _give(
+    session: Session, settings: Settings, worker_id: str, worker_name: str, now: datetime
+) -> Assignment | None:
+    """Let a worker run the job whose turn it is. Raises _LostRaceError."""
     for _ in range(_TRIED_AT_ONCE):
         found = _next_job(session, now)
         if found is None:
             return None
-        job, table, catalog, key_sets, indexed_at = found
+        job, table = found.job, found.table
         if job.kind == JobKind.DROP_INDEX.value and _is_index_used(session, job, table):
             cancel(session, job, "the table was enrolled again", now)
             continue
@@ -229,20 +307,12 @@ def claim(
         if job.kind == JobKind.PUBLISH.value and is_of_another_branch(job, policy.publish.source):
             cancel(session, job, STAGING_BRANCH_CHANGED, now)
             continue
-        if not _has_room(session, catalog) or _hold(session, job, table, policy, now):
+        if not _has_room(session, found.catalog) or _hold(session, job, table, policy, now):
             continue
         previous = attempts_of(session, job.id) if job.attempt else []
-        try:
-            with session.begin_nested():
-                _start(session, settings, job, now)
-        except IntegrityError:
-            session.refresh(job)
-            continue
-        _record_attempt(session, job, worker, previous, now)
-        listed = orphan_removals.listed_for(session, job, now)
-        return _assignment(
-            session, settings, job, table, catalog, key_sets, indexed_at, policy, previous, listed, now
-        )
+        _start(session, settings, found, now)
+        _record_attempt(session, job, worker_id, worker_name, previous, now)
+        return _assignment(session, settings, found, policy, previous, now)
     return None
 
 
@@ -337,30 +407,31 @@ def release_held(session: Session, table_id: str, kinds: Collection[JobKind], no
 
 def running_attempts(session: Session, worker_id: str) -> list[RunningAttempt]:
     """What a worker runs as far as is known here."""
-    found = session.connection().execute(_RUNNING_ATTEMPTS, {"worker_id": worker_id})
+    found = session.connection().execute(_RUNNING_ATTEMPTS, {"of_worker": worker_id})
     return sorted((job_id, attempt) for job_id, attempt in found)
 
 
-def _next_job(session: Session, now: datetime) -> InTurn | None:
-    """The job whose turn it is, locked, with its table and its catalog; and of that table's health the key
-    sets of the last report, and when all was indexed."""
+def _next_job(session: Session, now: datetime) -> _InTurn | None:
+    """The job whose turn it is, locked, with what goes along."""
+    if session.get_bind().dialect.name == "sqlite":  # no other claim looks at a job meanwhile
+        row = session.exec(_first_job(), params={"now": now}).first()
+        return _InTurn._make(row) if row is not None else None
     for catalog_id in session.connection().scalars(_catalogs_in_turn(), {"now": now}).all():
-        row: InTurn | None
         row = session.exec(_job_in_turn(), params={"now": now, "catalog_id": catalog_id}).first()
         if row is not None:  # else other claims look at all that it has
-            return row
+            return _InTurn._make(row)
     return None
 
 
 @cache
-def _catalogs_in_turn() -> SelectOfScalar[str]:
-    """The catalogs that have a job which may start at `now`, in their turn."""
+def _catalogs_in_turn() -> Select[str, str]:
+    """The catalogs that have a job which may start at `now`, in their turn, and the first job of each."""
     first = aliased(Job)
     first_id = _claimable(select(Job.id)).where(Job.catalog_id == Catalog.id).order_by(*_turn(Job)).limit(1)
     claimed_at = select(func.max(LastClaim.at)).where(LastClaim.catalog_id == Catalog.id)
     priority, *rest = _turn(first)
     return (
-        select(Catalog.id)
+        select(Catalog.id, col(first.id).label("job_id"))
         .join(first, col(first.id) == first_id.correlate(Catalog).scalar_subquery())
         .where(*_has_turn())
         .order_by(priority, _running(), claimed_at.scalar_subquery().nulls_first(), *rest)
@@ -368,20 +439,45 @@ def _catalogs_in_turn() -> SelectOfScalar[str]:
 
 
 @cache
+def _first_job() -> Any:
+    """The first job of the first catalog."""
+    first = select(_catalogs_in_turn().limit(1).subquery().c.job_id).scalar_subquery()
+    query = select(Job, EnrolledTable).join(EnrolledTable, col(EnrolledTable.id) == col(Job.table_id))
+    return _with_all(query.where(Job.id == first))
+
+
+@cache
 def _job_in_turn() -> Any:
     """Of the catalog `catalog_id`, the first job that may start at `now` and that no other claim looks at."""
-    key_sets: Mapped[KeySets] = col(TableHealth.key_sets)
-    # SQLModel types no more than four columns.
-    query: Any = _claimable(select(Job, EnrolledTable, Catalog, key_sets)).add_columns(
-        col(TableHealth.indexed_at)
+    query = _claimable(select(Job, EnrolledTable)).where(Job.catalog_id == bindparam("catalog_id"))
+    return _with_all(query.order_by(*_turn(Job)).limit(1).with_for_update(skip_locked=True, of=Job))
+
+
+def _with_all(query: Any) -> Any:
+    """A query of jobs and their tables, with the further columns of `_InTurn`; SQLModel types no more than
+    four."""
+    other, ended, of_ended = aliased(Job), aliased(Attempt), aliased(Job)
+    others_wait = exists().where(
+        col(other.status) == _QUEUED,
+        col(other.catalog_id) == col(Job.catalog_id),
+        col(other.table_id) == col(Job.table_id),
+        col(other.id) != col(Job.id),
+    )
+    has_plans = exists().where(
+        col(ended.plans).is_not(None),
+        col(of_ended.id) == col(ended.job_id),
+        col(of_ended.table_uuid) == col(Job.table_uuid),
     )
     return (
-        query.join(Catalog, col(Catalog.id) == col(Job.catalog_id))
+        query.add_columns(
+            Catalog,
+            col(TableHealth.key_sets),
+            col(TableHealth.indexed_at),
+            others_wait,
+            has_plans,
+        )
+        .join(Catalog, col(Catalog.id) == col(Job.catalog_id))
         .join(TableHealth, col(TableHealth.table_id) == col(Job.table_id), isouter=True)
-        .where(Job.catalog_id == bindparam("catalog_id"))
-        .order_by(*_turn(Job))
-        .limit(1)
-        .with_for_update(skip_locked=True, of=Job)
     )
 
 
@@ -442,7 +538,7 @@ def goes_first(begun: type[Job], job: type[Job]) -> ColumnElement[bool]:
     return and_(
         col(job.kind).in_(_in_text(_EXPIRING)),
         col(begun.id) != col(job.id),
-        col(begun.status) == JobStatus.QUEUED.value,
+        col(begun.status) == _QUEUED,
         col(begun.attempt) > 0,
         col(begun.writes),
         col(begun.kind).in_(_in_text(_TOLD_BY_SNAPSHOTS)),
@@ -450,46 +546,53 @@ def goes_first(begun: type[Job], job: type[Job]) -> ColumnElement[bool]:
     )
 
 
-def _start(session: Session, settings: Settings, job: Job, now: datetime) -> None:
-    """Let a locked job run, which puts its table behind the others.
-
-    Raises IntegrityError if another claim let one run meanwhile that writes the same table.
-    """
+def _start(session: Session, settings: Settings, found: _InTurn, now: datetime) -> None:
+    """Let a locked job run, which puts its table behind the others. Raises _LostRaceError."""
+    job, connection = found.job, session.connection()
     check_transition(JobStatus(job.status), JobStatus.RUNNING)
-    expires_at = now + timedelta(seconds=settings.lease_seconds)
-    session.exec(_START, params={"of_job": job.id, "expires_at": expires_at, "now": now}).one()
-    connection = session.connection()
-    place = {"of_table": job.table_id, "of_catalog": job.catalog_id, "now": now}
-    if connection.execute(_CLAIMED_AGAIN, place).rowcount == 0:
-        connection.execute(
-            insert(LastClaim), {"table_id": job.table_id, "catalog_id": job.catalog_id, "at": now}
-        )
-    connection.execute(_WAITING_BEHIND, place)
+    started = {
+        "status": JobStatus.RUNNING.value,
+        "attempt": job.attempt + 1,
+        "started_at": job.started_at or now,
+        "lease_expires_at": now + timedelta(seconds=settings.lease_seconds),
+        "progress": None,
+        "held_because": None,
+    }
+    try:
+        connection.execute(_START, {"of_job": job.id, **started})
+    except IntegrityError as error:
+        raise _LostRaceError from error
+    for name, value in started.items():
+        set_committed_value(job, name, value)
+    claimed = {"table_id": job.table_id, "catalog_id": job.catalog_id, "at": now}
+    connection.execute(_CLAIMED[connection.dialect.name], claimed)
+    if found.others_wait:
+        place = {"of_table": job.table_id, "of_catalog": job.catalog_id, "now": now}
+        connection.execute(_WAITING_BEHIND, place)
 
 
 def _record_attempt(
-    session: Session, job: Job, worker: Worker, previous: Sequence[AttemptView], now: datetime
+    session: Session,
+    job: Job,
+    worker_id: str,
+    worker_name: str,
+    previous: Sequence[AttemptView],
+    now: datetime,
 ) -> None:
     session.connection().execute(
-        insert(Attempt),
+        _ATTEMPT,
         {
             "job_id": job.id,
             "attempt": job.attempt,
-            "worker_id": worker.id,
-            "worker_name": worker.name,
+            "worker_id": worker_id,
+            "worker_name": worker_name,
             "started_at": now,
             "lease_expires_at": job.lease_expires_at,
             "stages": [],
         },
     )
-    record_job_event(
-        session,
-        job,
-        "job.running",
-        f"Attempt {job.attempt} started on {worker.name}.",
-        now,
-        worker_id=worker.id,
-    )
+    sentence = f"Attempt {job.attempt} started on {worker_name}."
+    record_job_event(session, job, "job.running", sentence, now, worker_id=worker_id)
     waited_since = max([job.available_at, *(each.ended_at for each in previous if each.ended_at)])
     record_span("wait", job.traceparent, waited_since, now, job_id=job.id, attempt=job.attempt)
 
@@ -497,22 +600,19 @@ def _record_attempt(
 def _assignment(
     session: Session,
     settings: Settings,
-    job: Job,
-    table: EnrolledTable,
-    catalog: Catalog,
-    key_sets: KeySets,
-    indexed_at: IndexedAt,
+    found: _InTurn,
     policy: EffectivePolicy,
     previous: Sequence[AttemptView],
-    listed: orphan_removals.Listed,
     now: datetime,
 ) -> Assignment:
+    job, table, catalog = found.job, found.table, found.catalog
+    listed = orphan_removals.listed_for(session, job, now)
     return Assignment(
         job=AssignedJob(id=job.id, kind=job.kind, dry_run=job.dry_run, parameters=job.parameters),
         traceparent=job.traceparent,
         attempt=job.attempt,
         previous_attempts=previous,
-        ended_attempts=_with_orphan_files(session, job, table),
+        ended_attempts=_with_orphan_files(session, job, table) if found.has_plans else [],
         lease_seconds=settings.lease_seconds,
         lease_expires_at=job.lease_expires_at,
         timeout_seconds=job.timeout_seconds,
@@ -524,13 +624,13 @@ def _assignment(
             branch=table.branch,
             staging_branch=policy.publish.source or None,
             key_sets=table.key_sets,
-            seen_equality_field_ids=seen_equality_field_ids(key_sets),
+            seen_equality_field_ids=seen_equality_field_ids(found.key_sets),
             overlapping_locations=_overlapping_locations(session, job, table),
         ),
         catalog=AssignedCatalog(name=catalog.name, type=catalog.type, properties=catalog.properties),
         index=AssignedIndex(
             warehouse=index_warehouse(settings, catalog),
-            takes_new_files=_takes_new_files(session, job, table, indexed_at, policy, previous, now),
+            takes_new_files=_takes_new_files(session, job, table, found.indexed_at, policy, previous, now),
         ),
         policy=bounded(policy, settings),
         allowed_locations=list(settings.location_roots),
@@ -547,7 +647,7 @@ def _takes_new_files(
     session: Session,
     job: Job,
     table: EnrolledTable,
-    indexed_at: IndexedAt,
+    indexed_at: datetime | None,
     policy: EffectivePolicy,
     previous: Sequence[AttemptView],
     now: datetime,

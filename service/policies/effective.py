@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import String, bindparam, cast
+from sqlalchemy import BindParameter, String, bindparam, cast
 from sqlmodel import Session, col, select
+from sqlmodel.sql.expression import Select
 
 from service.errors import InvalidError
 from service.policies.built_in import BUILT_IN, STANDARD
@@ -28,12 +29,6 @@ from service.settings import Settings
 TOGETHER = "Set the values that belong together in one policy, or change the other policy first."
 """What to do about a contradiction."""
 _POLICIES_KEPT = 1000
-# As text, since they are nearly always the same.
-_SETTINGS = (
-    select(PolicyAttachment.target, cast(Policy.settings, String))
-    .join(Policy, col(Policy.id) == col(PolicyAttachment.policy_id))
-    .where(col(PolicyAttachment.target).in_(bindparam("targets", expanding=True)))
-)
 
 
 def chain(session: Session, table: EnrolledTable) -> Sequence[tuple[PolicyAttachment, Policy]]:
@@ -51,9 +46,21 @@ def effective_policy(session: Session, table: EnrolledTable) -> EffectivePolicy:
     """What holds for a table: each value from the nearest policy that sets it, if the table does not."""
     targets = targets_of_table(table)
     session.flush()
-    settings = dict(session.connection().execute(_SETTINGS, {"targets": targets}).all())
+    places = {f"target_{number}": target for number, target in enumerate(targets)}
+    settings = dict(session.connection().execute(_settings_of(len(targets)), places).all())
     found = _effective(tuple(settings[target] for target in targets if target in settings))
     return _with_own(found, table)
+
+
+@lru_cache(16)
+def _settings_of(places: int) -> Select[str, str]:
+    """Of the policies at so many places, as text, since they are nearly always the same."""
+    targets: list[BindParameter[str]] = [bindparam(f"target_{number}") for number in range(places)]
+    return (
+        select(PolicyAttachment.target, cast(Policy.settings, String))
+        .join(Policy, col(Policy.id) == col(PolicyAttachment.policy_id))
+        .where(col(PolicyAttachment.target).in_(targets))
+    )
 
 
 @lru_cache(_POLICIES_KEPT)

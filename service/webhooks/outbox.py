@@ -7,7 +7,7 @@ rolled back has none: nothing else inserts events.
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, insert, select
+from sqlalchemy import Connection, exists, insert, select
 from sqlmodel import Session, col
 
 from service import __version__
@@ -20,8 +20,8 @@ from telemetry.traces import current_traceparent
 
 CONTENT_TYPE = "application/cloudevents+json"
 SOURCE = "/icestream"
-_INSERT = insert(Event)
 _ENABLED = select(col(Webhook.id), col(Webhook.kinds)).where(col(Webhook.enabled))
+_INSERT = insert(Event).returning(col(Event.id), exists().where(col(Webhook.enabled)))
 UNTOLD = frozenset(("job.progress", "job.message", "job.log"))
 """So many that they would hold up the others; GET /events has them."""
 
@@ -52,9 +52,10 @@ def write_event(session: Session, **event: Any) -> None:
     """Write an event, by all its columns but the id, behind what it tells of."""
     session.flush()
     connection = session.connection()
-    key = connection.execute(_INSERT, event).inserted_primary_key
-    assert key is not None
-    _write_deliveries(connection, key[0], **event)
+    event_id: Any
+    event_id, has_receivers = connection.execute(_INSERT, event).one()
+    if has_receivers and event["kind"] not in UNTOLD:
+        _write_deliveries(connection, event_id, **event)
 
 
 def _write_deliveries(
@@ -71,8 +72,6 @@ def _write_deliveries(
     fields: dict[str, Any],
 ) -> None:
     """Of an event that was just inserted."""
-    if kind in UNTOLD:
-        return
     asked = {kind, kind.partition(".")[0]}
     receivers = [
         webhook_id for webhook_id, kinds in connection.execute(_ENABLED) if asked.intersection(kinds)

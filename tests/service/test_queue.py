@@ -91,8 +91,8 @@ def test_a_claim_and_a_report_take_few_statements_however_many_jobs_wait(databas
         assert assignment is not None
         with statements_of(database) as reporting:
             finish(database, assignment.job.id, assignment.attempt, "succeeded")
-        assert len(claiming) <= 17, claiming
-        assert len(reporting) <= 8, reporting
+        assert len(claiming) <= 10, claiming
+        assert len(reporting) <= 6, reporting
 
 
 @pytest.mark.parametrize("database_kind", ["sqlite"])
@@ -102,14 +102,13 @@ def test_whose_turn_it_is_is_found_in_an_index(database: Database) -> None:
     request(database, table)
     with statements_of(database) as asked:
         assert claim(database, add_worker(database)) is not None
-    choices = [(text, values) for text, values in asked if "ORDER BY jobs" in text and "LIMIT" in text]
-    assert len(choices) == 2
+    ((choice, values),) = [each for each in asked if "ORDER BY jobs" in each[0] and "LIMIT" in each[0]]
+    assert "status = ?" not in choice, "prepared anew each time, since a partial index depends on the value"
     with database.engine.connect() as connection:
-        for choice, values in choices:
-            plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {choice}", values).all()
-            steps = [step for *_, step in plan]
-            assert any("jobs USING INDEX ix_jobs_turn (catalog_id=?)" in step for step in steps), steps
-            assert not any(step.startswith("SCAN jobs") for step in steps), steps
+        plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {choice}", values).all()
+        steps = [step for *_, step in plan]
+        assert any("jobs USING INDEX ix_jobs_turn (catalog_id=?)" in step for step in steps), steps
+        assert not any(step.startswith("SCAN jobs") for step in steps), steps
 
 
 def test_a_job_for_later_waits_and_a_further_request_brings_it_forward(database: Database) -> None:
