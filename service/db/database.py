@@ -5,7 +5,9 @@ A deferred transaction that turns into a writer fails at once when another one w
 busy timeout helps there.
 """
 
+import math
 import os
+import select
 import socket
 import sys
 import threading
@@ -72,6 +74,8 @@ _ANSWER_SECONDS = 6.0
 _TURN_SECONDS = 4
 _IDLE_SECONDS = 10
 _REMEMBERED_SECONDS = 10.0
+_FRESH_SECONDS = 1.0
+_RETURNED_AT = "returned_at"
 # Without these, a server that the network lost is waited for many minutes.
 _TCP = {
     "connect_timeout": 3,
@@ -404,16 +408,31 @@ class _FairPool(QueuePool):
         if not self._semaphore.acquire(self.timeout()):
             raise NoConnectionError(f"none of the connections was free for {self.timeout():g} s")
         try:
-            return super()._do_get()
+            record: Any = super()._do_get()
         except BaseException:
             self._semaphore.release()
             raise
+        # Then it is not asked whether it still answers, which takes as long as a statement.
+        record.fresh = record.fresh or _has_just_answered(record)
+        return cast("ConnectionPoolEntry", record)
 
     def _do_return_conn(self, record: ConnectionPoolEntry) -> None:
+        record.info[_RETURNED_AT] = time.monotonic()
         try:
             super()._do_return_conn(record)
         finally:
             self._semaphore.release()
+
+
+def _has_just_answered(record: ConnectionPoolEntry) -> bool:
+    """Whether a connection was in use a moment ago, and its server has said nothing since."""
+    connection = record.dbapi_connection
+    returned_at = record.info.get(_RETURNED_AT, -math.inf)
+    if not isinstance(connection, psycopg.Connection) or time.monotonic() - returned_at > _FRESH_SECONDS:
+        return False
+    said = select.poll()
+    said.register(connection.fileno(), select.POLLIN)
+    return not said.poll(0)
 
 
 def _alembic_config(url: str) -> Config:

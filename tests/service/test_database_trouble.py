@@ -14,19 +14,19 @@ from typing import Any
 
 import httpx
 import pytest
-from sqlalchemy import event
+from sqlalchemy import event, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import TimeoutError as NoConnectionError
 from sqlmodel import select
 
-from service.db.database import _FairPool, _FairSemaphore
+from service.db.database import Database, _FairPool, _FairSemaphore
 from service.records.jobs import Event, Job
 from service.records.keys import ApiKey
 from service.settings import Settings
 from tests.faults.proxy import HANG, PASS, Proxy
 from tests.patience import wait_until
 from tests.service.conftest import ADMIN_KEY, Running, running
-from tests.service.postgresql import restartable_server
+from tests.service.postgresql import execute, restartable_server
 from tests.service.queue_calls import add_tables
 
 ON_SQLITE = pytest.mark.parametrize("database_kind", ["sqlite"])
@@ -255,6 +255,35 @@ def test_postgresql_that_stands_still_is_answered_with_503_until_it_goes_on(
             wait_until_ready(service)
             assert request_job(service, table_id).status_code == 202
             assert len(rows(service, Job)) == 1
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("database_kind", ["postgresql"])
+def test_a_connection_that_has_just_answered_is_asked_only_if_its_server_has_spoken(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+    ping = database.engine.dialect.do_ping
+
+    def noted(connection: Any) -> bool:
+        asked.append(connection)
+        return ping(connection)
+
+    monkeypatch.setattr(database.engine.dialect, "do_ping", noted)
+
+    def process() -> int:
+        with database.read() as session:
+            return int(session.connection().scalar(text("SELECT pg_backend_pid()")) or 0)
+
+    first = process()
+    assert process() == first
+    assert not asked
+    execute(database.url, f"SELECT pg_terminate_backend({first}, 10000)")
+    assert process() != first
+    assert len(asked) == 1
+    monkeypatch.setattr("service.db.database._FRESH_SECONDS", -1)
+    process()
+    assert len(asked) == 2
 
 
 @pytest.mark.integration
