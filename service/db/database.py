@@ -428,7 +428,9 @@ def _has_just_answered(record: ConnectionPoolEntry) -> bool:
     """Whether a connection was in use a moment ago, and its server has said nothing since."""
     connection = record.dbapi_connection
     returned_at = record.info.get(_RETURNED_AT, -math.inf)
-    if not isinstance(connection, psycopg.Connection) or time.monotonic() - returned_at > _FRESH_SECONDS:
+    if not isinstance(connection, psycopg.Connection) or connection.closed:
+        return False
+    if time.monotonic() - returned_at > _FRESH_SECONDS:
         return False
     said = select.poll()
     said.register(connection.fileno(), select.POLLIN)

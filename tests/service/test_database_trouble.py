@@ -281,9 +281,15 @@ def test_a_connection_that_has_just_answered_is_asked_only_if_its_server_has_spo
     execute(database.url, f"SELECT pg_terminate_backend({first}, 10000)")
     assert process() != first
     assert len(asked) == 1
+    with database.read() as session:
+        dead = session.connection().connection.driver_connection
+    assert dead is not None
+    dead.close()
+    process()
+    assert asked == [asked[0], dead]
     monkeypatch.setattr("service.db.database._FRESH_SECONDS", -1)
     process()
-    assert len(asked) == 2
+    assert len(asked) == 3
 
 
 @pytest.mark.integration
