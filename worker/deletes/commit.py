@@ -9,7 +9,8 @@ from py4j.java_gateway import JavaObject
 from worker.attempt.job import Job
 from worker.attempt.pinned_table import PinnedTable
 from worker.deletes.write import WrittenDeletes
-from worker.table.commit import CommittedSnapshot, commit_row_delta
+from worker.table.commit import CommittedSnapshot, commit_row_delta, find_head
+from worker.table.commit_errors import CommitConflictError
 from worker.table.files import DeleteFile
 from worker.table.row_delta import NO_SNAPSHOT, RowDelta
 
@@ -17,6 +18,13 @@ from worker.table.row_delta import NO_SNAPSHOT, RowDelta
 def head_of(table: PinnedTable) -> int:
     """The snapshot that a table is pinned at, as commits name it."""
     return NO_SNAPSHOT if table.snapshot_id is None else table.snapshot_id
+
+
+def check_overtaken(table: PinnedTable, error: Exception | None = None) -> None:
+    """A file that is gone was most likely replaced and expired since the table was pinned, which a look at a
+    later head does not need: raises CommitConflictError where there is another head."""
+    if find_head(table.java_table, table.branch) != table.snapshot_id:
+        raise CommitConflictError("a file that the plan needs is gone") from error
 
 
 def commit_deletes(

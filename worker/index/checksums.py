@@ -14,6 +14,8 @@ from zlib import crc32
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from worker.io.parquet_footers import read_tail
+
 NAME = "icestream.crc32"
 BLANK = "00000000"  # is in the checksum's place until it is known
 _AVRO = b"Obj\x01"
@@ -21,8 +23,6 @@ _SYNC_BYTES = 16
 _SYNC_MARK = b"icecrc32"  # the first half of a sync marker, which Avro leaves to the writer
 _IN_JSON = f'"{NAME}": "'.encode()
 _IN_FOOTER = NAME.encode() + b"\x18\x08"  # as Thrift has a key, and a value of 8 bytes
-_FOOTER_BYTES = 64 * 1024  # are asked for at first, as Arrow does
-_LENGTH_BYTES = 8  # of the footer's length and the four letters behind it
 
 
 class Stream(Protocol):
@@ -72,11 +72,7 @@ def read_footer(source: pa.NativeFile) -> pq.FileMetaData:
 
     Raises pa.ArrowException when it is damaged, and OSError.
     """
-    size = source.size()
-    tail = source.read_at(min(size, _FOOTER_BYTES), max(0, size - _FOOTER_BYTES))
-    length = int.from_bytes(tail[-_LENGTH_BYTES:-4], "little") + _LENGTH_BYTES
-    if len(tail) < length <= size:
-        tail = source.read_at(length, size - length)
+    tail, length = read_tail(source)
     _check(tail[-length:], _IN_FOOTER)
     return pq.read_metadata(pa.BufferReader(tail))
 

@@ -11,15 +11,14 @@ from typing import Any
 from worker.attempt.job import Job
 from worker.attempt.outcome import Unconvertible
 from worker.attempt.pinned_table import PinnedTable
-from worker.deletes.commit import commit_deletes
+from worker.deletes.commit import check_overtaken, commit_deletes
 from worker.deletes.merge import Blocked
 from worker.deletes.stage import LOST_TYPE, DeletesStage, partitions_without_type
 from worker.deletes.write import WrittenDeletes
 from worker.index.sorted_runs import IndexWarehouse
 from worker.lookup.deviations import Deviation
 from worker.lookup.resolution import find_rows
-from worker.table.commit import CommitFate, CommittedSnapshot, find_head, told_key_sets
-from worker.table.commit_errors import CommitConflictError
+from worker.table.commit import CommitFate, CommittedSnapshot, told_key_sets
 from worker.table.files import DeleteFile
 from worker.table.plan import applies, plan_conversion
 
@@ -116,9 +115,8 @@ class Plan:
         with job.stage("deletes"):
             deletes = self.deletes.write([one.positions for one in resolved])
         missing = deletes.missing or any(one.code == "missing_file" for one in refused)
-        if missing and is_first and self._was_overtaken():
-            # Replaced and expired since the plan was made, most likely: a newer plan will not need it.
-            raise CommitConflictError("a file that the plan needs is gone")
+        if missing and is_first:
+            check_overtaken(self.table)
         refused += self._blocked(resolved_files, deletes.blocked)
         left = {refusal.file_path for refusal in refused}
         # Iceberg removes by path: one that is live twice goes or stays as a whole.
@@ -149,11 +147,6 @@ class Plan:
             return None
         with self.job.stage("commit"):
             return self._commit(part)
-
-    def _was_overtaken(self) -> bool:
-        """Whether the branch has another head than the one that was planned on."""
-        table = self.table
-        return find_head(table.java_table, table.branch) != table.snapshot_id
 
     def _blocked(self, delete_files: Sequence[DeleteFile], blocked: Sequence[Blocked]) -> list[Unconvertible]:
         """Equality deletes that apply to a data file for which no new deletes can be written: they stay."""

@@ -32,7 +32,7 @@ from worker.index.sorted_runs import IndexWarehouse
 from worker.jobs import spark_actions
 from worker.jobs.after_commit import AfterCommit
 from worker.jobs.orphan_files import remove_orphan_files
-from worker.jobs.own_commits import OwnCommit
+from worker.jobs.own_commits import OwnCommit, commit_result
 from worker.process.errors import JobError
 from worker.process.plurals import counted
 from worker.spark.jvm import java_object, jvm_of
@@ -283,10 +283,10 @@ class FileRewriting(ABC):
     def outcome(self, table: PinnedTable, choice: Choice, committed: CommittedSnapshot | None) -> Outcome:
         """committed: what this attempt has committed, or an earlier one."""
         job, dry_run = self.job, self.job.assignment.job.dry_run
-        before, size_bytes, added_bytes = table.snapshot_id, choice.size_bytes, 0
+        of_commit, size_bytes, added_bytes = commit_result(job, table, committed), choice.size_bytes, 0
         if committed is not None:
-            before, told = committed.parent_snapshot_id, committed.summary
-            size_bytes, added_bytes = int(told[BYTES]), int(told.get("added-files-size", 0))
+            summary = committed.summary
+            size_bytes, added_bytes = int(summary[BYTES]), int(summary.get("added-files-size", 0))
             job.usage.bytes += size_bytes + added_bytes
             table = self.after_commit(table)
         figures = self.figures(choice, committed.summary if committed is not None else None)
@@ -298,10 +298,7 @@ class FileRewriting(ABC):
         if choice.left_out and self.why_left_out:
             job.decide(f"{counted(choice.left_out, self.called)} stay as they are: {self.why_left_out}.")
         result: dict[str, Any] = {
-            "dry_run": dry_run,
-            "iceberg_snapshot_id_before": before,
-            "iceberg_snapshot_id_after": committed.snapshot_id if committed else None,
-            "commits": 1 if committed else 0,
+            **of_commit,
             self.files: {
                 **figures,
                 "bytes_rewritten": size_bytes,

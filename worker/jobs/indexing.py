@@ -51,6 +51,11 @@ class NoKeySetError(JobError):
     title = "There is no key to index"
     remedy = 'Declare one when registering the table (key_sets: [["id"]]), or wait for equality deletes.'
 
+    def __init__(self) -> None:
+        super().__init__(
+            "the table holds no equality deletes, has no identifier fields, and no key set was declared"
+        )
+
 
 class UnreadableDataFilesError(JobError):
     code = "data_files_unreadable"
@@ -79,9 +84,7 @@ def index_table(job: Job, table: PinnedTable, warehouse: IndexWarehouse, *, rebu
             job.decide(f"The declared key ({', '.join(columns)}) is not indexed: {error}. {error.remedy}")
             not_indexed.append({"columns": list(columns), **error.reason._asdict()})
     if not key_sets:
-        raise NoKeySetError(
-            "the table holds no equality deletes, has no identifier fields, and no key set was declared"
-        )
+        raise NoKeySetError
     results = []
     for ids, origin in key_sets.items():
         try:

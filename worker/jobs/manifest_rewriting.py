@@ -21,7 +21,7 @@ from worker.attempt.pinned_table import PinnedTable, pin_again
 from worker.index.sorted_runs import IndexWarehouse
 from worker.jobs import spark_actions
 from worker.jobs.after_commit import AfterCommit
-from worker.jobs.own_commits import OwnCommit
+from worker.jobs.own_commits import OwnCommit, commit_result
 from worker.process.errors import JobError
 from worker.process.plurals import counted
 from worker.spark.jvm import jvm_of
@@ -52,7 +52,7 @@ _MAIN = "main"
 _REWRITTEN = "icestream.rewritten-manifests"
 _TARGET = "commit.manifest.target-size-bytes"
 _TARGET_BYTES = 8 * 1024 * 1024
-_BUSY = "Rewrite manifests when compaction and whoever merges manifests of this table are idle."
+_BUSY = "Rewrite manifests when compaction and others that merge manifests of this table are idle."
 
 
 class OtherBranchError(JobError):
@@ -215,14 +215,13 @@ class _Rewriting:
         committed: CommittedSnapshot | None,
     ) -> Outcome:
         job, dry_run = self._job, self._job.assignment.job.dry_run
-        before = table.snapshot_id
+        of_commit = commit_result(job, table, committed)
         rewritten, added, left = len(choice.paths), choice.expected if dry_run else 0, choice.manifests
         if dry_run:
             left -= rewritten - added
         if committed is not None:
             job.reporter = AfterCommit(job.reporter)
             job.usage.bytes += 2 * choice.size_bytes  # read and, about as many, written
-            before = committed.parent_snapshot_id
             rewritten = int(committed.summary.get("manifests-replaced", 0))
             added = int(committed.summary.get("manifests-created", 0))
             table = pin_again(job)
@@ -234,10 +233,7 @@ class _Rewriting:
             else "No manifests are small enough, and many enough, to be worth writing anew."
         )
         result: dict[str, Any] = {
-            "dry_run": dry_run,
-            "iceberg_snapshot_id_before": before,
-            "iceberg_snapshot_id_after": committed.snapshot_id if committed else None,
-            "commits": 1 if committed else 0,
+            **of_commit,
             "manifests": {
                 "manifests_rewritten": rewritten,
                 "manifests_added": added,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from worker.attempt.job import Job
 from worker.attempt.pinned_table import PinnedTable, pin_again
@@ -27,6 +27,18 @@ def told_as_unreachable(
 ) -> CatalogUnreachableError:
     """A table whose history can't be read is one to come back to."""
     return CatalogUnreachableError(f"it can't be asked for what {what}: {error}")
+
+
+def commit_result(job: Job, table: PinnedTable, committed: CommittedSnapshot | None) -> dict[str, Any]:
+    """What a result says of the one commit of its job. table: at the head that the job has looked at."""
+    return {
+        "dry_run": job.assignment.job.dry_run,
+        "iceberg_snapshot_id_before": (
+            table.snapshot_id if committed is None else committed.parent_snapshot_id
+        ),
+        "iceberg_snapshot_id_after": None if committed is None else committed.snapshot_id,
+        "commits": 0 if committed is None else 1,
+    }
 
 
 def commits_of(job: Job, table: PinnedTable) -> list[CommittedSnapshot]:

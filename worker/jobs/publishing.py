@@ -21,7 +21,7 @@ from worker.attempt.pinned_table import PinnedTable, pin_again
 from worker.index.sorted_runs import IndexWarehouse
 from worker.jobs.after_commit import AfterCommit, index_new_files
 from worker.jobs.orphan_files import remove_orphan_files
-from worker.jobs.own_commits import Made, OwnCommit
+from worker.jobs.own_commits import Made, OwnCommit, commit_result
 from worker.process.errors import JobCancelledError, JobError
 from worker.process.plurals import counted
 from worker.publication.clearing import FILES_CLEARED, clear, postponed, renewed_at
@@ -67,7 +67,9 @@ class _Publication:
 
     def run(self, table: PinnedTable) -> Made[Part]:
         """The commit, made once however many attempts there are. Plans again while others come first."""
-        busy = "Nothing was published. Publish when whoever commits to this table all the time is idle."
+        busy = (
+            "Nothing was published. Publish when the writers that commit to this table all the time are idle."
+        )
         return self._own.make(table, self._resolved, self._looks.forget, busy, self._looks.lost)
 
     def _resolved(self, table: PinnedTable) -> tuple[Part, Callable[[], CommittedSnapshot | None]]:
@@ -98,7 +100,7 @@ class _Publication:
                 f"Nothing is published from staged snapshot {stop.snapshot_id} on: {stop.why.reason}."
                 f" {stop.remedy}"
             )
-        before = table.snapshot_id if committed is None else committed.parent_snapshot_id
+        of_commit = commit_result(job, table, committed)
         cleared = [] if dry_run else remove_orphan_files(job)
         has_commit = committed is None
         if committed is not None and part is not None:
@@ -117,14 +119,11 @@ class _Publication:
             last = int(committed.summary[SNAPSHOT_ID])
         skipped = published.summary.get(SKIPPED)
         result: dict[str, Any] = {
-            "dry_run": dry_run,
+            **of_commit,
             "staging_branch": job.assignment.job.publish.source,
-            "iceberg_snapshot_id_before": before,
-            "iceberg_snapshot_id_after": committed.snapshot_id if committed else None,
             "published_snapshot_id": last,
             "skipped_snapshot_id": int(skipped) if skipped is not None else None,
             **counts,
-            "commits": 1 if committed else 0,
             "files_cleared": int(of_branch.get(FILES_CLEARED, 0)),
             "renewed": RENEWED in of_branch,
             "stopped_at": _told(stop) if stop is not None else None,

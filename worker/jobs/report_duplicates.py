@@ -84,9 +84,7 @@ def report_duplicates(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -
 def _key_sets(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Iterator[KeySet]:
     planned = planned_key_sets(job, table, warehouse)
     if not planned:
-        raise NoKeySetError(
-            "the table holds no equality deletes, has no identifier fields, and no key set was declared"
-        )
+        raise NoKeySetError
     for ids in planned:
         try:
             yield resolve_key_set(table.metadata, ids)

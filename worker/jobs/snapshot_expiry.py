@@ -44,7 +44,7 @@ from worker.table.manifests import paths_of_all_snapshots, read_manifest, read_m
 from worker.table.row_delta import ANY_FILE, guarded
 
 PLANNING_ATTEMPTS = 5
-_BUSY = "Let snapshots expire when whoever moves branches and names snapshots of this table is idle."
+_BUSY = "Let snapshots expire when nobody moves branches or names snapshots of this table."
 AT_ONCE = 10_000
 """Snapshots that one commit lets expire."""
 _ANNOUNCED_AT_ONCE = 1_000

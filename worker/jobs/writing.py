@@ -20,7 +20,7 @@ from worker.attempt.pinned_table import PinnedTable
 from worker.index.sorted_runs import IndexWarehouse
 from worker.jobs.after_commit import AfterCommit, index_new_files
 from worker.jobs.orphan_files import remove_orphan_files
-from worker.jobs.own_commits import Made, OwnCommit
+from worker.jobs.own_commits import Made, OwnCommit, commit_result
 from worker.process.plurals import counted
 from worker.table.commit import CommittedSnapshot
 from worker.table.files import DataFiles
@@ -54,7 +54,7 @@ class RowWrite:
 
     def run(self, table: PinnedTable) -> Made[Part]:
         """The commit, made once however many attempts there are. Plans again while others come first."""
-        busy = "Nothing was written. Write when whoever commits to this table all the time is idle."
+        busy = "Nothing was written. Write when the others that commit to this table all the time are idle."
         return self._own.make(table, self._resolved, self._remove_written, busy)
 
     def _resolved(self, table: PinnedTable) -> tuple[Part, Callable[[], CommittedSnapshot | None]]:
@@ -89,7 +89,7 @@ class RowWrite:
         if written.lost:
             job.decide(f"Others committed first {counted(written.lost, 'time')}.")
         job.decide(_sentence(counts, dry_run=job.assignment.job.dry_run))
-        before = table.snapshot_id if committed is None else committed.parent_snapshot_id
+        of_commit = commit_result(job, table, committed)
         cleared = [] if job.assignment.job.dry_run else remove_orphan_files(job)
         if committed is not None:
             table = index_new_files(
@@ -97,12 +97,9 @@ class RowWrite:
             )
         left_out = json.loads(summary[LEFT_OUT]) if LEFT_OUT in summary else []
         result: dict[str, Any] = {
-            "dry_run": job.assignment.job.dry_run,
-            "iceberg_snapshot_id_before": before,
-            "iceberg_snapshot_id_after": committed.snapshot_id if committed else None,
+            **of_commit,
             **counts,
             "left_out": left_out,
-            "commits": 1 if committed else 0,
             "key_sets": [plan.explanation()] if plan else [],
         }
         return outcome(job, table, self._warehouse, result, table.files, [], table.snapshot_id, cleared)

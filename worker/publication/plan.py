@@ -25,7 +25,7 @@ from staging.history import (
 from worker.attempt.job import Job
 from worker.attempt.outcome import Unconvertible
 from worker.attempt.pinned_table import PinnedTable
-from worker.deletes.commit import commit_deletes, head_of
+from worker.deletes.commit import check_overtaken, commit_deletes, head_of
 from worker.deletes.existing import UnreadableDeleteFileError
 from worker.deletes.merge import Blocked
 from worker.deletes.stage import LOST_TYPE, partitions_without_type
@@ -38,7 +38,7 @@ from worker.publication.ancestry import last_publication
 from worker.publication.looks import Found, Looks
 from worker.publication.other_specs import LaterFiles, later_files
 from worker.publication.staged import Staged, live_already
-from worker.table.commit import CommittedSnapshot, find_head, told_key_sets
+from worker.table.commit import CommittedSnapshot, told_key_sets
 from worker.table.commit_errors import CommitConflictError
 from worker.table.files import DataFile, DataFiles, DeleteFile
 from worker.table.manifests import UnsupportedTableError
@@ -290,14 +290,16 @@ class Plan:
                 raise _UnpublishableError(named[path].data_sequence_number - merged.offset, why)
             found.take_named(storage, files, merged.position_deletes)
         except UnreadableDeleteFileError as error:
-            self._check_overtaken(missing=error.missing)
+            if error.missing:
+                check_overtaken(self.table)
             number = error.delete_file.data_sequence_number - merged.offset
             raise _UnpublishableError(number, _unreadable(str(error))) from error
 
     def _refuse(self, merged: _Merged, refused: Sequence[Unconvertible]) -> None:
         if not refused:
             return
-        self._check_overtaken(missing=any(one.code == "missing_file" for one in refused))
+        if any(one.code == "missing_file" for one in refused):
+            check_overtaken(self.table)
         by_path = {one.file_path: one for one in refused}
         first = min(
             (one for one in merged.equality_deletes if one.path in by_path),
@@ -315,7 +317,8 @@ class Plan:
 
         Which of those whose deletes apply to it have a key of its rows is not known.
         """
-        self._check_overtaken(missing=missing)
+        if missing:
+            check_overtaken(self.table)
         global_spec_ids = self.table.files.global_spec_ids
         numbers = {
             delete.data_sequence_number: one
@@ -336,12 +339,6 @@ class Plan:
         reason = f"it deletes rows of {numbers[first].data_file.path}, and {told}"
         why = Reason(code, reason, remedy)
         raise _UnpublishableError(first - merged.offset, why, may_be_later=True)
-
-    def _check_overtaken(self, *, missing: bool) -> None:
-        """A file that is gone was most likely replaced and expired since: a newer plan will not need it."""
-        table = self.table
-        if missing and find_head(table.java_table, table.branch) != table.snapshot_id:
-            raise CommitConflictError("a file that the plan needs is gone")
 
 
 @dataclass(frozen=True, slots=True)

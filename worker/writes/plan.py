@@ -22,7 +22,7 @@ from stores.table_metadata import UNWRITTEN_TYPES, column_of
 from worker.attempt.indexes import planned_key_sets, usable_index
 from worker.attempt.job import Job
 from worker.attempt.pinned_table import PinnedTable
-from worker.deletes.commit import commit_deletes, head_of
+from worker.deletes.commit import check_overtaken, commit_deletes, head_of
 from worker.deletes.merge import Blocked
 from worker.deletes.stage import DeletesStage
 from worker.deletes.write import WrittenDeletes
@@ -34,8 +34,7 @@ from worker.lookup.resolution import Choice, explain
 from worker.process.errors import JobError
 from worker.process.plurals import counted
 from worker.query.errors import UnreadableError
-from worker.table.commit import CommitFate, CommittedSnapshot, find_head
-from worker.table.commit_errors import CommitConflictError
+from worker.table.commit import CommitFate, CommittedSnapshot
 from worker.table.manifests import UnsupportedTableError
 from worker.table.row_delta import layout_of_new_rows
 from worker.writes import changes
@@ -232,7 +231,7 @@ class Plan:
         try:
             return self._in_table.live_rows(table)
         except UnreadableError as error:
-            _check_overtaken(table, error)
+            check_overtaken(table, error)
             raise
 
     def _changes(self, live: LiveRows) -> Changes:
@@ -316,17 +315,11 @@ def _check_compared(schema: Schema, name: str) -> None:
         )
 
 
-def _check_overtaken(table: PinnedTable, error: Exception) -> None:
-    """A file that is gone was most likely replaced and expired since: a later head will not need it."""
-    if find_head(table.java_table, table.branch) != table.snapshot_id:
-        raise CommitConflictError("a file that the plan needs is gone") from error
-
-
 def _refuse_blocked(table: PinnedTable, blocked: tuple[Blocked, ...], *, missing: bool) -> None:
     first = blocked[0]
     error = BlockedRowsError(f"{first.data_file.path}: {first.why.reason}.", first.why.remedy)
     if missing:
-        _check_overtaken(table, error)
+        check_overtaken(table, error)
     raise error
 
 

@@ -350,7 +350,7 @@ def test_a_file_that_is_gone_is_not_taken_for_one_that_was_asked_about(
         return find_head(java_table, branch)
 
     away: list[Path] = []
-    monkeypatch.setattr("worker.publication.plan.find_head", found_head)
+    monkeypatch.setattr("worker.deletes.commit.find_head", found_head)
     Meanwhile(lake.jobs, others, times=1)
 
     lake.publish()
