@@ -67,7 +67,7 @@ class Receipt:
                 return
         raise ReceiptForgedError(
             "The receipt was not signed with this secret, or was changed since.",
-            "Ask the service for it again, and for the secret whoever runs it.",
+            "Ask the service for it again, and whoever runs it for the secret.",
         )
 
     def state_of(self, key: Mapping[str, Any], erasure_secret: str) -> dict[str, str]:

@@ -199,7 +199,7 @@ PROBLEMS: dict[str, ProblemType] = {
     "event-not-understood": ProblemType(
         (422,),
         "The event is not understood",
-        "The body is no event of an object store or catalog that is known, or lacks what it tells of.",
+        "The body is no event of an object store or catalog that is known, or does not say what changed.",
         "Send the event as the store or the catalog makes it, or name tables or files instead.",
     ),
     "erasure-not-found": ProblemType(

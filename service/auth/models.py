@@ -166,7 +166,7 @@ class Me(Message):
     """This is who the credentials of a request belong to."""
 
     name: str
-    """The caller is called so: by the name of the API key, or of whoever signed in."""
+    """The caller is called so: by the name of the API key, or of the person who signed in."""
     role: Role
     """The caller may do this."""
     scopes: list[Scope] | None
@@ -183,8 +183,8 @@ class AuditEntryView(Message):
     at: datetime
     """It was recorded at this time."""
     principal: str
-    """This is the name of who did it: of an API key, of whoever signed in, or `icestream` for the service
-    itself."""
+    """This is the name of who did it: of an API key, of a person who signed in, or `icestream` for the
+    service itself."""
     role: str
     """The caller had this role then."""
     action: str

@@ -102,7 +102,7 @@ class ErasureTableView(Message):
     error: dict[str, object] | None
     """This is why it failed: code, title, detail and remedy; null if it did not."""
     counts: KeyCounts | None
-    """This counts the keys in each state, as the worker saw them; null as long as it has not told."""
+    """This counts the keys in each state, as the worker saw them; null as long as it has not reported."""
 
 
 class ErasureSummary(Message):
@@ -212,6 +212,6 @@ class Receipt(Message):
     """This is the first 16 hexadecimal digits of HMAC-SHA256 of `erasure_secret_id`, with the
     ICESTREAM_ERASURE_SECRET that hashed the keys; null if they were in files."""
     files: list[str]
-    """These files had the keys: the service does not read them, so keys are told by number alone."""
+    """These files had the keys: the service does not read them, so keys are given by number alone."""
     tables: list[ReceiptTable]
     """Each table says what has become of the keys in it."""

@@ -225,7 +225,7 @@ class HealthSampleView(Message):
 
 
 AGE_LIMITS_SECONDS = (60.0, 600.0, 3_600.0, 21_600.0, 86_400.0, 604_800.0)
-"""By these, people tell ages of deletes apart: what is told as one is not on both sides of any."""
+"""By these, people tell ages of deletes apart: what is counted together lies on one side of each."""
 
 
 class PendingAge(Message):
@@ -248,19 +248,18 @@ class IndexedKeySet(Message):
     equality_field_ids: list[int]
     """The key has these field ids."""
     columns: list[str]
-    """The key columns have these names; empty if only pending deletes tell of the key."""
+    """The key columns have these names; empty if the key is known from pending deletes alone."""
     coverage: float | None
     """This is the share of the data files that the index covers, 0 to 1; null without an index."""
     sorted_runs: int
     """The index has this many sorted runs."""
     runs: list[SortedRunReport]
-    """These are its runs, the largest first, a hundred at most. None are told by workers of earlier
-    versions."""
+    """These are its runs, the largest first, a hundred at most."""
     partitions: list[PartitionReport]
     """These are partitions of the table, a hundred at most: those with the most data files that the index
     does not cover, then those with the most data files."""
     pending: list[PendingAge]
-    """The pending equality delete files of the key are told by their age, the oldest first."""
+    """The pending equality delete files of the key are counted by their age, the oldest first."""
 
 
 class LookupCost(Message):
@@ -300,7 +299,7 @@ class IndexView(Message):
     table_id: str
     """It is about the table of this id."""
     reported_at: datetime | None
-    """A worker told of the indexes at this time; null before the first time."""
+    """A worker reported the indexes at this time; null before the first time."""
     measured_at: datetime | None
     """The table was last polled at this time; null before the first time."""
     partitions: int | None

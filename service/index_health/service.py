@@ -112,7 +112,7 @@ def judge(
             HealthStatus.BLOCKED,
             f"{counted(number, 'equality delete file')} cannot be converted: {first['reason']} "
             f"({'the first is ' if number > 1 else ''}{first['file_path']})",
-            first.get("remedy") or "Go by the reason that is told for each of the files.",
+            first.get("remedy") or "Go by the reason that is given for each of the files.",
         )
     stopped = health.stopped_at or {}
     if stopped and stopped.get("code") != StagingBranchNotFoundError.code:

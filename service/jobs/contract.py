@@ -155,7 +155,8 @@ class AnnouncedPlan(Message):
     has_folder: bool = False
     """The new data files lie in a folder of the plan's own, whatever they are named."""
     expires: list[SnapshotId] = ModelField(default_factory=list, max_length=EXPIRED_AT_MOST)
-    """These snapshots are about to expire: whoever goes on deletes the files that they alone named."""
+    """These snapshots are about to expire: the attempt that goes on deletes the files that they alone
+    named."""
     location: Place
     """The table had this location when it was planned."""
     properties: Annotated[dict[str, Place], BeforeValidator(_of_locations)] = ModelField(default_factory=dict)
@@ -187,8 +188,8 @@ class HeartbeatRequest(Message):
     events: list[EventReport] = ModelField(default_factory=list, max_length=NAMED_AT_MOST)
     """These events happened since the last heartbeat."""
     plan: AnnouncedPlan | None = None
-    """A plan is told so that the files of an attempt that dies can be found, and removed once no commit needs
-    them."""
+    """A plan is announced so that the files of an attempt that dies can be found, and removed once no commit
+    needs them."""
 
 
 class HeartbeatAnswer(Message):
@@ -318,8 +319,8 @@ class Assignment(Message):
     previous_attempts: list[AttemptView]
     """This is how earlier attempts at the job ended."""
     ended_attempts: list[EndedAttempt]
-    """This is what earlier attempts at jobs of the table may have left; only jobs that may remove it are
-    told."""
+    """This is what earlier attempts at jobs of the table may have left; only jobs that may remove it get
+    it."""
     lease_seconds: float
     """The attempt is given up without a heartbeat for this long."""
     lease_expires_at: datetime

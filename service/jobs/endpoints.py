@@ -161,8 +161,8 @@ def list_table_events(
 async def follow_events(
     request: Request,
     _caller: Viewer,
-    table_id: Annotated[str | None, Query(description="Only events of this table are told.")] = None,
-    job_id: Annotated[str | None, Query(description="Only events of this job are told.")] = None,
+    table_id: Annotated[str | None, Query(description="Only events of this table are sent.")] = None,
+    job_id: Annotated[str | None, Query(description="Only events of this job are sent.")] = None,
     last_event_id: Annotated[str | None, Header(description="The stream goes on after this event.")] = None,
 ) -> EventSourceResponse:
     """Send events as they happen (server-sent events); `data` is one event in JSON, with the job's status.

@@ -26,7 +26,7 @@ class KeyOptions(Message):
     """The question is about this snapshot, instead of a branch; without it, about the newest of the
     branch."""
     select: list[Place] | None = ModelField(default=None, min_length=1, max_length=COLUMNS_AT_MOST)
-    """These columns of the rows are told, by their dotted names; without any, only places are."""
+    """These columns of the rows are returned, by their dotted names; without any, only places are."""
 
     @field_validator("snapshot_id")
     @classmethod
@@ -128,8 +128,8 @@ class KeyHistoryRequest(KeyOptions):
     key_columns: list[Place] | None = ModelField(default=None, min_length=1, max_length=COLUMNS_AT_MOST)
     """These columns make the key; they must be named where the table has several key sets."""
     snapshots: int = ModelField(default=20, ge=1, le=SNAPSHOTS_AT_MOST)
-    """This many snapshots are told at most: the one that is asked about, and those before it. Each counts as
-    a key that is asked about."""
+    """At most this many snapshots are looked at: the one that is asked about, and those before it. Each
+    counts as a key that is asked about."""
 
 
 class KeyChange(StrEnum):
@@ -178,19 +178,19 @@ class KeyInSnapshot(Message):
     """It was a change of this kind, as it says itself: `append`, `overwrite`, `delete` or `replace`."""
     change: KeyChange | None
     """This is what it did to the live rows of the key; null where its own rows or those before it are not
-    told."""
+    known."""
     matches: list[Match] | None
     """These are all rows with the key in data files of the snapshot, deleted ones too; null where they are
-    not told."""
+    not known."""
     not_told: NotTold | None
-    """This is why the matches are not told; null where they are."""
+    """This is why the matches are not known; null where they are."""
     data_files_from_index: Amount | None
-    """This many data files of the snapshot were answered for by the index; null where nothing is told."""
+    """This many data files of the snapshot were answered for by the index; null where nothing is known."""
     data_files_scanned: Amount | None
-    """This many were read, since the index does not cover them; null where nothing is told."""
+    """This many were read, since the index does not cover them; null where nothing is known."""
     rows_scanned: Amount | None
     """This many rows were read for that, and for the keys that pending deletes of another key have; null
-    where nothing is told."""
+    where nothing is known."""
 
 
 class KeyHistory(Message):

@@ -64,7 +64,7 @@ class SenderRequest(ClosedMessage):
     name: Name
     """The name is unique among senders."""
     catalog: str = ModelField(min_length=1, max_length=200)
-    """The sender tells of tables of this catalog alone, which is given by id or name."""
+    """The sender names tables of this catalog alone, which is given by id or name."""
     secret: str = ModelField(min_length=1, max_length=500)
     """The key that the sender signs with is given by a reference (`env:WEBHOOK_...` or `file:/path`) to
     `whsec_` and 24 to 64 bytes in base64. Of several, separated by spaces or line breaks, each is good, so
@@ -79,7 +79,7 @@ class SenderView(Message):
     name: str
     """The name is unique among senders."""
     catalog: str
-    """The sender tells of tables of the catalog of this name."""
+    """The sender names tables of the catalog of this name."""
     secret: str
     """The reference names what it signs with."""
     created_by: str
@@ -101,5 +101,5 @@ class Notified(Message):
     """This many enrolled tables are looked at now; one that is enrolled with several branches counts as
     several."""
     unknown: int
-    """This many of the names and files mean no enrolled table. That is no error: whoever tells of all tables
-    of a catalog need not know which are enrolled."""
+    """This many of the names and files mean no enrolled table. That is no error: a sender that reports all
+    tables of a catalog need not know which are enrolled."""

@@ -370,7 +370,7 @@ class ValueSource(Message):
     level: Level
     """It holds this widely."""
     place: str
-    """The place is told in words, such as `catalog local`."""
+    """The place is given in words, such as `catalog local`."""
     policy: str | None
     """The policy has this name; null if the enrolment of the table says it."""
 

@@ -230,7 +230,7 @@ class KeySetResult(Message):
     bytes_read: Amount = 0
     """This many bytes of index and data files were read."""
     data_files_from_index: Amount = 0
-    """The index told the rows of this many data files."""
+    """The rows of this many data files were known from the index."""
     data_files_scanned: Amount = 0
     """This many data files were read."""
     predicted_index_seconds: Seconds = 0

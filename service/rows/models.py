@@ -57,7 +57,7 @@ class UpsertRequest(WriteRequest):
     """A row is written only if it has more in this column than each live row of its key; null is less than
     anything."""
     insert_only: bool = False
-    """Rows whose keys have a live row are left out, and told."""
+    """Rows whose keys have a live row are left out, and listed."""
     duplicates: Literal["refuse", "last"] = "refuse"
     """This says whether several rows with one key are refused, or the last of them counts."""
 

@@ -97,7 +97,9 @@ def list_deliveries(
         str | None,
         Query(description="Only deliveries of events of this kind are listed, such as `job.failed`."),
     ] = None,
-    table_id: Annotated[str | None, Query(description="Only events of this table are told.")] = None,
+    table_id: Annotated[
+        str | None, Query(description="Only deliveries of this table's events are listed.")
+    ] = None,
 ) -> Page[DeliveryView]:
     """List deliveries of a webhook, the latest first."""
     return service.list_deliveries(

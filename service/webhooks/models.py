@@ -32,7 +32,7 @@ WebhookKind = Literal[
     "catalog.recovered",
     "catalog.unreachable",
 ]
-"""Of events that are told, or a group of them; progress and log lines are not told."""
+"""Of events that are sent, or a group of them; progress and log lines are not sent."""
 Kinds = Annotated[list[WebhookKind], ModelField(min_length=1, max_length=30)]
 Url = Annotated[str, ModelField(min_length=1, max_length=2000)]
 Secret = Annotated[str, ModelField(min_length=1, max_length=500)]

@@ -299,7 +299,7 @@ def _raced(race: Callable[[Trial], tuple[str, bool]], trial: Trial) -> str:
         if was_one:
             return said
     raise NotTriedError(
-        f"The job had ended before the other commit, {_RACES} times: nothing can be told of a race. Rows and"
+        f"The job had ended before the other commit, {_RACES} times: nothing can be said of a race. Rows and"
         " deletes were right each time."
     )
 

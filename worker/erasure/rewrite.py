@@ -130,7 +130,9 @@ class Rewrite:
                 raise
             table = pin_again(self._job)
         self._remove_written()
-        remedy = "The rows are deleted, and still in data files. Erase when whoever commits here is idle."
+        remedy = (
+            "The rows are deleted, and still in data files. Erase when the others that commit here are idle."
+        )
         raise CommitConflictError(f"others committed first {LOOKS:,} times", remedy)
 
     def _without(self, table: PinnedTable, needed: Sequence[DeleteFile]) -> PinnedTable:

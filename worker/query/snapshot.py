@@ -185,7 +185,7 @@ class PendingKeys:
         numbers: dict[PartitionKey, int] = {}
         newest: dict[PartitionKey | None, int] = defaultdict(int)
         batches = []
-        with told_as_unreadable("An equality delete can't be told: "):
+        with told_as_unreadable("An equality delete can't be understood: "):
             key_set = resolve_key_set(table.metadata, field_ids)
             reader = key_reader(table.metadata, table.storage, key_set)
             for delete in deletes:
