@@ -99,6 +99,7 @@ TYPED = {
     "pattern": ("exclude", "x" * 5000),
     "webhook": ("url", "ftp://hooks.example"),
     "webhook-new": ("secret", "in clear"),
+    "sender-new": ("secret", "in clear"),
     "key-new": ("name", "x" * 5000),
 }
 
