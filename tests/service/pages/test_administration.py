@@ -341,6 +341,7 @@ def test_a_catalog_is_registered_checked_paused_changed_and_removed_on_its_pages
     shown = admin.send("/catalogs/new", name="second", type="sql", properties=said)
     assert iceberg.properties["uri"] in shown.text
     checked = admin.send("/check")
+    assert "data-events" not in checked.html, "what is read again by GET is at another address"
     assert checked.status == 200
     assert "What the check found warning" in checked.text
     assert "Set the property catalog_name to 'local'" in checked.text
