@@ -21,7 +21,12 @@ _TIMEOUT_SECONDS: Final = 60.0
 _PAGE_ITEMS: Final = 500
 _LATER: Final = (429, 503)
 _SHORTEST_WAIT_SECONDS: Final = 0.2
-_NOUNS: Final = {"/tables": "table", "/api-keys": "API key", "/webhooks": "webhook"}
+_NOUNS: Final = {
+    "/tables": "table",
+    "/api-keys": "API key",
+    "/webhooks": "webhook",
+    "/notification-senders": "sender",
+}
 
 Json = dict[str, Any]
 

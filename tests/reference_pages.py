@@ -12,6 +12,7 @@ from pydantic.fields import FieldInfo
 from sqlmodel import SQLModel
 
 from service.command.main import app
+from service.command.operations import load_document
 from service.db.database import Database
 from service.lookups.metrics import LookupMetrics
 from service.metrics import render_metrics
@@ -84,9 +85,11 @@ before `ICESTREAM_URL`, and that before the file; without any, it is `http://127
 `ICESTREAM_API_KEY` goes before the one in the file, which is told to no other address than its own.
 
 - `--help` after any of them tells its options. `icestream --install-completion` completes them in bash,
-  zsh and fish, with the names of tables, catalogs, policies, webhooks and keys that the service knows.
+  zsh and fish, with the names of tables, catalogs, policies, webhooks, senders and keys that the service
+  knows.
 - A table is its name with its catalog, `lake.shop.orders`, or `shop.orders` where that is clear, or its id.
-  A job is its id, or the name of its table: the newest job. A webhook or a key is its id or its name.
+  A job is its id, or the name of its table: the newest job. A webhook, a sender or a key is its id
+  or its name.
 - What can't be undone asks before it is done, on a terminal, as the pages do, and so does what stops or
   replaces something for many tables. Elsewhere it does nothing without `--yes`.
 - An empty word (`--policy ""`) is none where there may be none.
@@ -104,7 +107,7 @@ before `ICESTREAM_URL`, and that before the file; without any, it is `http://127
 
 {programs}
 
-## Calls of the API
+## What the service does
 
 {calls}
 """
@@ -163,7 +166,8 @@ def _default(name: str, field: FieldInfo) -> str:
 def _commands() -> tuple[str, str]:
     """Those that are programs of their own, and those that call the service."""
     found = list(_commands_of(typer.main.get_command(app)))
-    programs = [row for row in found if " " not in row[0]]
+    groups = tuple(f"`{one['name']} " for one in load_document()["tags"])
+    programs = [row for row in found if not row[0].startswith(groups)]
     return (
         _table("command | what it does", programs),
         _table("command | what it does", (row for row in found if row not in programs)),

@@ -17,9 +17,14 @@ from service.confirmations import may_ask
 
 OutputOption = Annotated[Output, typer.Option("--output", "-o", help="How it is printed.")]
 _YES = Annotated[bool, typer.Option("--yes", "-y", help="Do it without a question.", show_default=False)]
+_PANEL = "What the service does"
 _TABLE_TO_ENROL = Annotated[
     str | None,
-    typer.Argument(metavar="TABLE", help="Its name with the catalog before it.", show_default=False),
+    typer.Argument(
+        metavar="TABLE",
+        help="Its name with the catalog before it, or without beside --catalog.",
+        show_default=False,
+    ),
 ]
 _JOB = typer.Argument(
     metavar="JOB",
@@ -39,7 +44,12 @@ def add_commands(app: typer.Typer) -> None:
         if operation.group not in groups:
             groups[operation.group] = typer.Typer(no_args_is_help=True)
             words = descriptions[operation.group]
-            app.add_typer(groups[operation.group], name=operation.group, help=words, rich_help_panel="API")
+            app.add_typer(
+                groups[operation.group],
+                name=operation.group,
+                help=words,
+                rich_help_panel=_PANEL,
+            )
         groups[operation.group].command(operation.name, help=operation.description)(_command(operation))
     groups["jobs"].command("wait")(wait)
     groups["tables"].command("lookup")(look_up)
@@ -49,7 +59,7 @@ def _command(operation: Operation) -> Callable[..., None]:
     def call(**given: Any) -> None:
         from service.command import calls as client
 
-        client.call(operation, given, given.pop("output"), is_sure=given.pop("yes", False))
+        client.call(operation, given, given.pop("output", Output.TABLE), is_sure=given.pop("yes", False))
 
     parameters = [
         _parameter(
@@ -63,7 +73,8 @@ def _command(operation: Operation) -> Callable[..., None]:
         parameters.append(_parameter("table", _TABLE_TO_ENROL, None))
     if may_ask(operation.id):
         parameters.append(_parameter("yes", _YES, False))
-    parameters.append(_parameter("output", OutputOption, Output.TABLE))
+    if not operation.is_stream:
+        parameters.append(_parameter("output", OutputOption, Output.TABLE))
     parameters.sort(key=lambda one: one.default is not inspect.Parameter.empty)
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}

@@ -21,6 +21,7 @@ from rich.console import Console
 
 from icestream.connection import Connection, is_id, json_of
 from icestream.errors import (
+    ForbiddenError,
     IcestreamError,
     ProblemError,
     SetupError,
@@ -31,7 +32,7 @@ from icestream.errors import (
 from icestream.jobs import ENDS
 from service.command import saved_login
 from service.command.columns import progress, reason_of
-from service.command.operations import NAMED, Json, Operation, Output
+from service.command.operations import METHODS, NAMED, Json, Operation, Output, load_document, operations
 from service.command.printing import harmless, print_answer
 from service.confirmations import words_before
 from service.quantities import counted
@@ -263,15 +264,25 @@ class Client:
     def split_name(self, given: Json) -> Json:
         """The catalog and the identifier of a table that is to be enrolled, from its name."""
         named = given.get("table")
+        if named and given.get("identifier"):
+            raise typer.BadParameter("Name the table once: with TABLE or with --identifier.")
+        if named and given.get("catalog"):
+            return {**given, "identifier": [named]}
         if named is None:
             if not given.get("catalog") or not given.get("identifier"):
                 raise typer.BadParameter("Name the table, as lake.shop.orders, with its catalog first.")
             return given
-        catalogs = [one["name"] for one in self.read_list("/api/v1/catalogs", {}, None, 500)["items"]]
+        try:
+            catalogs = self._connection.read_list("/api/v1/catalogs", {})["items"]
+        except ForbiddenError:  # to a key that may enrol, and list no catalogs
+            catalogs = [{"name": named.partition(".")[0]}] if "." in named else []
+        except IcestreamError as error:
+            end(error)
+        names = [one["name"] for one in catalogs]
         # A catalog's name may have dots itself.
-        before = [name for name in catalogs if named.startswith(f"{name}.")]
+        before = [name for name in names if named.startswith(f"{name}.")]
         if not before:
-            known = ", ".join(catalogs) or "none yet"
+            known = ", ".join(names) or "none yet"
             end(UnknownNameError(f"No catalog's name begins {named}; there are: {known}.", "Write it first."))
         catalog = max(before, key=len)
         return {**given, "catalog": catalog, "identifier": [named.removeprefix(f"{catalog}.")]}
@@ -375,7 +386,7 @@ def _parsed(name: str, text: str | list[str]) -> Any:
 
 def end(error: IcestreamError) -> NoReturn:
     if isinstance(error, ProblemError) and error.title:
-        say(f"{error.title} ({error.status})", style="bold red")
+        say(error.title, style="bold red")
         mistakes = _mistakes(error.fields)
         if not mistakes or any(message not in error.detail for message in mistakes.values()):
             say(error.detail)
@@ -384,8 +395,25 @@ def end(error: IcestreamError) -> NoReturn:
                 say(f"  {field}: {message}")
     else:
         say(error.detail, style="bold red")
-    say(error.remedy)
+    say(_in_commands(error.remedy))
     raise typer.Exit(1)
+
+
+def _in_commands(words: str) -> str:
+    """With the command in place of each call of the API."""
+    if "/" not in words:
+        return words
+    known = {
+        (one.method, re.sub(r"{\w+}", "{}", one.path)): f"`icestream {one.group} {one.name}`"
+        for one in operations(load_document())
+    }
+
+    def command(call: re.Match[str]) -> str:
+        path = "/api/v1" + re.sub(r"{\w+}", "{}", call[2]).removeprefix("/api/v1")
+        return known.get((call[1], path), call[0])
+
+    words = words.replace("/docs describes every call of the API", "--help tells what there is")
+    return re.sub(rf"`?\b({'|'.join(METHODS).upper()}) (/[\w/{{}}-]+)`?", command, words)
 
 
 def _mistakes(problem: Json) -> dict[str, str]:

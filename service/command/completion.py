@@ -2,11 +2,13 @@
 
 import re
 from collections.abc import Callable
+from typing import Any
 
 from service.command.columns import table_name
 
 _SECONDS = 2.0
 _MOST = 100
+"""From either end of the list."""
 _UNQUOTED = re.compile(r"[\w./-]+", re.ASCII)
 """Shells evaluate what they are offered, and others name tables: no name that means more than itself."""
 
@@ -24,11 +26,19 @@ def names_of(path: str) -> Callable[[str], list[str]]:
         try:
             login = saved_login.find()
             with Connection(login.url, login.api_key) as connection:
-                # Without a dot, it may be the name of a catalog that begins a table's.
-                _, dot, last = incomplete.rpartition(".")
-                asked = {"search": last if dot or path != "/tables" else "", "limit": _MOST}
-                answer = connection.request("GET", f"/api/v1{path}", params=asked, timeout=_SECONDS)
-            items = json_of(answer)["items"]
+                begins = {"prefix" if path == "/tables" else "search": incomplete, "limit": _MOST}
+
+                def read(**asked: str) -> Any:
+                    answer = connection.request(
+                        "GET", f"/api/v1{path}", params={**begins, **asked}, timeout=_SECONDS
+                    )
+                    return json_of(answer)
+
+                answer = read(sort="name")
+                items = answer["items"]
+                if answer["next_cursor"]:
+                    # What the first and the last one have in common is what a shell may fill in.
+                    items += read(sort="-name")["items"]
             known = [name for one in items for name in {table_name(one), one["name"]} if name]
         except (IcestreamError, httpx.HTTPError, LookupError, TypeError, ValueError):
             return []

@@ -26,6 +26,10 @@ Tell which tables of a catalog hold equality deletes: how many, how old, and by 
 
 Each table is looked at, which takes its time.""",
     "follow_events": "Show events as they happen, each as a line of JSON, until Ctrl-C.",
+    "get_erasure_receipt": """\
+Show what has become of each key in each table, signed as webhooks are.
+
+It is complete once all jobs have ended, and then it is the same to the byte each time.""",
     "get_overview": "Tell how all tables are doing together, and what needs attention.",
     "get_pattern": "Show one standing pattern.",
     "get_table": "Show one enrolled table.",
@@ -45,6 +49,9 @@ What was allowed is named by what it did, such as `table.pause`.""",
     "metrics": "Show figures about all tables, jobs and workers, as Prometheus reads them.",
     "ready": "Tell whether the database can be read and written and is migrated.",
     "request_job": "Queue a job. If one of its kind is queued already, that one is shown.",
+    "resend_delivery": (
+        "Send a delivery again, however it ended, or at once if it waits: as the same message, by its id."
+    ),
     "rotate_api_key": (
         "Give a key a new secret, shown this once; the old one is good for --grace-seconds more."
     ),
@@ -80,7 +87,7 @@ FIELDS = {
     "limit": "Show at most this many; without it, all.",
     "list_audit_entries.request_id": "Only what was done by the call with this id, as the log has it.",
     "max_running_jobs": "At most this many jobs of its tables run at a time.",
-    "prefix": (
+    "rotate_api_key.prefix": (
         "First characters of the secret to be replaced: refused if somebody was faster. Left out: any."
     ),
     "sort": "What the list is sorted by; a minus in front turns the order round.",

@@ -20,7 +20,7 @@ Json = dict[str, Any]
 
 _DOCUMENT = Path(__file__).with_name("openapi.json")
 """A link to the one that is checked in, which becomes a file of the installed package."""
-_METHODS = ("get", "post", "put", "patch", "delete")
+METHODS = ("get", "post", "put", "patch", "delete")
 _LARGE_PAGE = 500
 _OF_PROGRAMS = {
     *("register_worker", "claim_job", "report_heartbeat", "reserve_addresses", "finish_attempt"),
@@ -31,6 +31,7 @@ NAMED = {
     "table_id": ("/tables", "name"),
     "key_id": ("/api-keys", "name"),
     "webhook_id": ("/webhooks", "name"),
+    "sender_id": ("/notification-senders", "name"),
 }
 """Where things are looked for whose name is given and not their id: the list, and its field of names.
 
@@ -52,6 +53,7 @@ _OR_ITS_NAME = {
     "job_id": " The name of a table will do, too: its newest job.",
     "key_id": " Its name will do, too.",
     "webhook_id": " Its name will do, too.",
+    "sender_id": " Its name will do, too.",
 }
 _DOTTED_WORDS = " Here with dots, as in shop.orders; if a part has dots itself, once for each part."
 
@@ -155,7 +157,7 @@ def load_document() -> Json:
 def operations(document: Json) -> Iterator[Operation]:
     """All calls that people make."""
     for path, calls in document["paths"].items():
-        for method in _METHODS:
+        for method in METHODS:
             if method in calls and calls[method]["operationId"] not in _OF_PROGRAMS:
                 yield _operation(document, path, method, calls[method])
 

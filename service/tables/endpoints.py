@@ -107,6 +107,14 @@ def list_tables(
         Query(description="Only tables in or under this namespace are listed, which is written with dots."),
     ] = None,
     search: Search = None,
+    prefix: Annotated[
+        str | None,
+        Query(
+            max_length=1000,
+            description="Only tables are listed whose name begins with this, with the name of the catalog "
+            "before it or without.",
+        ),
+    ] = None,
     paused: Annotated[
         bool | None, Query(description="Only those that are paused are listed, or only others.")
     ] = None,
@@ -124,6 +132,7 @@ def list_tables(
         catalog=catalog,
         namespace=namespace,
         search=search,
+        prefix=prefix,
         paused=paused,
         status=status,
     )

@@ -260,11 +260,17 @@ def list_tables(
     catalog: str | None = None,
     namespace: str | None = None,
     search: str | None = None,
+    prefix: str | None = None,
     paused: bool | None = None,
     status: HealthStatus | None = None,
 ) -> Page[TableView]:
-    """Enrolled tables; `search` is a part of the dotted name, `namespace` one that they lie in or under."""
+    """Enrolled tables; `search` is a part of the dotted name, `namespace` one that they lie in or under.
+
+    prefix: how the name begins, with its catalog's before it or without.
+    """
     query = select(EnrolledTable).where(*_chosen(session, catalog, namespace, search, paused))
+    if prefix:
+        query = query.where(_begins(session, prefix))
     if status is not None:
         stored = select(TableHealth.table_id).where(TableHealth.status == status)
         others = select(TableHealth.table_id).where(TableHealth.status != HealthStatus.UNKNOWN)
@@ -316,6 +322,24 @@ def _chosen(
     if paused is not None:
         conditions.append(col(EnrolledTable.paused) == paused)
     return conditions
+
+
+def _begins(session: Session, prefix: str) -> ColumnElement[bool]:
+    """Whether the name of a table begins so, with its catalog's before it or without."""
+
+    def name_begins(start: str) -> ColumnElement[bool]:
+        # LIKE would ignore case on SQLite.
+        return func.substr(EnrolledTable.name, 1, len(start)) == start
+
+    ways = [name_begins(prefix)]
+    known = select(Catalog.id, Catalog.name).where(col(Catalog.deleted_at).is_(None))
+    for catalog_id, name in session.exec(known):
+        before, of_catalog = f"{name}.", col(EnrolledTable.catalog_id) == catalog_id
+        if before.startswith(prefix):
+            ways.append(of_catalog)
+        elif prefix.startswith(before):
+            ways.append(and_(of_catalog, name_begins(prefix.removeprefix(before))))
+    return or_(*ways)
 
 
 def load_columns(

@@ -11,6 +11,7 @@ import yaml
 from rich.cells import cell_len
 from rich.console import Console
 
+from service.command.calls import _in_commands
 from service.command.columns import columns
 from service.command.completion import names_of
 from service.command.main import app
@@ -172,7 +173,7 @@ def test_help_speaks_of_what_people_do_and_not_of_http() -> None:
     of_http = re.compile(
         r"\b(HTTP|POST|GET|PUT|PATCH|DELETE|ETag|If-Match|merge patch|endpoints?|status code|[45]\d\d|route"
         r"|next_cursor|query|body|server-sent|idempoten\w+|X-Request-ID|null(?!(?s:.*) JSON))\b"
-        r"|/docs|/check|the request|This request"
+        r"|/docs|webhook-\w+|/check|the request|This request"
     )
 
     def told(group: Any, above: str = "") -> Iterator[tuple[str, str]]:
@@ -186,6 +187,12 @@ def test_help_speaks_of_what_people_do_and_not_of_http() -> None:
     words = list(told(typer.main.get_command(app)))
     assert len(words) > 300
     assert [(where, text) for where, text in words if of_http.search(text or "")] == []
+
+
+def test_what_to_do_is_told_as_commands() -> None:
+    words = "List them: GET /api/v1/webhooks/{id}/deliveries; or `POST /patterns`. See /docs, or GET /x."
+    commands = "List them: `icestream webhooks list-deliveries`; or `icestream discovery create-pattern`."
+    assert _in_commands(words) == f"{commands} See /docs, or GET /x."
 
 
 def test_a_service_that_does_not_answer_completes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
