@@ -2,12 +2,14 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import astuple, dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from math import ceil
 from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
-from sqlalchemy import ColumnElement, Float, String, cast, func
+from sqlalchemy import ColumnElement, Engine, Float, String, cast, func
 from sqlalchemy.orm import aliased
 from sqlmodel import Session, col, select
 
@@ -80,6 +82,10 @@ MAINTENANCE: dict[JobKind, tuple[str, ...]] = {
 """The kinds of jobs that maintain tables, with what of their policies is a parameter of theirs."""
 _DIGITS = 19
 """So many, or more, no figure of a job has."""
+_STRETCH_SECONDS = 600
+_STRETCHES = 24 * 3600 // _STRETCH_SECONDS
+_SETTLED_AFTER = timedelta(minutes=10)
+"""Nothing is written any more that ended before, by a clock that is not far off."""
 LISTED_CONVERSIONS = 5_000
 """So many conversions of a table are listed one by one."""
 
@@ -272,9 +278,35 @@ class Converted:
     """Read and written."""
 
 
-def converted_since(session: Session, since: datetime) -> Converted:
-    """All conversions that succeeded since a time."""
-    done = _has_converted(since)
+_CONVERTED: WeakKeyDictionary[Engine, dict[int, Converted]] = WeakKeyDictionary()
+"""By stretches since 1970."""
+
+
+def converted_since(session: Session, since: datetime, now: datetime) -> Converted:
+    """All conversions that succeeded since a time, which is a day ago or less if this is to be fast.
+
+    Of a day, stretches that are over are read once by each process: nothing in them changes any more.
+    """
+    first = ceil(since.timestamp() / _STRETCH_SECONDS)
+    over = int((now - _SETTLED_AFTER).timestamp() // _STRETCH_SECONDS)
+    if not first < over <= first + _STRETCHES:
+        return _converted(session, since)
+    known = _CONVERTED.setdefault(session.get_bind().engine, {})
+    for gone in [number for number in list(known) if number < over - _STRETCHES]:
+        known.pop(gone, None)
+    begins = [datetime.fromtimestamp(number * _STRETCH_SECONDS, UTC) for number in range(first, over + 1)]
+    parts = [_converted(session, since, begins[0]), _converted(session, begins[-1])]
+    for number, (begin, end) in enumerate(pairwise(begins), first):
+        if number not in known:
+            known[number] = _converted(session, begin, end)
+        parts.append(known[number])
+    return Converted(*(sum(figures) for figures in zip(*map(astuple, parts), strict=True)))
+
+
+def _converted(session: Session, since: datetime, until: datetime | None = None) -> Converted:
+    done = list(_has_converted(since))
+    if until is not None:
+        done.append(col(Job.ended_at) < until)
     # Only these figures: reading all of each result takes seconds where many tables are converted.
     resolved, deleted = (
         cast(col(Job.result)[name].as_string(), String)

@@ -80,7 +80,7 @@ def show_overview(
         plot_moments=moments([drawn], VALUES_SHOWN) if drawn else [],
         days=days,
         spans=_SPANS,
-        converted=jobs.converted_since(session, now - _DAY),
+        converted=jobs.converted_since(session, now - _DAY, now),
         active=active[:_JOBS_SHOWN],
         running=numbers[JobStatus.RUNNING],
         waiting=numbers[JobStatus.QUEUED],

@@ -21,7 +21,7 @@ from service.records.tables import EnrolledTable, get_table
 from service.scheduling.retention import forget
 from service.settings import Settings
 from service.tables import service as tables
-from tests.service.queue_calls import START, add_tables, add_worker, claim, finish, request
+from tests.service.queue_calls import START, add_tables, add_worker, claim, finish, request, statements_of
 
 # A table that nothing happens to for two days has no sample left.
 SETTINGS = Settings(fine_history_days=0.5, history_days=1, daily_history_days=2)
@@ -202,7 +202,38 @@ def test_conversions_are_summed_up_by_the_database_and_what_no_number_is_counts_
             session.get_one(Job, assignment.job.id).result = {"equality_delete_files_removed": 1} | result
             session.get_one(Attempt, (assignment.job.id, 1)).bytes = moved
     with database.read() as session:
-        done = converted_since(session, START)
-        assert converted_since(session, START + timedelta(seconds=1)).jobs == 0
+        done = converted_since(session, START, START)
+        assert converted_since(session, START + timedelta(seconds=1), START).jobs == 0
     assert (done.jobs, done.equality_deletes, done.rows) == (3, 10, 9)
     assert done.bytes == pytest.approx(2**62 + 107)
+
+
+def test_of_conversions_of_a_day_only_those_of_the_last_minutes_are_read_again(database: Database) -> None:
+    (table,) = add_tables(database, ["a"])
+    worker = add_worker(database)
+    now = START + timedelta(days=1)
+
+    def convert(ended_at: datetime, resolved: int) -> None:
+        request(database, table, now=ended_at)
+        assignment = claim(database, worker, ended_at)
+        assert assignment is not None
+        finish(database, assignment.job.id, 1, "succeeded", ended_at)
+        with database.write() as session:
+            result = {"equality_delete_files_removed": 1, "equality_deletes_resolved": resolved}
+            session.get_one(Job, assignment.job.id).result = result
+
+    def resolved(since: datetime, now: datetime) -> tuple[int, int]:
+        """And how many reads it took."""
+        with statements_of(database) as asked, database.read() as session:
+            found = converted_since(session, since, now).equality_deletes
+        return found, len([statement for statement, _ in asked if "FROM jobs" in statement])
+
+    for minutes, number in ((1, 1), (2, 10), (700, 100), (1439, 1000)):
+        convert(START + timedelta(minutes=minutes), number)
+    assert resolved(START + timedelta(seconds=90), now)[0] == 1110
+    convert(now, 10_000)
+    later = timedelta(minutes=1)
+    assert resolved(START + later, now + later) == (11_111, 2)
+    # What is too old goes, also from a stretch that is known.
+    assert resolved(START + 2 * later, now + 2 * later)[0] == 11_110
+    assert resolved(START + 3 * later, now + 3 * later)[0] == 11_100
