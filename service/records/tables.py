@@ -27,6 +27,14 @@ class EnrolledTable(SQLModel, table=True):
             sqlite_where=text("deleted_at IS NULL"),
             postgresql_where=text("deleted_at IS NULL"),
         ),
+        # The order in which they are listed.
+        Index(
+            "ix_tables_name",
+            "name",
+            "id",
+            sqlite_where=text("deleted_at IS NULL"),
+            postgresql_where=text("deleted_at IS NULL"),
+        ),
     )
 
     id: str = Field(default_factory=new_id, primary_key=True)

@@ -22,11 +22,11 @@ from service.records.jobs import Job, JobKind, JobStatus
 from service.records.policies import Policy, PolicyAttachment
 from service.records.tables import EnrolledTable
 from service.settings import Settings
-from service.tables.service import views
+from service.tables.service import list_tables, views
 from service.ui.first_hour import first_hour
 from service.ui.search import _found
 from service.ui.tables import rows_of
-from tests.service.queue_calls import START, add_tables, request, statements_of
+from tests.service.queue_calls import SETTINGS, START, add_tables, request, statements_of
 
 
 @pytest.fixture(params=["sqlite"])
@@ -50,6 +50,16 @@ def test_a_list_of_tables_takes_as_many_statements_as_a_single_one(database: Dat
         return len(asked)
 
     assert statements_for(tables) == statements_for(tables[:1])
+
+
+def test_tables_are_listed_by_name_without_sorting_all_of_them(database: Database) -> None:
+    add_tables(database, ["a"])
+    with statements_of(database) as asked, database.read() as session:
+        list_tables(session, SETTINGS, PageRequest(limit=1))
+    statement, values = next(pair for pair in asked if "ORDER BY" in pair[0])
+    with database.engine.connect() as connection:
+        steps = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", values).all()
+    assert ["ix_tables_name" in step[-1] for step in steps] == [True], steps
 
 
 def test_who_asks_for_names_of_catalogs_does_not_have_their_tables_counted(database: Database) -> None:

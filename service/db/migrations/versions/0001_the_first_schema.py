@@ -324,6 +324,14 @@ def _create_tables() -> None:
         sqlite_where=sa.text("deleted_at IS NULL"),
         postgresql_where=sa.text("deleted_at IS NULL"),
     )
+    op.create_index(
+        "ix_tables_name",
+        "tables",
+        ["name", "id"],
+        unique=False,
+        sqlite_where=sa.text("deleted_at IS NULL"),
+        postgresql_where=sa.text("deleted_at IS NULL"),
+    )
     op.create_table(
         "webhook_deliveries",
         sa.Column("id", BIG_ID, nullable=False),
