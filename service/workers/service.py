@@ -40,7 +40,7 @@ def register_worker(
     row = Worker(**request.model_dump(), registered_by=principal.key)
     session.add(row)
     session.flush()
-    return _view(session, settings, row, utc_now())
+    return _views(session, settings, [row], utc_now())[0]
 
 
 async def claim_job(
@@ -99,9 +99,7 @@ def list_workers(
         query = query.where(is_alive if alive else not_(is_alive))
     if search:
         query = query.where(col(Worker.name).icontains(search, autoescape=True))
-    return read_page(
-        session, query, page, SORTING, lambda rows: [_view(session, settings, row, now) for row in rows]
-    )
+    return read_page(session, query, page, SORTING, lambda rows: _views(session, settings, rows, now))
 
 
 def count_by_life(
@@ -151,14 +149,20 @@ def _has_work(database: Database) -> bool:
         return claims.has_claimable(session, utc_now())
 
 
-def _view(session: Session, settings: Settings, row: Worker, now: datetime) -> WorkerView:
-    running = session.exec(
-        select(Attempt.job_id).where(
-            Attempt.worker_id == row.id, Attempt.status == AttemptStatus.RUNNING.value
+def _views(session: Session, settings: Settings, rows: Sequence[Worker], now: datetime) -> list[WorkerView]:
+    """With one query, however many they are."""
+    running = select(Attempt.worker_id, Attempt.job_id).where(
+        col(Attempt.worker_id).in_([row.id for row in rows]), Attempt.status == AttemptStatus.RUNNING.value
+    )
+    jobs = dict(session.exec(running).all())
+    return [
+        WorkerView(
+            **row.model_dump(),
+            alive=now - row.last_seen_at < _patience(settings) and row.problem is None,
+            job_id=jobs.get(row.id),
         )
-    ).first()
-    alive = now - row.last_seen_at < _patience(settings) and row.problem is None
-    return WorkerView(**row.model_dump(), alive=alive, job_id=running)
+        for row in rows
+    ]
 
 
 def _alive(settings: Settings, now: datetime) -> tuple[ColumnElement[bool], ...]:

@@ -12,7 +12,7 @@ from sqlmodel import Session, col, delete, select
 from service.auth.audit import list_entries
 from service.auth.models import SYSTEM
 from service.db.database import Database, utc_now
-from service.http.paging import COUNTED, PageRequest, Total, count_rows
+from service.http.paging import COUNTED, EVERYTHING, PageRequest, Total, count_rows
 from service.jobs import service as jobs
 from service.jobs.service import converted_since, list_conversion_times, list_jobs
 from service.policies.places import namespace_target
@@ -26,7 +26,8 @@ from service.tables.service import list_tables, views
 from service.ui.first_hour import first_hour
 from service.ui.search import _found
 from service.ui.tables import rows_of
-from tests.service.queue_calls import SETTINGS, START, add_tables, request, statements_of
+from service.workers.service import list_workers
+from tests.service.queue_calls import SETTINGS, START, add_tables, add_worker, claim, request, statements_of
 
 
 @pytest.fixture(params=["sqlite"])
@@ -50,6 +51,25 @@ def test_a_list_of_tables_takes_as_many_statements_as_a_single_one(database: Dat
         return len(asked)
 
     assert statements_for(tables) == statements_for(tables[:1])
+
+
+def test_a_list_of_workers_takes_as_many_statements_as_one_of_them(database: Database) -> None:
+    def statements() -> int:
+        with statements_of(database) as asked, database.read() as session:
+            listed = list_workers(session, SETTINGS, PageRequest(limit=EVERYTHING)).items
+        assert {worker.id: worker.job_id for worker in listed} == running
+        return len(asked)
+
+    table, other = add_tables(database, ["a", "b"])
+    running: dict[str, str | None] = {}
+    for number in (table, other):
+        worker = add_worker(database)
+        running[worker] = request(database, number, JobKind.INDEX, START)
+        assert claim(database, worker, utc_now()) is not None
+        if len(running) == 1:
+            for_one = statements()
+    running[add_worker(database)] = None
+    assert statements() == for_one
 
 
 def test_tables_are_listed_by_name_without_sorting_all_of_them(database: Database) -> None:
