@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -20,6 +20,7 @@ from pyiceberg.typedef import EMPTY_DICT
 
 from stores.aws import S3_SCHEMES, Identity, Keys
 from stores.azure import AZURE_SCHEMES, AzureAccount, AzureHandler, azure_container
+from stores.objects import S3Object, s3_store
 from trust.locations import parse_location
 from trust.properties import without_code
 
@@ -29,6 +30,7 @@ _S3_IDENTITY = (
     *(name.replace("s3.", "client.") for name in S3_KEYS),
     *(f"{prefix}.{name}" for prefix in ("s3", "client") for name in ("role-", "profile-name")),
 )
+_S3_PLACES = ("s3.endpoint", "s3.region", "client.region")
 GOOGLE_SCHEMES = frozenset(("gs", "gcs"))
 
 _GOOGLE_RETRIES = timedelta(minutes=1)  # Arrow goes on for a quarter of an hour
@@ -44,6 +46,7 @@ class LocationFileIO(PyArrowFileIO):
     def __init__(self, properties: Mapping[str, Any] = EMPTY_DICT) -> None:
         super().__init__(without_code(properties))
         self._opened = lru_cache(maxsize=16)(self._open)
+        self._s3_stores = lru_cache(maxsize=16)(partial(s3_store, properties=self.properties))
         self.fs_by_scheme = self._file_system
 
     @staticmethod
@@ -66,6 +69,14 @@ class LocationFileIO(PyArrowFileIO):
         if str(self.properties.get("s3.anonymous", "")).lower() == "true":
             return None
         return Identity.of(self.properties, "s3").keys()
+
+    def s3_object(self, location: str) -> S3Object | None:
+        """What a location on S3 names. None where Arrow has to find the region of the bucket."""
+        scheme, bucket, path = self.parse_location(location, self.properties)
+        if scheme not in S3_SCHEMES or not any(self.properties.get(name) for name in _S3_PLACES):
+            return None
+        store = self._s3_stores(bucket, keys=self.s3_keys())
+        return S3Object(store, path.removeprefix(bucket).lstrip("/"), location)
 
     def _file_system(self, scheme: str, netloc: str | None = None) -> pafs.FileSystem:
         """Files that are open go on with the keys that they were opened with."""

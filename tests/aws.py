@@ -138,6 +138,8 @@ def aws() -> Iterator[Aws]:
             headers = {"ETag": '"1"', "Last-Modified": "Wed, 25 Nov 2026 00:00:00 GMT"}
             if (wanted := self.headers.get("range", "")).startswith("bytes="):
                 start, _, last = wanted.removeprefix("bytes=").partition("-")
+                if not start:  # the last bytes, so many
+                    start, last = str(max(0, len(content) - int(last))), ""
                 end_at = min(int(last) if last else len(content), len(content) - 1)
                 headers["Content-Range"] = f"bytes {start}-{end_at}/{len(content)}"
                 return self._answer(206, content[int(start) : end_at + 1], headers)

@@ -52,12 +52,14 @@ def record(server: Aws, **further: str) -> dict[str, str]:
 
 
 def by_arrow(server: Aws, further: dict[str, str]) -> None:
-    """As service and worker read and write."""
-    assert Storage(record(server) | further).read("s3://lake/a") == b"content"
+    """As the service reads, and a worker writes large files."""
+    filesystem, path = Storage(record(server) | further).resolve("s3://lake/a")
+    assert filesystem.open_input_file(path).read() == b"content"
 
 
 def by_obstore(server: Aws, further: dict[str, str]) -> None:
-    """As an index is committed."""
+    """As a worker reads, and an index is committed."""
+    assert Storage(record(server) | further).read("s3://lake/a") == b"content"
     assert Storage(record(server) | further).create("s3://lake/b", b"new")
 
 

@@ -1,19 +1,13 @@
 """`make bench-store`: lookups in an index in a store where each request waits, and what they ask for.
 
-The store is a folder behind HTTP, which answers GET, with ranges, and HEAD as S3 does, after a wait, and
-counts. No Iceberg table is needed: an index of sorted runs is written, and its keys are looked up.
+No Iceberg table is needed: an index of sorted runs is written, and its keys are looked up.
 """
 
 from __future__ import annotations
 
-import re
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
@@ -26,6 +20,7 @@ import typer
 from tests.benchmarks.measure import Figure, mebibytes, timed
 from tests.benchmarks.page import Part, write_part
 from tests.benchmarks.report import machine, table
+from tests.slow_store import SlowStore
 from worker.index import footers
 from worker.index.dictionary import PARTITION_ID
 from worker.index.key_set_index import ROW_ADDRESS
@@ -39,92 +34,6 @@ _BUCKET = "index"
 _PART_ROWS = 5_000_000  # written at a time
 THREADS = 2  # of a worker with two cores
 KEYS = pa.schema([(NULL_MASK, pa.int32()), ("id", pa.int64())])
-
-
-@dataclass
-class Requests:
-    """What a store was asked for."""
-
-    count: int = 0
-    sent_bytes: int = 0
-    open: int = 0
-    most_at_once: int = 0
-
-
-class SlowStore:
-    """A folder as a store: every request waits. Buckets are its folders."""
-
-    def __init__(self, folder: Path, wait_seconds: float) -> None:
-        self._folder = folder
-        self._wait_seconds = wait_seconds
-        self._lock = threading.Lock()
-        self._requests = Requests()
-
-    @contextmanager
-    def served(self) -> Iterator[Storage]:
-        """Its client."""
-        store = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-            disable_nagle_algorithm = True
-
-            def log_message(self, *_: object) -> None:
-                """Nobody reads it."""
-
-            def do_GET(self) -> None:
-                store.answer(self)
-
-            def do_HEAD(self) -> None:
-                store.answer(self)
-
-        with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-            threading.Thread(target=server.serve_forever, name="store", daemon=True).start()
-            yield Storage(
-                {
-                    "s3.endpoint": f"http://127.0.0.1:{server.server_port}",
-                    "s3.access-key-id": "key",
-                    "s3.secret-access-key": "secret",
-                    "s3.region": "us-east-1",
-                }
-            )
-            server.shutdown()
-
-    def counted(self, work: Callable[[], object]) -> Requests:
-        """What it was asked for meanwhile."""
-        with self._lock:
-            self._requests = Requests()
-        work()
-        with self._lock:
-            return replace(self._requests)
-
-    def answer(self, request: BaseHTTPRequestHandler) -> None:
-        with self._lock:
-            asked = self._requests
-            asked.count += 1
-            asked.open += 1
-            asked.most_at_once = max(asked.most_at_once, asked.open)
-        time.sleep(self._wait_seconds)
-        path = self._folder / request.path.partition("?")[0].lstrip("/")
-        size = path.stat().st_size
-        first, last = 0, size - 1
-        asked_range = re.fullmatch(r"bytes=(\d+)-(\d+)", request.headers.get("Range", ""))
-        if asked_range:
-            first, last = int(asked_range[1]), min(int(asked_range[2]), last)
-        # Before the client can know: it would ask for the next.
-        with self._lock:
-            asked.open -= 1
-            asked.sent_bytes += (last - first + 1) * (request.command == "GET")
-        request.send_response(206 if asked_range else 200)
-        request.send_header("Content-Length", str(last - first + 1))
-        request.send_header("Last-Modified", "Thu, 01 Jan 2026 00:00:00 GMT")
-        if asked_range:
-            request.send_header("Content-Range", f"bytes {first}-{last}/{size}")
-        request.end_headers()
-        if request.command == "GET":
-            with path.open("rb") as file:
-                file.seek(first)
-                request.wfile.write(file.read(last - first + 1))
 
 
 def write_index(folder: Path, runs: Sequence[int]) -> list[RunFile]:
@@ -190,8 +99,8 @@ def main(
     with TemporaryDirectory() as directory:
         files = write_index(Path(directory), runs)
         size = sum(file.size_bytes for file in files)
-        store = SlowStore(Path(directory), wait_ms / 1000)
-        with store.served() as storage:
+        with SlowStore(Path(directory), wait_ms / 1000).served() as store:
+            storage = Storage(store.properties)
             for count in deletes or [1, 100, 1_000, 10_000, 100_000]:
                 lines.append(_measured(store, storage, files, deletes_of(runs, count), rounds, size))
     text = _TEXT.format(

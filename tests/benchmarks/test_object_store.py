@@ -7,9 +7,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tests.benchmarks.object_store import KEYS, THREADS, SlowStore, look_up, share_read, write_index
+from tests.benchmarks.object_store import KEYS, THREADS, look_up, share_read, write_index
 from tests.benchmarks.page import Part, read_part
+from tests.slow_store import SlowStore
 from worker.index import footers
+from worker.io.storage import Storage
 from worker.lookup.index_lookup import DeleteKeys, RowAddressMatches
 
 pytestmark = pytest.mark.integration
@@ -41,20 +43,21 @@ def test_a_lookup_asks_for_little_of_the_index_and_for_all_of_it_at_once(tmp_pat
     files, deletes = write_index(tmp_path, RUNS), deletes_in_clusters()
     size = sum(file.size_bytes for file in files)
     found: list[RowAddressMatches] = []
-    store = SlowStore(tmp_path, WAIT_SECONDS)
     footers.KEPT.clear()
-    with store.served() as storage:
+    with SlowStore(tmp_path, WAIT_SECONDS).served() as store:
+        storage = Storage(store.properties)
         first = store.counted(lambda: found.append(look_up(storage, files, deletes)))
         later = store.counted(lambda: found.append(look_up(storage, files, deletes)))
 
     assert [len(one.row_addresses) for one in found] == [CLUSTERS * NEIGHBOURS] * 2
     row_groups = found[0].row_groups_read
     assert row_groups < 2 * CLUSTERS
-    # Keys and then addresses of these, and each file's size when it is opened.
-    assert later.count <= 2 * row_groups + len(files)
+    # Keys with their addresses, and of no file its size.
+    assert later.by_kind.keys() == {"GET"}
+    assert later.count <= row_groups
     assert later.sent_bytes < size // 12
-    # The footers besides, which later lookups know.
-    assert later.count < first.count <= later.count + 2 * len(files)
-    assert later.sent_bytes < first.sent_bytes < size // 8
+    # The footers besides, which later lookups know: one request each.
+    assert later.count < first.count <= later.count + len(files)
+    assert later.sent_bytes < first.sent_bytes < size // 6
     # Not by the threads that decode, each of which would wait for one answer after the other.
     assert later.most_at_once > 4 * THREADS

@@ -40,7 +40,7 @@ class WaitingFiles(CachedFiles):
         opener.fs_by_scheme = lambda *_: store
         self.io.at = lambda _: opener  # type: ignore[method-assign, assignment]
 
-    def open_input(self, location: str) -> Any:
+    def open_input(self, location: str, size_bytes: int | None = None) -> Any:
         path = super().resolve(location)[1]
         return self.kept_file(location, lambda: self.opened(path))
 

@@ -223,7 +223,7 @@ def test_delete_files_of_a_dead_attempt_are_removed_from_the_store(
     s3_jobs: S3Jobs, table: TableBuilder, spark: SparkSession, server: S3
 ) -> None:
     """One is there although nobody was told, and the store is away before it could be removed."""
-    s3_jobs.broken = ("deletes", lose(b"CompleteMultipartUploadResult", then=CUT))
+    s3_jobs.broken = ("deletes", lose(b"ETag", then=CUT))
     try:
         with pytest.raises(JobError):
             s3_jobs.run("convert", job_id="broken")

@@ -357,9 +357,9 @@ class _CountedStorage(Storage):
         super().__init__(properties)
         self._count = count
 
-    def open_input(self, location: str) -> pa.NativeFile:
+    def open_input(self, location: str, size_bytes: int | None = None) -> Any:
         self._count["open a file"] += 1
-        return super().open_input(location)
+        return super().open_input(location, size_bytes)
 
     def open_output(self, location: str) -> pa.NativeFile:
         self._count["write a file"] += 1

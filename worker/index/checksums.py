@@ -67,12 +67,12 @@ class FooterSink:
         return size_bytes
 
 
-def read_footer(source: pa.NativeFile) -> pq.FileMetaData:
-    """The footer of a Parquet file, in as many requests as Arrow makes for it.
+def read_footer(source: pa.NativeFile, expected_bytes: int = 0) -> pq.FileMetaData:
+    """The footer of a Parquet file, in one request if it has no more bytes than expected, else in two.
 
     Raises pa.ArrowException when it is damaged, and OSError.
     """
-    tail, length = read_tail(source)
+    tail, length = read_tail(source, expected_bytes)
     _check(tail[-length:], _IN_FOOTER)
     return pq.read_metadata(pa.BufferReader(tail))
 

@@ -161,7 +161,7 @@ class CompactionTask:
     def _read(self, file: RunFile, key_range: KeyRange, live: LiveRowAddresses) -> pa.Table:
         known = _footer(self.storage, file, self.schema)
         groups = _row_groups_inside(known, key_range)
-        with self.storage.open_input(file.location) as source:
+        with self.storage.open_input(file.location, file.size_bytes) as source:
             entries = RowGroups(source, known.metadata).read(groups, self.schema.names)
         entries = rows_inside(entries.cast(self.schema), key_range)
         is_live = live.contain(entries[ROW_ADDRESS].to_numpy())
@@ -255,7 +255,7 @@ def cuts_between(starts: Iterable[tuple[Prefix, float]]) -> list[Prefix]:
 
 def _footer(storage: Storage, file: RunFile, schema: pa.Schema) -> Footer:
     """With bounds of the address too: entries of one key are told apart by it."""
-    return footer(storage, file.location, tuple(field.type for field in schema)[2:])
+    return footer(storage, file, tuple(field.type for field in schema)[2:])
 
 
 def _row_groups_inside(known: Footer, key_range: KeyRange) -> list[int]:

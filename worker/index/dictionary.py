@@ -202,7 +202,7 @@ def owners(base_addresses: Int64Array, record_counts: Int64Array, row_addresses:
 def read_parts(storage: Storage, files: Iterable[RunFile], schema: pa.Schema) -> Iterator[pa.Table]:
     """Their rows, some row groups at a time."""
     for file in files:
-        with storage.open_input(file.location) as source:
+        with storage.open_input(file.location, file.size_bytes) as source:
             metadata = read_footer(source)
             groups = range(metadata.num_row_groups)
             for start in range(0, len(groups), PIECE // ROW_GROUP_ROWS):

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from worker.index.checksums import read_footer
 from worker.index.dictionary import PARTITION_ID
-from worker.index.sorted_runs import DECODED_BYTES
+from worker.index.sorted_runs import DECODED_BYTES, ROW_GROUP_ROWS, SYSTEM_COLUMNS, RunFile
 from worker.io.cache import Cache
 from worker.io.row_groups import side_by_side
 from worker.io.sorting import Int64Array
@@ -19,6 +19,7 @@ from worker.io.storage import Storage
 
 KEPT = Cache(192 * 1024**2)
 _FACTOR = 6  # by which a footer is larger in memory
+_CHUNK_BYTES = 120  # of a column chunk in a footer, and some more
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,27 +129,30 @@ class Footer:
         )
 
 
-def footer(storage: Storage, location: str, key_types: tuple[pa.DataType, ...]) -> Footer:
+def footer(storage: Storage, file: RunFile, key_types: tuple[pa.DataType, ...]) -> Footer:
     """Footers of immutable files are kept from one job to the next."""
 
     def read() -> Footer:
-        with storage.open_input(location) as source:
-            return Footer.of(read_footer(source), key_types)
+        columns = len(SYSTEM_COLUMNS) + 2 + len(key_types) + 1
+        expected = -(-file.rows // ROW_GROUP_ROWS) * columns * _CHUNK_BYTES
+        with storage.open_input(file.location, file.size_bytes) as source:
+            return Footer.of(read_footer(source, expected), key_types)
 
-    name = (storage.identity, location, key_types)
+    name = (storage.identity, file.location, key_types)
     return KEPT.get(name, read, lambda known: _FACTOR * known.metadata.serialized_size)
 
 
 def footers(
-    storage: Storage, locations: Iterable[str], key_types: tuple[pa.DataType, ...]
+    storage: Storage, files: Iterable[RunFile], key_types: tuple[pa.DataType, ...]
 ) -> Iterator[Footer]:
     """In order. Those of remote files are asked for side by side."""
-    asked = list(locations)
+    asked = list(files)
 
-    def read(location: str) -> Footer:
-        return footer(storage, location, key_types)
+    def read(file: RunFile) -> Footer:
+        return footer(storage, file, key_types)
 
-    return map(read, asked) if all(map(storage.is_local, asked)) else side_by_side(read, asked)
+    is_local = all(storage.is_local(file.location) for file in asked)
+    return map(read, asked) if is_local else side_by_side(read, asked)
 
 
 def comparable(values: pa.Array) -> npt.NDArray[Any]:

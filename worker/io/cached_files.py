@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any
 
 import pyarrow as pa
-from pyarrow import fs as pafs
 
 from stores.ranges import RangeReader
 from worker.io.cache import Cache
@@ -35,17 +34,15 @@ class CachedFiles(Storage):
     def __hash__(self) -> int:
         return self._hash
 
-    def open_input(self, location: str) -> Any:
+    def open_input(self, location: str, size_bytes: int | None = None) -> Any:
         """As that of `Storage`; a kept file that is gone says so when it is read."""
-        filesystem, path = self.resolve(location)
-        if isinstance(filesystem, pafs.LocalFileSystem):
-            return pa.memory_map(path)
-        return self.kept_file(location, partial(filesystem.open_input_file, path))
+        open_file = partial(super().open_input, location, size_bytes)
+        return open_file() if self.is_local(location) else self.kept_file(location, open_file)
 
-    def kept_file(self, location: str, open_file: Callable[[], pa.NativeFile]) -> CachedFile:
+    def kept_file(self, location: str, open_file: Callable[[], Any]) -> CachedFile:
         name = ("file", self, location)
-        # Opening it is a request, for its size; open, it is a name.
-        source = self._cache.get(name, open_file, lambda _: _HANDLE_BYTES)
+        # Opening it may be a request, for its size; open, it is a name, perhaps with the end of the file.
+        source = self._cache.get(name, open_file, lambda file: _HANDLE_BYTES + getattr(file, "kept_bytes", 0))
         return CachedFile(self._cache, name, source, partial(self._check_there, location))
 
     def _check_there(self, location: str) -> None:

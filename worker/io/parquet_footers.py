@@ -32,11 +32,12 @@ _INT96, _FIXED_LEN_BYTE_ARRAY = 3, 7
 _KNOWN_TYPES = frozenset(range(1, 16))  # of that union: those that Arrow 19 knows, up to FLOAT16
 
 
-def read_tail(source: pa.NativeFile) -> tuple[bytes, int]:
+def read_tail(source: pa.NativeFile, expected_bytes: int = 0) -> tuple[bytes, int]:
     """The end of a file with all of its footer, and how many bytes of it are the footer, with its length and
-    what is behind that."""
+    what is behind that; in one request if the footer has no more bytes than expected, else in two."""
     size = source.size()
-    tail = source.read_at(min(size, _TAIL_BYTES), max(0, size - _TAIL_BYTES))
+    first = min(size, max(expected_bytes, _TAIL_BYTES))
+    tail = source.read_at(first, size - first)
     length = int.from_bytes(tail[-_LENGTH_BYTES:-4], "little") + _LENGTH_BYTES
     if len(tail) < length <= size:
         tail = source.read_at(length, size - length)

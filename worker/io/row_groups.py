@@ -34,6 +34,10 @@ class RowGroups:
         self._remote = None if isinstance(source, pa.MemoryMappedFile) else _Fetched(source)
         self._source = source if self._remote is None else pa.PythonFile(self._remote, mode="r")
 
+    @property
+    def are_remote(self) -> bool:
+        return self._remote is not None
+
     def fetch(self, row_groups: Iterable[int], names: Sequence[str]) -> None:
         """Asks a store at once for columns that are read afterwards, one after the other."""
         if self._remote is not None:
@@ -107,7 +111,10 @@ def read_ranges(source: pa.NativeFile, ranges: Sequence[tuple[int, int]]) -> lis
     return found
 
 
-def _requested(source: pa.NativeFile, ranges: Sequence[tuple[int, int]]) -> Iterator[bytes]:
+def _requested(source: Any, ranges: Sequence[tuple[int, int]]) -> Iterable[bytes]:
+    if hasattr(source, "read_many"):
+        answers: list[bytes] = source.read_many(ranges)
+        return answers
     # A single one is made here: who asks may be one of the threads, and would wait for another.
     at_once = map if len(ranges) < 2 else side_by_side
     return at_once(lambda bounds: source.read_at(bounds[1] - bounds[0], bounds[0]), ranges)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import obstore
 import pyarrow as pa
 from obstore.exceptions import AlreadyExistsError, BaseError
-from obstore.store import GCSStore, LocalStore, S3Store
+from obstore.store import GCSStore, LocalStore
 from pyarrow import fs as pafs
 from pyiceberg.io import FileIO, InputFile, OutputFile
 from pyiceberg.io.pyarrow import PyArrowFile
@@ -32,6 +32,7 @@ from pyiceberg.io.pyarrow import PyArrowFile
 from stores.aws import S3_SCHEMES
 from stores.azure import AZURE_SCHEMES, AzureAccount, azure_container, without_signature
 from stores.file_io import GOOGLE_SCHEMES, LocationFileIO, is_google_public
+from stores.objects import OpenObject, S3Object, Upload, first_of, s3_store
 from trust.locations import Places
 from trust.rest_answers import session_ends
 from worker.process.deadline import check_time
@@ -250,17 +251,31 @@ class Storage:
     def is_local(self, location: str) -> bool:
         return isinstance(self.resolve(location)[0], pafs.LocalFileSystem)
 
-    def open_input(self, location: str) -> pa.NativeFile:
+    def open_input(self, location: str, size_bytes: int | None = None) -> Any:
         """A seekable file; local ones are memory-mapped, so that a lookup copies only what it reads.
 
-        Raises FileNotFoundError (final: the file is gone) or OSError (a retry can help).
+        size_bytes: its size where that is known, so that a store need not be asked for it. Raises
+        FileNotFoundError (final: the file is gone) or OSError (a retry can help).
         """
+        if (found := self._s3_object(location)) is not None:
+            return found.open() if size_bytes is None else OpenObject(found, size_bytes)
         filesystem, path = self.resolve(location)
         if isinstance(filesystem, pafs.LocalFileSystem):
             return pa.memory_map(path)
         return filesystem.open_input_file(path)
 
+    def _s3_object(self, location: str) -> S3Object | None:
+        """Raises as `resolve` does."""
+        check_time()
+        self.io.check(location)
+        return self.io.at(location).s3_object(location)
+
     def open_output(self, location: str) -> pa.NativeFile:
+        if (found := self._s3_object(location)) is not None:
+            return pa.PythonFile(Upload(found, partial(self._open_stream, location)), mode="w")
+        return self._open_stream(location)
+
+    def _open_stream(self, location: str) -> pa.NativeFile:
         filesystem, path = self._resolve_to_write(location)
         return filesystem.open_output_stream(path)
 
@@ -273,6 +288,10 @@ class Storage:
 
     def read(self, location: str, offset: int = 0, length: int | None = None) -> bytes:
         """`length` bytes from `offset` (both in bytes), or all to the end."""
+        if (found := self._s3_object(location)) is not None:
+            if length is None:
+                return found.content()[offset:]
+            return found.read([(offset, offset + length)])[0] if length else b""
         with self.open_input(location) as source:
             source.seek(offset)
             return bytes(source.read(length) if length is not None else source.read())
@@ -312,6 +331,9 @@ class Storage:
         A writer that ends in the middle spoils nothing of what another has written: an object store takes a
         file as a whole, and a local one is written in place and never cut off.
         """
+        if (found := self._s3_object(location)) is not None:
+            found.put(content.to_pybytes())
+            return
         filesystem, path = self._resolve_to_write(location)
         if isinstance(filesystem, pafs.LocalFileSystem):
             with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT, 0o666), "wb") as file:
@@ -348,22 +370,12 @@ class Storage:
         if scheme == "file":
             return LocalStore(), re.sub("/+", "/", key)
         if scheme in S3_SCHEMES:
-            keys = io.s3_keys()
-            given = _given(
-                io.properties,
-                endpoint=("s3.endpoint",),
-                region=("s3.region", "client.region"),
-                virtual_hosted_style_request=("s3.force-virtual-addressing",),
-            )
-            if keys is None:
-                given["skip_signature"] = True
-            else:
-                named = ("access_key_id", "secret_access_key", "session_token")
-                given |= {name: value for name, value in zip(named, keys, strict=True) if value}
-            client = _CREATE_CLIENT | {"allow_http": str(given.get("endpoint")).startswith("http:")}
-            return S3Store(netloc, client_options=client, retry_config=_CREATE_RETRIES, **given), key
+            store = s3_store(netloc, io.properties, io.s3_keys(), _CREATE_CLIENT, _CREATE_RETRIES)
+            return store, key
         if scheme in GOOGLE_SCHEMES:
-            given = _given(io.properties, base_url=("gcs.service.host",), bearer_token=("gcs.oauth2.token",))
+            given = first_of(
+                io.properties, base_url=("gcs.service.host",), bearer_token=("gcs.oauth2.token",)
+            )
             client = _CREATE_CLIENT | {"allow_http": str(given.get("base_url")).startswith("http:")}
             if "bearer_token" not in given and is_google_public(io.properties):
                 given["skip_signature"] = True
@@ -402,6 +414,8 @@ class Storage:
 
     def exists(self, location: str) -> bool:
         """Whether there is such a file."""
+        if (found := self._s3_object(location)) is not None:
+            return found.exists()
         filesystem, path = self.resolve(location)
         return bool(filesystem.get_file_info(path).is_file)
 
@@ -431,14 +445,6 @@ class DryStorage(Storage):
 
     def write(self, location: str, _: pa.Buffer) -> None:
         self.resolve(location)
-
-
-def _given(properties: Mapping[str, Any], **names: tuple[str, ...]) -> dict[str, Any]:
-    """The properties that are set, under other names: the first of each."""
-    found = {
-        name: next((properties[k] for k in keys if k in properties), None) for name, keys in names.items()
-    }
-    return {name: value for name, value in found.items() if value is not None}
 
 
 def _within(seconds: float, call: Callable[[], object]) -> None:

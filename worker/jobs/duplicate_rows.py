@@ -160,7 +160,7 @@ def plan_ranges(
 ) -> Plan:
     """Cuts the keys of some files into ranges with about so many rows and decoded bytes."""
     key_types = _key_types(key_set)
-    known = list(zip(files, footers(storage, [file.location for file in files], key_types), strict=True))
+    known = list(zip(files, footers(storage, files, key_types), strict=True))
     bounds = [
         [of_file.ranges.prefixes(group, any_partition=True) for group in range(len(of_file.rows))]
         for _, of_file in known
@@ -228,10 +228,10 @@ class SortTask:
     bytes_at_most: int
 
     def run(self, _: object) -> list[RunFile]:
-        known = footer(self.storage, self.file.location, tuple(field.type for field in self.schema)[2:-1])
+        known = footer(self.storage, self.file, tuple(field.type for field in self.schema)[2:-1])
         names = self.schema.names
         runs: list[RunFile] = []
-        with self.storage.open_input(self.file.location) as source:
+        with self.storage.open_input(self.file.location, self.file.size_bytes) as source:
             row_groups = RowGroups(source, known.metadata)
             for groups in _portions(known, np.arange(len(known.rows)), self.rows_at_most, self.bytes_at_most):
                 entries = row_groups.read(groups.tolist(), names).cast(self.schema)
@@ -299,8 +299,7 @@ class RangeTask:
         Or else portion by portion, of which not more rows of a key are kept than are wanted.
         """
         known = [
-            (source, footer(self.storage, source.file.location, _key_types(self.key_set)))
-            for source in self.sources
+            (source, footer(self.storage, source.file, _key_types(self.key_set))) for source in self.sources
         ]
         filled = sum(
             float(of_file.filled(self.rows_at_most, self.bytes_at_most)[source.row_groups].sum())
@@ -334,7 +333,7 @@ class RangeTask:
         has_many = len(groups) > 0 and (low != low[0]).any() | (high != low[0]).any()
         names = [*([PARTITION_ID] if has_many else []), *self._names, ROW_ADDRESS]
         schema = pa.schema([*self.key_set.schema, pa.field(ROW_ADDRESS, pa.int64(), nullable=False)])
-        with self.storage.open_input(file.location) as source:
+        with self.storage.open_input(file.location, file.size_bytes) as source:
             entries = RowGroups(source, known.metadata).read(groups.tolist(), names)
         starts = np.array([0])
         if has_many:

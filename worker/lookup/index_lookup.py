@@ -38,6 +38,7 @@ ANY_AGE = 2**62  # above every data sequence number
 MAX_SEQUENCE_NUMBER = "max_data_sequence_number"
 _READ_ROWS = 1_048_576  # rows of the index decoded at a time by one task
 _READ_BYTES = 256 * 1024**2  # the same bound for wide keys
+_FETCH_BYTES = 32 * 1024**2  # that a task asks a store for at once, encoded
 _TASK_ROWS = 500_000  # of one file that a task reads at least, and
 _TASKS_PER_THREAD = 4  # so many tasks at most otherwise, so that threads share large files evenly
 _NO_ROWS = np.empty(0, np.int64)
@@ -333,52 +334,23 @@ class LookupTask:
     parts: int = 1
 
     def run(self, deletes: DeleteKeys) -> RowAddressMatches:
-        known = footer(self.storage, self.file.location, deletes.key_types)
+        known = footer(self.storage, self.file, deletes.key_types)
         selected = self._share(may_hold(known.ranges, deletes), known.rows)
         found = [RowAddressMatches.none(len(known.rows) if self.part == 0 else 0)]
         if len(selected):
-            with self.storage.open_input(self.file.location) as source:
-                for chunk in _chunks(selected, known):
-                    with holding(int(known.decoded_bytes[chunk].sum())):
-                        found.append(self._read(source, chunk, known, deletes))
+            with self.storage.open_input(self.file.location, self.file.size_bytes) as source:
+                for chunks in _fetches(_chunks(selected, known), known):
+                    row_groups = RowGroups(source, known.metadata)
+                    with holding(_fetch(row_groups, chunks, known, deletes)):
+                        for chunk in chunks:
+                            with holding(int(known.decoded_bytes[chunk].sum())):
+                                found.append(_read(row_groups, chunk, known, deletes))
         return RowAddressMatches.combined(found)
 
     def _share(self, selected: Int64Array, rows: Int64Array) -> Int64Array:
         """This part's row groups: those of few keys are one part's, which asks the store for all at once."""
         parts = min(self.parts, -(-int(rows[selected].sum()) // _TASK_ROWS))
         return np.array_split(selected, parts)[self.part] if self.part < parts else _NO_ROWS
-
-    def _read(
-        self, source: pa.NativeFile, chunk: Int64Array, known: Footer, deletes: DeleteKeys
-    ) -> RowAddressMatches:
-        """Keys first, then the addresses of the row groups where something was found."""
-        check_time()
-        ranges, row_groups = known.ranges, RowGroups(source, known.metadata)
-        key_names = deletes.key_names[1:]
-        if int(known.address_bytes[chunk].max()) <= GAP_BYTES:
-            # Addresses that take no longer than another request, which would have to wait for the keys.
-            system = [] if ranges.uniform()[chunk[0]] else [PARTITION_ID, NULL_MASK]
-            row_groups.fetch(chunk.tolist(), [*system, *key_names, ROW_ADDRESS])
-        if ranges.uniform()[chunk[0]]:
-            columns = _read_columns(row_groups, chunk, key_names)
-            partition_id, null_mask = int(ranges.partition_low[chunk[0]]), int(ranges.mask_low[chunk[0]])
-            rows, numbers = deletes.find_in_sorted(columns, partition_id, null_mask)
-        else:
-            rows, numbers = _find_in_mixed(
-                _read_columns(row_groups, chunk, [PARTITION_ID, NULL_MASK, *key_names]), deletes
-            )
-        row_addresses, bytes_read = _NO_ROWS, int(known.key_bytes[chunk].sum())
-        if len(rows):
-            ends = np.cumsum(known.rows[chunk])
-            groups, of_group = np.unique(np.searchsorted(ends, rows, side="right"), return_inverse=True)
-            (column,) = _read_columns(row_groups, chunk[groups], [ROW_ADDRESS])
-            # From the row's place in the chunk to its place in the row groups that were read.
-            moved = (ends - known.rows[chunk])[groups] - _starts(known.rows[chunk[groups]])
-            row_addresses = column.to_numpy()[rows - moved[of_group]]
-            bytes_read += int(known.address_bytes[chunk[groups]].sum())
-        return RowAddressMatches(
-            row_addresses, numbers, len(chunk), 0, bytes_read, int(known.rows[chunk].sum())
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -476,10 +448,10 @@ def lookup_tasks(
 
 def rows_to_read(storage: Storage, files: Sequence[RunFile], deletes: DeleteKeys) -> int:
     """How many entries of the index a lookup decodes, by the statistics in the footers."""
-    locations = dict.fromkeys(task.file.location for task in lookup_tasks(storage, files, deletes, 1))
+    touched = dict.fromkeys(task.file for task in lookup_tasks(storage, files, deletes, 1))
     return sum(
         int(known.rows[may_hold(known.ranges, deletes)].sum())
-        for known in footers(storage, locations, deletes.key_types)
+        for known in footers(storage, touched, deletes.key_types)
     )
 
 
@@ -546,6 +518,53 @@ def _chunks(row_groups: Int64Array, known: Footer) -> list[Int64Array]:
         boundaries[1:] |= (values[1:] != values[:-1]) & uniform[1:] & uniform[:-1]
     boundaries[1:] |= uniform[1:] != uniform[:-1]
     return np.split(row_groups, np.flatnonzero(boundaries))
+
+
+def _fetches(chunks: Sequence[Int64Array], known: Footer) -> list[list[Int64Array]]:
+    """Chunks in order, as many at a time as a task asks a store for at once."""
+    sizes = [int((known.key_bytes[chunk] + known.address_bytes[chunk]).sum()) for chunk in chunks]
+    filled = np.cumsum(sizes) // _FETCH_BYTES
+    ends = [*np.flatnonzero(np.diff(filled) != 0) + 1, len(chunks)]
+    return [list(chunks[start:end]) for start, end in pairwise([0, *ends])]
+
+
+def _fetch(row_groups: RowGroups, chunks: Sequence[Int64Array], known: Footer, deletes: DeleteKeys) -> int:
+    """Asks a store for what is read first; how many bytes of it are held."""
+    if not row_groups.are_remote:
+        return 0
+    together = np.concatenate(chunks)
+    uniform = known.ranges.uniform()[together]
+    # Addresses that take no longer than another request, which would have to wait for the keys.
+    has_addresses = int(known.address_bytes[together].max()) <= GAP_BYTES
+    names = [*deletes.key_names[1:], *([ROW_ADDRESS] if has_addresses else [])]
+    row_groups.fetch(together[uniform].tolist(), names)
+    row_groups.fetch(together[~uniform].tolist(), [PARTITION_ID, NULL_MASK, *names])
+    sizes = known.key_bytes + known.address_bytes if has_addresses else known.key_bytes
+    return int(sizes[together].sum())
+
+
+def _read(row_groups: RowGroups, chunk: Int64Array, known: Footer, deletes: DeleteKeys) -> RowAddressMatches:
+    """Keys first, then the addresses of the row groups where something was found."""
+    check_time()
+    ranges, key_names = known.ranges, deletes.key_names[1:]
+    if ranges.uniform()[chunk[0]]:
+        columns = _read_columns(row_groups, chunk, key_names)
+        partition_id, null_mask = int(ranges.partition_low[chunk[0]]), int(ranges.mask_low[chunk[0]])
+        rows, numbers = deletes.find_in_sorted(columns, partition_id, null_mask)
+    else:
+        rows, numbers = _find_in_mixed(
+            _read_columns(row_groups, chunk, [PARTITION_ID, NULL_MASK, *key_names]), deletes
+        )
+    row_addresses, bytes_read = _NO_ROWS, int(known.key_bytes[chunk].sum())
+    if len(rows):
+        ends = np.cumsum(known.rows[chunk])
+        groups, of_group = np.unique(np.searchsorted(ends, rows, side="right"), return_inverse=True)
+        (column,) = _read_columns(row_groups, chunk[groups], [ROW_ADDRESS])
+        # From the row's place in the chunk to its place in the row groups that were read.
+        moved = (ends - known.rows[chunk])[groups] - _starts(known.rows[chunk[groups]])
+        row_addresses = column.to_numpy()[rows - moved[of_group]]
+        bytes_read += int(known.address_bytes[chunk[groups]].sum())
+    return RowAddressMatches(row_addresses, numbers, len(chunk), 0, bytes_read, int(known.rows[chunk].sum()))
 
 
 def _read_columns(row_groups: RowGroups, chosen: Int64Array, names: Sequence[str]) -> list[pa.Array]:

@@ -137,9 +137,9 @@ def test_many_data_files_share_one_read_of_each_file(tmp_path: Path) -> None:
     opened: list[str] = []
 
     class CountingStorage(Storage):
-        def open_input(self, location: str) -> pa.NativeFile:
+        def open_input(self, location: str, size_bytes: int | None = None) -> Any:
             opened.append(location)
-            return super().open_input(location)
+            return super().open_input(location, size_bytes)
 
     files = [data_file(path, rows=10_000) for path, _ in rows]
     found = existing_deletes(CountingStorage(), files, [delete])

@@ -13,7 +13,7 @@ from tests.patience import PATIENCE_SECONDS
 from worker.index.dictionary import PARTITION_ID
 from worker.index.footers import footers
 from worker.index.key_set_index import ROW_ADDRESS, decode
-from worker.index.sorted_runs import write_run
+from worker.index.sorted_runs import RunFile, write_run
 from worker.io.row_groups import REQUESTS, RowGroups
 from worker.io.storage import Storage
 from worker.keys.key_set import NULL_MASK
@@ -112,7 +112,8 @@ def test_footers_of_remote_files_are_asked_for_at_once(path: Path, monkeypatch: 
 
     monkeypatch.setattr("worker.index.footers.footer", read)
     monkeypatch.setattr(Storage, "is_local", lambda *_: False)
-    assert len(list(footers(Storage(), [f"{path}{i}" for i in range(8)], ()))) == 8
+    files = [RunFile(f"{path}{i}", "", 0, 0, (), (), (), ()) for i in range(8)]
+    assert len(list(footers(Storage(), files, ()))) == 8
 
 
 def test_a_flipped_bit_in_a_page_of_the_index_is_noticed(tmp_path: Path) -> None:

@@ -283,11 +283,11 @@ class FlakyStorage(Storage):
 
     failures = 1
 
-    def open_input(self, location: str) -> pa.NativeFile:
+    def open_input(self, location: str, size_bytes: int | None = None) -> Any:
         if self.failures:
             self.failures -= 1
             raise OSError("AWS Error NETWORK_CONNECTION during GetObject operation: curlCode: 18")
-        return super().open_input(location)
+        return super().open_input(location, size_bytes)
 
 
 def test_a_store_that_is_well_again_at_the_second_look_has_no_damaged_file(tmp_path: Path) -> None:

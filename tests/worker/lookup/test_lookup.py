@@ -185,9 +185,9 @@ def test_a_footer_is_read_once_for_all_jobs(tmp_path: Path) -> None:
     indexed = assign_row_addresses([file], 0, {})
     (task,) = build_tasks(reader, reader.storage, f"file://{tmp_path}", indexed, 1)
     (run,) = task.run(None).runs
-    first, second = (footer(Storage({"a": "b"}), run.location, (pa.int64(),)) for _ in range(2))
+    first, second = (footer(Storage({"a": "b"}), run, (pa.int64(),)) for _ in range(2))
     assert second is first
-    assert footer(Storage({"a": "c"}), run.location, (pa.int64(),)) is not first
+    assert footer(Storage({"a": "c"}), run, (pa.int64(),)) is not first
 
 
 def test_later_key_columns_choose_the_row_groups_where_the_first_is_constant(tmp_path: Path) -> None:

@@ -1,0 +1,328 @@
+"""Objects of S3, by obstore: no request for a size alone, many ranges at a time without a thread for each.
+
+Arrow asks for a file's size before it reads it, writes the smallest one as an upload in parts, and lets a
+thread wait for each range.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from errno import EACCES, ENOENT
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import obstore
+import pyarrow as pa
+from obstore.exceptions import BaseError, NotFoundError, PermissionDeniedError, UnauthenticatedError
+from obstore.store import S3Store
+
+from stores.ranges import RangeReader
+
+if TYPE_CHECKING:  # names that obstore has for type checkers only
+    from obstore.store import ClientConfig, RetryConfig
+
+REQUESTS = 256
+"""That wait for stores at a time, of all tasks of a process: each costs its latency and hardly any CPU."""
+_HELD_BYTES = 128 * 1024**2
+"""That these bring at most: what all wait for has to come within the time that one has."""
+_SECONDS = 60.0
+_CONNECT_SECONDS = 10.0
+_RETRIES: RetryConfig = {"max_retries": 3, "retry_timeout": timedelta(seconds=60)}
+_NO_CLIENT: ClientConfig = {}
+_ALL_SECONDS = 180.0
+"""More than a request takes with its repetitions; obstore waits for ever if the system gives it no thread."""
+TAIL_BYTES = 64 * 1024
+"""What is read of a file with its size: a Parquet file is read from its end."""
+_KEPT_BYTES = 1024**2
+_PUT_BYTES = 8 * 1024**2
+"""That a new object is put with at most, as a whole."""
+_REASON_LENGTH = 500
+
+
+def s3_store(
+    bucket: str,
+    properties: Mapping[str, Any],
+    keys: tuple[str, str, str | None] | None,
+    client: ClientConfig = _NO_CLIENT,
+    retries: RetryConfig = _RETRIES,
+) -> S3Store:
+    """properties: PyIceberg's. keys: by which it is asked; None for without any."""
+    given = first_of(properties, endpoint=("s3.endpoint",), region=("s3.region", "client.region"))
+    if str(properties.get("s3.force-virtual-addressing", "")).lower() == "true":
+        given["virtual_hosted_style_request"] = True
+        if "endpoint" in given:  # obstore takes it as it is
+            scheme, _, host = given["endpoint"].partition("://")
+            given["endpoint"] = f"{scheme}://{bucket}.{host}"
+    if keys is None:
+        given["skip_signature"] = True
+    else:
+        named = ("access_key_id", "secret_access_key", "session_token")
+        given |= {name: value for name, value in zip(named, keys, strict=True) if value}
+    usual: ClientConfig = {
+        "allow_http": str(given.get("endpoint")).startswith("http:"),
+        "connect_timeout": timedelta(seconds=float(properties.get("s3.connect-timeout", _CONNECT_SECONDS))),
+        "timeout": timedelta(seconds=float(properties.get("s3.request-timeout", _SECONDS))),
+    }
+    if proxy := properties.get("s3.proxy-uri"):
+        usual["proxy_url"] = proxy
+    return S3Store(bucket, client_options=usual | client, retry_config=retries, **given)
+
+
+def first_of(properties: Mapping[str, Any], **names: tuple[str, ...]) -> dict[str, Any]:
+    """The properties that are set, under other names: the first of each."""
+    found = {
+        name: next((properties[k] for k in keys if k in properties), None) for name, keys in names.items()
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class S3Object:
+    """A name in a bucket, where there may be an object. location: as errors tell it.
+
+    Its methods raise FileNotFoundError, PermissionError, or another OSError, which a retry can help.
+    """
+
+    store: S3Store
+    key: str
+    location: str
+
+    def open(self, tail_bytes: int = TAIL_BYTES) -> OpenObject:
+        """With its size and its last bytes, which one request brings."""
+        try:
+            found: OpenObject = self._asked(self._open(tail_bytes))
+        except _NoTailError:  # as of an empty file
+            found = OpenObject(self, self._asked(_within(obstore.head_async, self.store, self.key))["size"])
+        return found
+
+    def exists(self) -> bool:
+        try:
+            self._asked(_within(obstore.head_async, self.store, self.key))
+        except FileNotFoundError:
+            return False
+        return True
+
+    def put(self, content: bytes) -> None:
+        """As a whole, in one request."""
+        self._asked(_within(obstore.put_async, self.store, self.key, content, use_multipart=False))
+
+    def content(self) -> bytes:
+        """All of it."""
+
+        async def whole() -> obstore.Bytes:
+            found = await _within(obstore.get_async, self.store, self.key)
+            content: obstore.Bytes = await _within(found.bytes_async)
+            return content
+
+        return bytes(self._asked(whole()))
+
+    def read(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """(start, end) of each in bytes, none of them empty: all are asked for at once.
+
+        Of a range that reaches beyond the end, less comes back.
+        """
+
+        async def one(start: int, end: int) -> obstore.Bytes:
+            async with _gate(asyncio.get_running_loop()).entered(end - start):
+                content: obstore.Bytes = await _within(
+                    obstore.get_range_async, self.store, self.key, start=start, end=end
+                )
+                return content
+
+        async def all_of_them() -> list[obstore.Bytes]:
+            return await asyncio.gather(*(one(start, end) for start, end in ranges))
+
+        return list(map(bytes, self._asked(all_of_them())))
+
+    async def _open(self, tail_bytes: int) -> OpenObject:
+        options: Any = {"range": {"suffix": tail_bytes}}
+        try:
+            found = await _within(obstore.get_async, self.store, self.key, options=options)
+            content = await _within(found.bytes_async)
+        except BaseError as error:
+            if " 416 " in str(error) or "Range" in str(error):
+                raise _NoTailError from None
+            raise
+        return OpenObject(self, found.meta["size"], bytes(content))
+
+    def _asked(self, request: Coroutine[Any, Any, Any]) -> Any:
+        with told(self.location):
+            return asyncio.run_coroutine_threadsafe(request, _loop(os.getpid())).result()
+
+
+class _NoTailError(Exception):
+    pass
+
+
+class OpenObject(RangeReader):
+    """An object that never changes, of which any number of threads read ranges.
+
+    tail: its last bytes, which are kept.
+    """
+
+    def __init__(self, at: S3Object, size: int, tail: bytes = b"") -> None:
+        super().__init__(size)
+        self._object, self._tail = at, tail
+
+    @property
+    def kept_bytes(self) -> int:
+        return len(self._tail)
+
+    def size(self) -> int:
+        return self._size
+
+    def read_at(self, nbytes: int, offset: int) -> bytes:
+        """Less than `nbytes` at the end of the file."""
+        end = min(offset + nbytes, self._size)
+        (content,) = self.read_many([(offset, end)])
+        if end == self._size and len(self._tail) < len(content) <= _KEPT_BYTES:
+            self._tail = bytes(content)  # what Parquet files are read with first, and small ones wholly
+        return content
+
+    def read_many(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """(start, end) of each in bytes, within the file: all at once."""
+        tail, tail_at = self._tail, self._size - len(self._tail)
+        asked = [(start, end) for start, end in ranges if start < end and start < tail_at]
+        found = iter(self._object.read([(start, min(end, tail_at)) for start, end in asked]) if asked else [])
+        contents = []
+        for start, end in ranges:
+            content = b""
+            if start < end and start < tail_at:
+                content = next(found)
+                if len(content) != min(end, tail_at) - start:
+                    raise OSError(f"{self._object.location} ends before byte {end:,}")
+            if end > tail_at:
+                content += tail[max(0, start - tail_at) : end - tail_at]
+            contents.append(content)
+        return contents
+
+    def read(self, size: int = -1) -> bytes:
+        start, end = self.advance(size)
+        return self.read_at(end - start, start) if start < end else b""
+
+
+class Upload(io.RawIOBase):
+    """A new object, which is there once it is closed: a small one by one request.
+
+    open_parts: what takes a larger one, and sends it in parts.
+    """
+
+    def __init__(self, at: S3Object, open_parts: Callable[[], pa.NativeFile]) -> None:
+        self._object, self._open_parts = at, open_parts
+        self._small, self._size = bytearray(), 0
+        self._parts: pa.NativeFile | None = None
+
+    def writable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._size
+
+    def write(self, content: Any) -> int:
+        count = len(content)
+        self._size += count
+        if self._parts is not None:
+            self._parts.write(content)
+            return count
+        self._small += content
+        if len(self._small) > _PUT_BYTES:
+            self._parts = self._open_parts()
+            self._parts.write(self._small)
+            self._small = bytearray()
+        return count
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        super().close()
+        if self._parts is not None:
+            self._parts.close()
+        else:
+            self._object.put(bytes(self._small))
+
+    def __del__(self) -> None:
+        """Nothing: Python's own would close, and a file that nobody finished would be there."""
+
+
+@contextmanager
+def told(location: str) -> Iterator[None]:
+    """Raises obstore's errors as those of files."""
+    try:
+        yield
+    except (BaseError, FileNotFoundError) as error:
+        # The store's own words may follow on further lines: by them, the end of a session is told.
+        reason = " ".join(str(error).partition("\n\nDebug source")[0].split())[:_REASON_LENGTH]
+        if isinstance(error, NotFoundError | FileNotFoundError):
+            raise FileNotFoundError(ENOENT, os.strerror(ENOENT), location) from None
+        if isinstance(error, PermissionDeniedError | UnauthenticatedError):
+            raise PermissionError(EACCES, f"the store refuses it: {reason}", location) from None
+        raise OSError(f"{location}: {reason}") from None
+    except TimeoutError:
+        raise OSError(f"{location}: there was no answer within {_ALL_SECONDS:.0f} s") from None
+
+
+async def _within(request: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    async with asyncio.timeout(_ALL_SECONDS):
+        return await request(*arguments, **named)
+
+
+class _Gate:
+    """Lets requests through in their order, so many at a time, for so many bytes; one alone may have more."""
+
+    def __init__(self) -> None:
+        self._requests = self._bytes = 0
+        self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
+
+    @asynccontextmanager
+    async def entered(self, size: int) -> AsyncIterator[None]:
+        coming: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((coming, size))
+        self._let_in()
+        try:
+            await coming
+            yield
+        finally:
+            if coming.done() and not coming.cancelled():
+                self._requests -= 1
+                self._bytes -= size
+            self._let_in()
+
+    def _let_in(self) -> None:
+        while self._waiting:
+            coming, size = self._waiting[0]
+            if not coming.cancelled():
+                if self._requests and (self._requests >= REQUESTS or self._bytes + size > _HELD_BYTES):
+                    return
+                self._requests += 1
+                self._bytes += size
+                coming.set_result(None)
+            self._waiting.popleft()
+
+
+@cache
+def _gate(_: asyncio.AbstractEventLoop) -> _Gate:
+    return _Gate()
+
+
+_starting = threading.Lock()
+
+
+def _loop(process: int) -> asyncio.AbstractEventLoop:
+    """On which all requests of a process wait."""
+    with _starting:
+        return _started(process)
+
+
+@cache
+def _started(_: int) -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="stores", daemon=True).start()
+    return loop

@@ -1,0 +1,105 @@
+"""What is written to and read from S3 takes no request that is not needed."""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import pyarrow as pa
+import pytest
+
+from stores import objects
+from stores.objects import OpenObject
+from tests.slow_store import SlowStore
+from worker.io.storage import Storage
+
+SMALL, LARGE = b"small", bytes(9 * 1024**2)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlowStore]:
+    folder = tmp_path_factory.mktemp("store")
+    (folder / "lake").mkdir()
+    with SlowStore(folder, 0).served() as store:
+        yield store
+
+
+@pytest.fixture
+def storage(store: SlowStore) -> Storage:
+    return Storage(store.properties)
+
+
+def put(store: SlowStore, content: bytes) -> str:
+    (store.folder / "lake" / "file").write_bytes(content)
+    return "s3://lake/file"
+
+
+def _read_into(found: list[bytes], file: OpenObject, ranges: Sequence[tuple[int, int]]) -> None:
+    found += file.read_many(ranges)
+
+
+def test_a_file_is_put_as_a_whole_unless_it_is_large(store: SlowStore, storage: Storage) -> None:
+    def streamed(content: bytes) -> None:
+        with storage.open_output("s3://lake/new") as sink:
+            sink.write(content[:3])
+            sink.write(content[3:])
+            assert sink.tell() == len(content)
+        assert (store.folder / "lake" / "new").read_bytes() == content
+
+    asked = store.counted(lambda: storage.write("s3://lake/vector", pa.py_buffer(SMALL)))
+    assert asked.by_kind == {"PUT": 1}
+    assert (store.folder / "lake" / "vector").read_bytes() == SMALL
+    assert store.counted(lambda: streamed(SMALL)).by_kind == {"PUT": 1}
+    assert store.counted(lambda: streamed(LARGE)).by_kind["END UPLOAD"] == 1
+
+
+def test_what_nobody_has_closed_is_not_there(store: SlowStore, storage: Storage) -> None:
+    sink = storage.open_output("s3://lake/unfinished")
+    sink.write(SMALL)
+    del sink
+    assert not (store.folder / "lake" / "unfinished").exists()
+
+
+def test_no_request_is_for_the_size_alone(store: SlowStore, storage: Storage) -> None:
+    place = put(store, b"PAR1" + SMALL)
+
+    def read(size_bytes: int | None = None) -> None:
+        with storage.open_input(place, size_bytes) as file:
+            assert file.size() == 9
+            assert file.read_at(5, 4) == SMALL
+            assert file.read_at(4, 0) == b"PAR1"
+            assert file.read_at(20, 8) == b"l"
+
+    assert store.counted(read).by_kind == {"GET": 1}
+    # From its end on, as Parquet is read.
+    assert store.counted(lambda: read(9)).by_kind == {"GET": 2}
+    assert store.counted(lambda: storage.open_input(place, 9)).count == 0
+    assert store.counted(lambda: storage.read(place, 4, 2)).by_kind == {"GET": 1}
+    assert store.counted(lambda: storage.read(place)).by_kind == {"GET": 1}
+    assert store.counted(lambda: storage.exists(place)).by_kind == {"HEAD": 1}
+    assert (storage.read(place, 4, 2), storage.read(place, 7, 9)) == (b"sm", b"ll")
+
+
+def test_a_file_may_be_empty_gone_or_shorter_than_it_should_be(store: SlowStore, storage: Storage) -> None:
+    with storage.open_input(put(store, b"")) as file:
+        assert (file.size(), file.read()) == (0, b"")
+    with pytest.raises(OSError, match="s3://lake/file ends before byte 12"):
+        storage.open_input(put(store, SMALL), 12).read_at(10, 2)
+    with pytest.raises(FileNotFoundError, match="s3://lake/none"):
+        storage.open_input("s3://lake/none")
+    with pytest.raises(FileNotFoundError, match="s3://lake/none"):
+        storage.open_input("s3://lake/none", 12).read_at(2, 2)
+    assert not storage.exists("s3://lake/none")
+
+
+def test_ranges_that_are_asked_for_at_once_are_bounded_by_number_and_bytes(
+    store: SlowStore, storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = put(store, bytes(range(256)) * 100)
+    ranges = [(start, start + 10) for start in range(0, 25_000, 250)]
+    for requests, held_bytes, most in ((5, 10_000, 5), (256, 30, 3), (256, 1, 1)):
+        monkeypatch.setattr(objects, "REQUESTS", requests)
+        monkeypatch.setattr(objects, "_HELD_BYTES", held_bytes)
+        file = storage.open_input(place, 25_600)
+        found: list[bytes] = []
+        asked = store.counted(partial(_read_into, found, file, ranges))
+        assert (asked.by_kind, asked.most_at_once <= most) == ({"GET": 100}, True)
+        assert [one[0] for one in found] == [start % 256 for start, _ in ranges]
