@@ -336,8 +336,7 @@ class _Table:
         """Data files that are small, and their bytes."""
         self._counted = (0, 0)
         """Small data files, and those with many deleted rows, as the last job told."""
-        self._reported = shape.data_files + shape.vectors
-        self._reported_files = shape.data_files
+        self._reported = shape
         self._idle_at: tuple[int, int] | None = None
         """What was counted when a rewriting found nothing to take."""
         self._kinds = [kind for kind in REPLAYED if getattr(policy, kind.value).enabled]
@@ -413,7 +412,8 @@ class _Table:
 
     def _state(self) -> TableState:
         small, deleted = self._counted
-        grown = max(self.shape.data_files + self.shape.vectors - self._reported, 0)
+        new_files = self.shape.data_files - self._reported.data_files
+        grown = max(new_files + self.shape.vectors - self._reported.vectors, 0)
         last = self._last
         rewriting = last.get(JobKind.REWRITE_DATA_FILES)
         if rewriting is not None and rewriting.idle:
@@ -458,7 +458,7 @@ class _Table:
             shape=self.shape,
             fresh=self._fresh(),
             grown_files=grown,
-            new_small_files=max(self.shape.data_files - self._reported_files, 0),
+            new_small_files=max(new_files, 0),
             has_sort_order=self._beginning.has_sort_order,
         )
 
@@ -488,11 +488,8 @@ class _Table:
             case _:
                 return self.shape.rows
 
-    def _takes(self, job: _Running) -> tuple[int, float]:
-        """Data files that a rewriting takes of those that were there when it began, with their bytes."""
-        return self._taken(job.small, job.shape)
-
     def _taken(self, small: tuple[int, float], shape: Shape) -> tuple[int, float]:
+        """Data files that a rewriting takes of those that there are, with their bytes."""
         files, size = small
         limits = self._policy.rewrite_data_files
         if self._has_many_deleted(shape):
@@ -571,7 +568,7 @@ class _Table:
                 return written, not job.pending.files
             case JobKind.REWRITE_DATA_FILES:
                 if job.pending.files:
-                    self._convert(job, outcome, writes=not self._takes(job)[0])
+                    self._convert(job, outcome, writes=not self._taken(job.small, job.shape)[0])
                 rewritten = self._rewrite(job)
                 self._count()
                 return rewritten, not rewritten and not job.pending.files
@@ -627,7 +624,7 @@ class _Table:
 
     def _rewrite(self, job: _Running) -> float:
         """Put data files together that were small when a job began; how many bytes it wrote anew."""
-        files, size = self._takes(job)
+        files, size = self._taken(job.small, job.shape)
         if not files:
             return 0.0
         now = self._small
@@ -667,8 +664,7 @@ class _Table:
         """As a job reports at its end."""
         files, _ = self._taken(self._small, self.shape)
         self._counted = (0, files) if self._has_many_deleted(self.shape) else (files, 0)
-        self._reported = self.shape.data_files + self.shape.vectors
-        self._reported_files = self.shape.data_files
+        self._reported = self.shape
 
     def _merged(self) -> list[float]:
         """Sorted runs that a compaction puts together: the smallest, or all where many entries are dead."""
