@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Float, cast, func
+from sqlalchemy import Float, bindparam, cast, func
 from sqlalchemy.orm import Mapped
 from sqlmodel import Session, col, select
 
@@ -575,20 +575,36 @@ def _has_changes_before(session: Session, minute: int) -> bool:
     return session.exec(older).first() is not None
 
 
+# Putting a statement together takes longer than most take to run, and polls run these.
+_ENDED = (
+    select(
+        Job.id,
+        func.row_number().over(partition_by=col(Job.kind), order_by=col(Job.ended_at).desc()).label("age"),
+    )
+    .where(
+        Job.table_id == bindparam("table_id"),
+        ~col(Job.dry_run),
+        col(Job.status).in_((JobStatus.SUCCEEDED.value, JobStatus.FAILED.value)),
+    )
+    .subquery()
+)
+_LAST_JOBS = (
+    select(Job)
+    .join(_ENDED, _ENDED.c.id == col(Job.id))
+    .where(_ENDED.c.age == 1)
+    .order_by(col(Job.ended_at).desc())
+)
+_LAST_SAMPLE = (
+    select(HealthSample)
+    .where(HealthSample.table_id == bindparam("table_id"))
+    .order_by(col(HealthSample.id).desc())
+    .limit(1)
+)
+
+
 def last_jobs(session: Session, table_id: str) -> Sequence[Job]:
     """The last job of each kind that succeeded or failed, latest first."""
-    age = func.row_number().over(partition_by=col(Job.kind), order_by=col(Job.ended_at).desc())
-    ended = (
-        select(Job.id, age.label("age"))
-        .where(
-            Job.table_id == table_id,
-            ~col(Job.dry_run),
-            col(Job.status).in_((JobStatus.SUCCEEDED.value, JobStatus.FAILED.value)),
-        )
-        .subquery()
-    )
-    latest = select(Job).join(ended, ended.c.id == col(Job.id)).where(ended.c.age == 1)
-    return session.exec(latest.order_by(col(Job.ended_at).desc())).all()
+    return session.exec(_LAST_JOBS, params={"table_id": table_id}).all()
 
 
 def store_status(
@@ -660,12 +676,7 @@ def keep_last_look(session: Session, health: TableHealth) -> None:
 
 
 def _last_sample(session: Session, table_id: str) -> HealthSample | None:
-    return session.exec(
-        select(HealthSample)
-        .where(HealthSample.table_id == table_id)
-        .order_by(col(HealthSample.id).desc())
-        .limit(1)
-    ).first()
+    return session.exec(_LAST_SAMPLE, params={"table_id": table_id}).first()
 
 
 def append_sample(session: Session, last: HealthSample | None, sample: HealthSample) -> None:

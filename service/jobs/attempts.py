@@ -23,7 +23,7 @@ from service.jobs.contract import (
     HeartbeatAnswer,
     HeartbeatRequest,
 )
-from service.jobs.events import record_job_event
+from service.jobs.events import job_event, record_job_event
 from service.jobs.index_reports import apply_publication, apply_report, covers_head, rewritable
 from service.jobs.ownership import check_owner
 from service.jobs.queue import (
@@ -47,6 +47,7 @@ from service.records.reports import ErasureReport
 from service.records.tables import AddressCounter, EnrolledTable
 from service.records.workers import Worker
 from service.settings import Settings
+from service.webhooks.outbox import write_untold
 
 _WITH_WORKER = (
     select(Attempt, Worker)
@@ -118,27 +119,28 @@ def heartbeat(
     A lease that ran out but was not given to anybody else yet is extended too: live work is not killed. A
     publication of a branch that its table has no more is asked to stop, also before it commits.
     """
-    job, running = _fenced(session, caller, job_id, attempt)
+    job, running, worker = _fenced(session, caller, job_id, attempt)
     expires_at = now + timedelta(seconds=settings.lease_seconds)
     job.lease_expires_at = running.lease_expires_at = expires_at
     job.renewals += 1
-    worker = session.get_one(Worker, running.worker_id)
     worker.last_seen_at = now
+    told = []
     if report.progress is not None:
         progress = report.progress.model_dump()
         before = {key: value for key, value in (job.progress or {}).items() if key != "updated_at"}
         job.progress = {**progress, "updated_at": rfc3339(now)}
         if progress != before:
-            record_job_event(
-                session, job, "job.progress", _progress_sentence(progress), now, progress=job.progress
+            told.append(
+                job_event(job, "job.progress", _progress_sentence(progress), now, progress=job.progress)
             )
     if report.plan is not None:
         running.plans = _with(running.plans or [], report.plan)
-    for event in report.events:
-        record_job_event(
-            session, job, f"job.{event.kind}", event.message, now, level=event.level, reported=event.fields
-        )
+    told += [
+        job_event(job, f"job.{one.kind}", one.message, now, level=one.level, reported=one.fields)
+        for one in report.events
+    ]
     session.add_all((job, running, worker))
+    write_untold(session, told)
     if job.kind == JobKind.PUBLISH.value:
         table = session.get_one(EnrolledTable, job.table_id)
         if is_of_another_branch(job, effective_policy(session, table).publish.source):
@@ -155,7 +157,7 @@ def reserve_addresses(
 
     Raises InvalidError for addresses that no index comes to: those of a table are used up only once.
     """
-    job, _ = _fenced(session, caller, job_id, attempt)
+    job, *_ = _fenced(session, caller, job_id, attempt)
     # The running job is locked, and only one running job writes a table, so nobody else is at this counter;
     # the row lock below holds even if two tables share a UUID by being registered twice.
     counter = session.exec(
@@ -189,7 +191,7 @@ def finish(
         check_owner(worker, caller)
     else:
         job = lock_job(session, job_id)
-        ended = _own(session, caller, job_id, attempt)
+        ended, _ = _own(session, caller, job_id, attempt) or (None, None)
         if ended is not None and job.attempt == attempt and ended.status == outcome.value:
             # The answer to the first report got lost.
             return job
@@ -416,14 +418,15 @@ def is_current(job: Job, attempt: int) -> bool:
     return job.attempt == attempt and job.status == JobStatus.RUNNING.value
 
 
-def _fenced(session: Session, caller: Principal, job_id: str, attempt: int) -> tuple[Job, Attempt]:
+def _fenced(session: Session, caller: Principal, job_id: str, attempt: int) -> tuple[Job, Attempt, Worker]:
     job = lock_job(session, job_id)
-    _own(session, caller, job_id, attempt)
-    return job, _check_current(session, job, attempt)
+    _, worker = _own(session, caller, job_id, attempt) or (None, None)
+    running = _check_current(session, job, attempt)
+    return job, running, worker or session.get_one(Worker, running.worker_id)
 
 
-def _own(session: Session, caller: Principal, job_id: str, attempt: int) -> Attempt | None:
-    """An attempt of the caller's, if it ever was; raises ForbiddenError for somebody else's.
+def _own(session: Session, caller: Principal, job_id: str, attempt: int) -> tuple[Attempt, Worker] | None:
+    """An attempt of the caller's, if it ever was, and its worker; raises ForbiddenError for somebody else's.
 
     Read once its job is locked, under which alone it changes.
     """
@@ -432,7 +435,7 @@ def _own(session: Session, caller: Principal, job_id: str, attempt: int) -> Atte
         return None
     running, worker = found
     check_owner(worker, caller)
-    return running
+    return running, worker
 
 
 def _is_of_the_same_table(session: Session, job: Job, other: Job) -> bool:

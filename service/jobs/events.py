@@ -20,17 +20,23 @@ def record_job_event(
     session: Session, job: Job, kind: str, message: str, now: datetime, *, level: str = "info", **fields: Any
 ) -> None:
     """Add an event about a job; its status goes along, so that a reader of events needs nothing else."""
-    write_event(
-        session,
-        at=now,
-        kind=kind,
-        level=level,
-        message=message,
-        table_id=job.table_id,
-        job_id=job.id,
-        attempt=job.attempt or None,
-        fields={"job_kind": job.kind, "dry_run": job.dry_run, "status": job.status, **fields},
-    )
+    write_event(session, **job_event(job, kind, message, now, level=level, **fields))
+
+
+def job_event(
+    job: Job, kind: str, message: str, now: datetime, *, level: str = "info", **fields: Any
+) -> dict[str, Any]:
+    """The columns of an event about a job."""
+    return {
+        "at": now,
+        "kind": kind,
+        "level": level,
+        "message": message,
+        "table_id": job.table_id,
+        "job_id": job.id,
+        "attempt": job.attempt or None,
+        "fields": {"job_kind": job.kind, "dry_run": job.dry_run, "status": job.status, **fields},
+    }
 
 
 def record_table_event(

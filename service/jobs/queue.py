@@ -30,6 +30,13 @@ _LOCKED_JOB = (
     .with_for_update()
     .execution_options(populate_existing=True)
 )
+# Polls run these: putting a statement together takes longer than most take to run.
+_PAUSED = select(SystemState.paused).where(SystemState.id == 1)
+_PUBLICATIONS = select(Job).where(
+    Job.table_id == bindparam("table_id"),
+    col(Job.status).in_(_ACTIVE),
+    Job.kind == JobKind.PUBLISH.value,
+)
 _LONGEST_PERSISTENT_PAUSE_SECONDS = 3600.0
 STAGING_BRANCH_CHANGED = "a policy changed the table's staging branch"
 
@@ -187,10 +194,7 @@ def is_of_another_branch(job: Job, source: str) -> bool:
 
 def cancel_publications_but(session: Session, table_id: str, source: str, now: datetime) -> None:
     """Cancel the jobs of a table that publish another staging branch than this one; empty for none."""
-    query = select(Job).where(
-        Job.table_id == table_id, col(Job.status).in_(_ACTIVE), Job.kind == JobKind.PUBLISH.value
-    )
-    for job in session.exec(query).all():
+    for job in session.exec(_PUBLICATIONS, params={"table_id": table_id}).all():
         if is_of_another_branch(job, source):
             cancel(session, lock_job(session, job.id), STAGING_BRANCH_CHANGED, now)
 
@@ -233,8 +237,7 @@ def get_job(session: Session, job_id: str) -> Job:
 
 
 def is_system_paused(session: Session) -> bool:
-    state = session.get(SystemState, 1)
-    return state is not None and state.paused
+    return bool(session.exec(_PAUSED).first())
 
 
 def attempts_of(session: Session, job_id: str) -> list[AttemptView]:

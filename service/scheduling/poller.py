@@ -530,6 +530,8 @@ class Poller:
         table = session.get_one(EnrolledTable, table_id, with_for_update=FOR_UPDATE)
         if table.deleted_at is not None:
             return Polled(is_reachable=True)
+        # Held until the end: a session forgets what nobody holds, and reads it anew.
+        _catalog = session.get_one(Catalog, table.catalog_id)
         policy = effective_policy(session, table)
         # Before the table's health: where a job ends, they are locked in this order, too.
         cancel_publications_but(session, table_id, policy.publish.source, now)

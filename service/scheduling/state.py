@@ -1,9 +1,11 @@
 """The state of a table that decisions depend on, read from the database."""
 
+from collections.abc import Sequence
 from datetime import datetime
 from itertools import takewhile
 from statistics import median
 
+from sqlalchemy import bindparam
 from sqlmodel import Session, col, select
 
 from service.catalogs.measure import Past, Volume
@@ -27,23 +29,38 @@ _AVERAGED = 3
 """Jobs: what the latest took tells what the next one takes."""
 
 
+# Putting a statement together takes longer than most take to run, and each poll runs these.
+_ACTIVE = select(Job.kind, Job.held_because, Job.status, Job.available_at).where(
+    Job.table_id == bindparam("table_id"),
+    ~col(Job.dry_run),
+    col(Job.status).in_((JobStatus.QUEUED.value, JobStatus.RUNNING.value)),
+)
+_KINDS = (
+    select(Job.kind).where(Job.table_id == bindparam("table_id"), col(Job.ended_at).is_not(None)).distinct()
+)
+_ENDED = (
+    select(Job)
+    .where(
+        Job.table_id == bindparam("table_id"),
+        Job.kind == bindparam("kind"),
+        ~col(Job.dry_run),
+        col(Job.status).in_((JobStatus.SUCCEEDED.value, JobStatus.FAILED.value)),
+    )
+    .order_by(col(Job.ended_at).desc())
+    .limit(bindparam("most"))
+)
+
+
 def table_state(
     session: Session, table: EnrolledTable, health: TableHealth, policy: EffectivePolicy, now: datetime
 ) -> TableState:
-    active = session.exec(
-        select(Job.kind, Job.held_because, Job.status, Job.available_at).where(
-            Job.table_id == table.id,
-            ~col(Job.dry_run),
-            col(Job.status).in_((JobStatus.QUEUED.value, JobStatus.RUNNING.value)),
-        )
-    ).all()
+    active = session.exec(_ACTIVE, params={"table_id": table.id}).all()
     present = {
         JobKind(kind)
         for kind, _, status, available_at in active
         if status == JobStatus.RUNNING.value or available_at <= now
     }
-    ended = select(Job.kind).where(Job.table_id == table.id, col(Job.ended_at).is_not(None)).distinct()
-    kinds = set(session.exec(ended))
+    kinds = set(session.exec(_KINDS, params={"table_id": table.id}))
     last = {kind: _last_job(session, health, kind, policy) for kind in SCHEDULED if kind.value in kinds}
     now_stored = health.reader_shapes.get("now")
     shape = shape_of(now_stored) if now_stored is not None else None
@@ -131,17 +148,11 @@ def _staged(health: TableHealth) -> StagedState:
 def _last_job(
     session: Session, health: TableHealth, kind: JobKind, policy: EffectivePolicy
 ) -> LastJob | None:
-    ended = session.exec(
-        select(Job)
-        .where(
-            Job.table_id == health.table_id,
-            Job.kind == kind.value,
-            ~col(Job.dry_run),
-            col(Job.status).in_((JobStatus.SUCCEEDED.value, JobStatus.FAILED.value)),
-        )
-        .order_by(col(Job.ended_at).desc())
-        .limit(_LOOKED_BACK)
-    ).all()
+    for most in (_AVERAGED, _LOOKED_BACK):
+        named = {"table_id": health.table_id, "kind": kind.value, "most": most}
+        ended = session.exec(_ENDED, params=named).all()
+        if len(ended) < most or _says_all(ended, health, policy):
+            break
     if not ended or ended[0].ended_at is None:
         return None
     since_success = list(takewhile(lambda job: job.status == JobStatus.FAILED.value, ended))
@@ -150,11 +161,7 @@ def _last_job(
     took = [
         max((job.ended_at - job.started_at).total_seconds() - _indexing_seconds(job), 0.0)
         for job in ended
-        if job.status == JobStatus.SUCCEEDED.value
-        and not job.failures  # which would count the pauses between attempts
-        and job.started_at is not None
-        and job.ended_at is not None
-        and _has_committed(job)
+        if _tells_time(job) and job.started_at is not None and job.ended_at is not None
     ]
     return LastJob(
         ended[0].ended_at,
@@ -170,6 +177,19 @@ def _last_job(
         seconds=median(took[:_AVERAGED]) if took else None,
         seen_id=ended[0].seen_snapshot_id if ended[0].status == JobStatus.SUCCEEDED.value else None,
     )
+
+
+def _says_all(latest: Sequence[Job], health: TableHealth, policy: EffectivePolicy) -> bool:
+    """Whether the latest jobs of a kind say what is asked of all: none failed or was idle just now, and what
+    they took is known, if jobs of that kind commit."""
+    if latest[0].status == JobStatus.FAILED.value or _is_idle(latest[0], health, policy):
+        return False
+    return all(map(_tells_time, latest)) or not any("commits" in (job.result or {}) for job in latest)
+
+
+def _tells_time(job: Job) -> bool:
+    """Whether the time that a job took is that of the work, without pauses between attempts."""
+    return job.status == JobStatus.SUCCEEDED.value and not job.failures and _has_committed(job)
 
 
 def _indexing_seconds(job: Job) -> float:

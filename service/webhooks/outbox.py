@@ -4,6 +4,7 @@ Invariant: an event that was committed has a delivery for each webhook that was 
 rolled back has none: nothing else inserts events.
 """
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
@@ -56,6 +57,15 @@ def write_event(session: Session, **event: Any) -> None:
     event_id, has_receivers = connection.execute(_INSERT, event).one()
     if has_receivers and event["kind"] not in UNTOLD:
         _write_deliveries(connection, event_id, **event)
+
+
+def write_untold(session: Session, events: Sequence[dict[str, Any]]) -> None:
+    """Write events of kinds that no webhook is told of, in order and together: a busy job has many."""
+    if told := {event["kind"] for event in events} - UNTOLD:
+        raise ValueError(f"webhooks may ask for {', '.join(sorted(told))}")
+    if events:
+        session.flush()
+        session.connection().execute(_INSERT, events)
 
 
 def _write_deliveries(

@@ -27,13 +27,14 @@ from service.policies.effective import effective_policy
 from service.policies.models import AttachmentRequest, PolicyRequest
 from service.policies.service import attach_policy, create_policy
 from service.records.catalogs import Catalog
-from service.records.health import health_of
+from service.records.health import TableHealth, health_of
 from service.records.jobs import Event, Job, JobKind, JobStatus
 from service.records.policies import Level
 from service.records.system import SystemState
 from service.records.tables import AddressCounter, EnrolledTable
-from service.scheduling import clock
+from service.scheduling import clock, state
 from service.scheduling.state import table_state
+from service.webhooks.outbox import write_untold
 from tests.service.conftest import DATABASES
 from tests.service.queue_calls import (
     FATAL,
@@ -93,6 +94,72 @@ def test_a_claim_and_a_report_take_few_statements_however_many_jobs_wait(databas
             finish(database, assignment.job.id, assignment.attempt, "succeeded")
         assert len(claiming) <= 10, claiming
         assert len(reporting) <= 6, reporting
+
+
+def test_a_heartbeat_takes_few_statements_however_much_it_tells(database: Database) -> None:
+    (table,) = add_tables(database, ["a"])
+    job_id = request(database, table)
+    assert claim(database, add_worker(database)) is not None
+    kinds = ["message", "log"] * 5
+    told = [{"kind": kind, "level": "info", "message": str(n)} for n, kind in enumerate(kinds)]
+    progress = {"stage": "read", "done": 1, "total": 2, "unit": "files"}
+    report = HeartbeatRequest.model_validate({"events": told, "progress": progress})
+    with statements_of(database) as asked, database.write() as session:
+        attempts.heartbeat(session, SETTINGS, SYSTEM, job_id, 1, report, START)
+    assert len(asked) <= 6, asked
+    with database.read() as session:
+        latest = session.exec(select(Event).order_by(col(Event.id).desc()).limit(11)).all()[::-1]
+    assert [event.kind for event in latest] == ["job.progress", *(f"job.{kind}" for kind in kinds)]
+    assert [event.message for event in latest][1:] == [str(number) for number in range(10)]
+    assert {event.fields["status"] for event in latest} == {"running"}
+    with pytest.raises(ValueError, match=r"webhooks may ask for job\.succeeded"), database.write() as session:
+        write_untold(session, [{"kind": "job.succeeded"}])
+
+
+HISTORIES = {
+    "all goes well": "ccccccc",
+    "it has just failed": "cccccf",
+    "it fails again and again": "cffffff",
+    "it found nothing to do": "ccccii",
+    "it never found anything to do": "iiiiii",
+    "one had to be repeated": "ccccrc",
+    "one was idle before": "cciccc",
+    "there are few": "cf",
+}
+
+
+@pytest.mark.parametrize("database_kind", ["sqlite"])
+@pytest.mark.parametrize("history", HISTORIES.values(), ids=HISTORIES)
+def test_the_latest_jobs_tell_what_all_tell(
+    database: Database, history: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """c: it committed something, f: it failed, i: it was idle, r: it committed at the second attempt."""
+    (table,) = add_tables(database, ["a"])
+    worker = add_worker(database)
+    for number, each in enumerate(history):
+        now = START + timedelta(hours=number)
+        job_id = request(database, table, now=now, trigger="the policy")
+        took = timedelta(seconds=10 + 3 * number)
+        for attempt in (1, 2) if each == "r" else (1,):
+            at = now + attempt * timedelta(minutes=20)
+            assert claim(database, worker, at) is not None
+            status = "failed" if each == "f" or (each == "r" and attempt == 1) else "succeeded"
+            error = None if status == "succeeded" else RETRYABLE if each == "r" else FATAL
+            result = {"commits": int(each != "i"), "equality_delete_files_removed": int(each != "i")}
+            finish(database, job_id, attempt, status, at + took, error, result=result)
+        assert job(database, job_id).status == ("failed" if each == "f" else "succeeded")
+
+    def last_job() -> Any:
+        with database.read() as session:
+            row, health = session.get_one(EnrolledTable, table), TableHealth(table_id=table)
+            policy = effective_policy(session, row)
+            return table_state(session, row, health, policy, LATER).last[JobKind.CONVERT]
+
+    told = last_job()
+    monkeypatch.setattr(state, "_says_all", lambda *_: False)
+    assert told == last_job()
+    monkeypatch.setattr(state, "_says_all", lambda *_: True)
+    assert (told == last_job()) is (history in ("ccccccc", "cciccc", "cf"))
 
 
 @pytest.mark.parametrize("database_kind", ["sqlite"])
