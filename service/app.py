@@ -81,6 +81,7 @@ from service.ui.endpoints import router as ui_router
 from service.ui.pages import problem_page
 from service.webhooks import endpoints as webhooks_endpoints
 from service.workers import endpoints as workers_endpoints
+from service.workers.waiting import Claims
 from telemetry.logs import add_ids
 from telemetry.traces import adopt, current_traceparent, start_traces, stop_traces, trace_id_of
 
@@ -171,7 +172,9 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.key_limits, app.state.lookup_metrics = KeyLimits(settings), LookupMetrics()
     app.state.lookup_concurrency = ConcurrencyLimits()
     app.state.fingerprint_secret = _fingerprint_secret(settings)
-    app.state.recent_events, app.state.stopping = RecentEvents(database), threading.Event()
+    app.state.recent_events = RecentEvents(database)
+    app.state.stopping = threading.Event()
+    app.state.claims = Claims(database, settings, app.state.stopping)
     app.state.problem_page = problem_page
     app.state.token_verifier = TokenVerifier(settings) if settings.oidc_issuer else None
     app.state.tries = Tries(settings)

@@ -5,7 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query, Request, Response
 
 from service.auth.access import Viewer, WorkerCaller
-from service.db.database import CurrentDatabase, ReadSession, WriteSession, utc_now
+from service.db.database import ReadSession, WriteSession, utc_now
 from service.http.messages import AttemptNumber, JobId, WorkerId
 from service.http.paging import Page, PageRequest, Search
 from service.http.routing import ApiRoute
@@ -24,6 +24,7 @@ from service.jobs.service import view
 from service.settings import CurrentSettings
 from service.workers import service
 from service.workers.models import ClaimRequest, WorkerRequest, WorkerView
+from service.workers.waiting import Claims
 
 router = APIRouter(tags=["workers"], route_class=ApiRoute)
 
@@ -58,17 +59,11 @@ def list_workers(
     responses={204: {"description": "No job came up within the wait."}},
 )
 async def claim_job(
-    database: CurrentDatabase,
-    settings: CurrentSettings,
-    caller: WorkerCaller,
-    request: Request,
-    worker_id: WorkerId,
-    body: ClaimRequest,
+    caller: WorkerCaller, request: Request, worker_id: WorkerId, body: ClaimRequest
 ) -> Assignment | Response:
     """Wait for a job and take it (long poll)."""
-    assignment = await service.claim_job(
-        database, settings, caller, worker_id, body, request.is_disconnected, request.app.state.stopping
-    )
+    claims: Claims = request.app.state.claims
+    assignment = await service.claim_job(claims, caller, worker_id, body, request.is_disconnected)
     return assignment if assignment is not None else Response(status_code=204)
 
 

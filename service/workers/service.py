@@ -1,10 +1,6 @@
 """Register workers, hand them work, and say which are alive."""
 
-import asyncio
-import random
-import threading
-import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
 
 from sqlalchemy import ColumnElement, and_, case, func, not_
@@ -13,19 +9,17 @@ from starlette.concurrency import run_in_threadpool
 
 from service.auth.models import Principal
 from service.auth.service import require_role
-from service.db.database import Database, utc_now
+from service.db.database import utc_now
 from service.http.paging import Page, PageRequest, Sorting, read_page
-from service.jobs import claims
-from service.jobs.contract import Assignment, AttemptId
+from service.jobs.claims import Ask
+from service.jobs.contract import Assignment
 from service.records.jobs import Attempt, AttemptStatus
 from service.records.keys import Role
 from service.records.workers import Worker
 from service.settings import Settings
 from service.workers.models import ClaimRequest, WorkerRequest, WorkerView
+from service.workers.waiting import Claims
 
-_LOOK_SECONDS = 0.4
-_FIRST_LOOK_SECONDS = 0.1
-"""Sooner, since a job that ended often makes another one due; each further pause is twice as long."""
 _FORGET_AFTER = timedelta(days=1)
 SORTING = Sorting(
     {"name": Worker.name, "registered_at": Worker.registered_at}, key=Worker.id, default="-registered_at"
@@ -44,43 +38,25 @@ def register_worker(
 
 
 async def claim_job(
-    database: Database,
-    settings: Settings,
+    claims: Claims,
     caller: Principal,
     worker_id: str,
     request: ClaimRequest,
     is_gone: Callable[[], Awaitable[bool]],
-    stopping: threading.Event,
 ) -> Assignment | None:
-    """Wait for a job, at most its `wait_seconds` and not once this process is `stopping`.
-
-    Between looks it holds neither a connection nor a thread.
+    """Wait for a job, at most its `wait_seconds`.
 
     A worker that `is_gone` takes none: the job would wait for the end of a lease that nobody keeps. Nor does
     one that got a job by another call meanwhile: it has given this one up. Raises ForbiddenError for a worker
     that the caller did not register.
     """
-    deadline = time.monotonic() + request.wait_seconds
     if await is_gone():
         return None  # the call lay in a queue: its worker has asked anew, and may run what it got
-    assignment = await run_in_threadpool(
-        _claim, database, settings, caller, worker_id, request.given_up, is_stopping=request.is_stopping
-    )
-    if request.is_stopping:
-        return None
-    look_seconds = _FIRST_LOOK_SECONDS
-    while assignment is None and time.monotonic() < deadline and not stopping.is_set():
-        # Jitter keeps many idle workers from looking all at once.
-        pause = look_seconds * random.uniform(0.5, 1.5)  # noqa: S311
-        look_seconds = min(2 * look_seconds, _LOOK_SECONDS)
-        await asyncio.sleep(min(pause, max(deadline - time.monotonic(), 0)))
-        if await is_gone():
-            return None
-        if await run_in_threadpool(_has_work, database):
-            assignment = await run_in_threadpool(
-                _claim, database, settings, caller, worker_id, has_waited=True
-            )
-    return assignment
+    ask = Ask(caller, worker_id, request.given_up, is_stopping=request.is_stopping)
+    assignment = await run_in_threadpool(claims.claim, ask)
+    if assignment is not None or request.is_stopping or not request.wait_seconds:
+        return assignment
+    return await claims.wait(Ask(caller, worker_id, has_waited=True), request.wait_seconds, is_gone)
 
 
 def list_workers(
@@ -119,34 +95,6 @@ def count_by_life(
 def count_alive(session: Session, settings: Settings, now: datetime) -> int:
     query = select(func.count()).where(*_alive(settings, now))
     return session.exec(query).one()
-
-
-def _claim(
-    database: Database,
-    settings: Settings,
-    caller: Principal,
-    worker_id: str,
-    given_up: Sequence[AttemptId] = (),
-    *,
-    has_waited: bool = False,
-    is_stopping: bool = False,
-) -> Assignment | None:
-    with database.write() as session:
-        return claims.claim(
-            session,
-            settings,
-            caller,
-            worker_id,
-            utc_now(),
-            given_up=given_up,
-            has_waited=has_waited,
-            is_stopping=is_stopping,
-        )
-
-
-def _has_work(database: Database) -> bool:
-    with database.read() as session:
-        return claims.has_claimable(session, utc_now())
 
 
 def _views(session: Session, settings: Settings, rows: Sequence[Worker], now: datetime) -> list[WorkerView]:

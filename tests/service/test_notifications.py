@@ -2,12 +2,10 @@
 
 import json
 import re
-import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -15,17 +13,14 @@ import pytest
 from sqlmodel import func, select
 from standardwebhooks import Webhook as Signer
 
-from service.auth.service import find_api_key_principal
 from service.db.database import utc_now
 from service.notifications import senders
 from service.records.notifications import Notification
 from service.records.tables import EnrolledTable
 from service.settings import Settings
 from service.webhooks.signing import new_secret
-from service.workers.models import ClaimRequest
-from service.workers.service import claim_job
 from tests.patience import PATIENCE_SECONDS
-from tests.service.conftest import ADMIN_KEY, ON_BOTH, Running, alike_on_both, run_apart, running
+from tests.service.conftest import ON_BOTH, Running, alike_on_both, running
 from tests.service.iceberg_tables import IcebergCatalog
 from tests.service.pages.person import Person
 from tests.service.test_poller import health, polling, tick_until
@@ -89,29 +84,6 @@ def test_a_commit_that_is_told_during_a_poll_is_looked_at_by_another(
         poller.poll_due()
         catalogs.go_on.set()
         tick_until(poller, lambda: catalogs.loads["local.db.t"] == 2)
-
-
-def test_a_worker_that_has_just_asked_is_answered_sooner(
-    service: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What follows the job that it ended comes up at once."""
-    pauses: list[float] = []
-
-    async def noted(seconds: float) -> None:
-        pauses.append(seconds)
-
-    async def is_gone() -> bool:
-        return len(pauses) == 4
-
-    monkeypatch.setattr("service.workers.service.asyncio", SimpleNamespace(sleep=noted))
-    monkeypatch.setattr("service.workers.service.random", SimpleNamespace(uniform=lambda *_: 1.0))
-    caller = find_api_key_principal(service.database, ADMIN_KEY)
-    assert caller is not None
-    worker, request = service.start_worker(), ClaimRequest(wait_seconds=60)
-    settings, stopping = service.settings, threading.Event()
-    waiting = claim_job(service.database, settings, caller, worker, request, is_gone, stopping)
-    assert run_apart(waiting) is None
-    assert pauses == [0.1, 0.2, 0.4, 0.4]
 
 
 def test_a_service_that_waits_is_woken(settings: Settings, iceberg: IcebergCatalog) -> None:

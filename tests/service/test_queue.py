@@ -92,7 +92,7 @@ def test_a_claim_and_a_report_take_few_statements_however_many_jobs_wait(databas
         assert assignment is not None
         with statements_of(database) as reporting:
             finish(database, assignment.job.id, assignment.attempt, "succeeded")
-        assert len(claiming) <= 10, claiming
+        assert len(claiming) <= 9, claiming  # with BEGIN, and other jobs of the table
         assert len(reporting) <= 6, reporting
 
 

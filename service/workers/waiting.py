@@ -1,0 +1,109 @@
+"""Claims that wait for a job: one look at the queue serves all of a process, in their order.
+
+However many workers are idle, the database is asked as often as for one.
+"""
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from starlette.concurrency import run_in_threadpool
+
+from service.db.database import Database, utc_now
+from service.jobs import claims
+from service.jobs.claims import Ask
+from service.jobs.contract import Assignment
+from service.settings import Settings
+
+_LOOK_SECONDS = 0.1
+
+
+@dataclass(frozen=True, eq=False)
+class _Waiting:
+    ask: Ask
+    is_gone: Callable[[], Awaitable[bool]]
+    until: float
+    """By the clock of the event loop."""
+    answer: asyncio.Future[Assignment | None]
+
+
+class Claims:
+    """The claims of one process; `wait` is for its event loop alone."""
+
+    def __init__(self, database: Database, settings: Settings, stopping: threading.Event) -> None:
+        self._database, self._settings, self._stopping = database, settings, stopping
+        self._waiting: deque[_Waiting] = deque()
+        self._looks: asyncio.Task[None] | None = None
+
+    def claim(self, ask: Ask) -> Assignment | None:
+        """A job that waits by now; see `service.jobs.claims.claim`."""
+        with self._database.write() as session:
+            return claims.claim(
+                session,
+                self._settings,
+                ask.caller,
+                ask.worker_id,
+                utc_now(),
+                given_up=ask.given_up,
+                has_waited=ask.has_waited,
+                is_stopping=ask.is_stopping,
+            )
+
+    async def wait(
+        self, ask: Ask, seconds: float, is_gone: Callable[[], Awaitable[bool]]
+    ) -> Assignment | None:
+        """A job that comes up within so many seconds, and while this process is not `stopping`.
+
+        It holds neither a connection nor a thread meanwhile. A worker that `is_gone` gets none.
+        """
+        loop = asyncio.get_running_loop()
+        mine = _Waiting(ask, is_gone, loop.time() + seconds, loop.create_future())
+        self._waiting.append(mine)
+        if self._looks is None or self._looks.done():
+            self._looks = asyncio.create_task(self._look())
+        try:
+            await asyncio.wait([mine.answer], timeout=seconds)
+        finally:
+            is_left = mine in self._waiting
+            if is_left:
+                self._waiting.remove(mine)
+        return None if is_left else await mine.answer  # perhaps a job that it is given just now
+
+    async def _look(self) -> None:
+        """Give out jobs as they come up, as long as anybody waits."""
+        while self._waiting and not self._stopping.is_set():
+            await asyncio.sleep(_LOOK_SECONDS)
+            try:
+                is_found = await run_in_threadpool(self._has_work)
+                while is_found and self._waiting:
+                    is_found = await self._serve(self._waiting.popleft())
+            except Exception as error:  # the database's, which all were told by a look of their own
+                for each in self._waiting:
+                    each.answer.set_exception(error)
+                self._waiting.clear()
+        for each in self._waiting:
+            each.answer.set_result(None)
+        self._waiting.clear()
+
+    async def _serve(self, first: _Waiting) -> bool:
+        """Answer the claim that waits longest; False if there was nothing for it."""
+        try:
+            if await first.is_gone():
+                first.answer.set_result(None)
+                return True
+            assignment = await run_in_threadpool(self.claim, first.ask)
+        except Exception as error:
+            first.answer.set_exception(error)
+            return True
+        if assignment is None and first.until > asyncio.get_running_loop().time():
+            # Another replica was faster, or its worker got a job by another call: let others go first.
+            self._waiting.append(first)
+        else:
+            first.answer.set_result(assignment)
+        return assignment is not None
+
+    def _has_work(self) -> bool:
+        with self._database.read() as session:
+            return claims.has_claimable(session, utc_now())

@@ -1,0 +1,98 @@
+"""Claims that wait for a job, by the queue alone."""
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+
+import pytest
+from sqlalchemy.exc import OperationalError
+
+from service.auth.models import SYSTEM
+from service.db.database import Database
+from service.jobs.claims import Ask
+from service.jobs.contract import Assignment
+from service.workers.waiting import Claims
+from tests.service.conftest import alike_on_both, run_apart
+from tests.service.queue_calls import SETTINGS, add_tables, add_worker, request
+
+database_kind = alike_on_both
+
+
+async def here() -> bool:
+    return False
+
+
+async def gone() -> bool:
+    return True
+
+
+@pytest.fixture
+def stopping() -> threading.Event:
+    return threading.Event()
+
+
+@pytest.fixture
+def claims(database: Database, stopping: threading.Event, monkeypatch: pytest.MonkeyPatch) -> Claims:
+    monkeypatch.setattr("service.workers.waiting._LOOK_SECONDS", 0)
+    return Claims(database, SETTINGS, stopping)
+
+
+def wait_all(
+    claims: Claims, *waiting: tuple[str, Callable[[], Awaitable[bool]]], seconds: float = 60
+) -> list[Assignment | BaseException | None]:
+    """What each of these workers gets, which began to wait in this order."""
+
+    async def wait() -> list[Assignment | BaseException | None]:
+        asks = [
+            claims.wait(Ask(SYSTEM, worker, has_waited=True), seconds, is_gone) for worker, is_gone in waiting
+        ]
+        return await asyncio.gather(*asks, return_exceptions=True)
+
+    return run_apart(wait())
+
+
+def test_one_look_serves_all_who_wait_in_their_order(
+    database: Database, claims: Claims, stopping: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = add_tables(database, ["a", "b"])
+    workers = [add_worker(database) for _ in range(4)]
+    looks: list[bool] = []
+    has_work = claims._has_work
+
+    def look() -> bool:
+        if len(looks) == 2:
+            for priority, table in enumerate(reversed(tables)):
+                request(database, table, priority=priority)
+        looks.append(has_work())
+        if len(looks) == 5:
+            stopping.set()
+        return looks[-1]
+
+    monkeypatch.setattr(claims, "_has_work", look)
+    first, left, second, third = wait_all(
+        claims, (workers[0], here), (workers[1], gone), (workers[2], here), (workers[3], here)
+    )
+    assert isinstance(first, Assignment)
+    assert isinstance(second, Assignment)
+    assert [first.table.id, second.table.id] == tables
+    assert left is third is None
+    assert looks == [False, False, True, False, False]
+
+
+def test_who_waited_long_enough_gets_nothing_and_holds_up_nobody(database: Database, claims: Claims) -> None:
+    assert wait_all(claims, (add_worker(database), here), seconds=0.05) == [None]
+    (table,) = add_tables(database, ["a"])
+    request(database, table)
+    (found,) = wait_all(claims, (add_worker(database), here))
+    assert isinstance(found, Assignment)
+
+
+def test_trouble_of_the_database_is_told_to_all_who_wait(
+    database: Database, claims: Claims, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> bool:
+        raise OperationalError("SELECT", None, Exception("locked"))
+
+    monkeypatch.setattr(claims, "_has_work", fail)
+    workers = [(add_worker(database), here) for _ in range(2)]
+    assert all(isinstance(answer, OperationalError) for answer in wait_all(claims, *workers))
