@@ -10,7 +10,7 @@ from service.catalogs.iceberg import IcebergCatalogs
 from service.catalogs.models import CatalogCheck, CatalogPatch, CatalogRequest, CatalogView
 from service.catalogs.threads import waits_for_catalog
 from service.db.database import CurrentDatabase, ReadSession, WriteSession
-from service.http.etags import IfMatch, OptionalIfMatch, set_etag
+from service.http.etags import IfMatch, OptionalIfMatch, with_etag
 from service.http.messages import CatalogId
 from service.http.paging import Page, PageRequest, Search
 from service.http.routing import ApiRoute
@@ -33,9 +33,7 @@ def create_catalog(
     session: WriteSession, settings: CurrentSettings, caller: Admin, body: CatalogRequest, response: Response
 ) -> CatalogView:
     """Register a catalog. It need not be reachable yet: POST its `/check` to see."""
-    created = service.create_catalog(session, settings, caller, body)
-    set_etag(response, created.version)
-    return created
+    return with_etag(response, service.create_catalog(session, settings, caller, body))
 
 
 @router.get("")
@@ -63,9 +61,7 @@ def get_catalog(
     session: ReadSession, _caller: Viewer, catalog_id: CatalogId, response: Response
 ) -> CatalogView:
     """Show one catalog, by id or name."""
-    found = service.view(session, service.get_catalog(session, catalog_id))
-    set_etag(response, found.version)
-    return found
+    return with_etag(response, service.view(session, service.get_catalog(session, catalog_id)))
 
 
 @router.patch("/{catalog_id}")
@@ -79,9 +75,7 @@ def update_catalog(
     response: Response,
 ) -> CatalogView:
     """Change some fields (merge patch); needs If-Match."""
-    updated = service.update_catalog(session, settings, caller, catalog_id, body, if_match)
-    set_etag(response, updated.version)
-    return updated
+    return with_etag(response, service.update_catalog(session, settings, caller, catalog_id, body, if_match))
 
 
 @router.delete("/{catalog_id}", status_code=204)

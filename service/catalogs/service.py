@@ -21,7 +21,7 @@ from service.catalogs.secrets import check_properties, mask_secrets
 from service.db import private_files
 from service.db.database import FOR_UPDATE, utc_now
 from service.errors import ConflictError, InvalidError, NotFoundError, UnreachableError
-from service.http.etags import check_version
+from service.http.etags import check_version, store_change
 from service.http.paging import Page, PageRequest, Sorting, read_page
 from service.records.catalogs import Catalog, CatalogHealth, CatalogStatus, CatalogType
 from service.records.health import HealthStatus, TableHealth
@@ -223,7 +223,8 @@ def update_catalog(
     row.properties, row.index_warehouse = properties, place
     if "max_running_jobs" in patch.model_fields_set:
         row.max_running_jobs = patch.max_running_jobs
-    return _changed(session, row)
+    store_change(session, row)
+    return view(session, row)
 
 
 def pause_catalog(session: Session, principal: Principal, catalog_id: str, *, paused: bool) -> CatalogView:
@@ -233,7 +234,8 @@ def pause_catalog(session: Session, principal: Principal, catalog_id: str, *, pa
     if row.paused == paused:
         return view(session, row)
     row.paused = paused
-    return _changed(session, row)
+    store_change(session, row)
+    return view(session, row)
 
 
 def delete_catalog(
@@ -403,14 +405,6 @@ def _tables_of(catalog_id: str) -> SelectOfScalar[EnrolledTable]:
     return select(EnrolledTable).where(
         EnrolledTable.catalog_id == catalog_id, col(EnrolledTable.deleted_at).is_(None)
     )
-
-
-def _changed(session: Session, row: Catalog) -> CatalogView:
-    row.version += 1
-    row.updated_at = utc_now()
-    session.add(row)
-    session.flush()
-    return view(session, row)
 
 
 def view(session: Session, row: Catalog) -> CatalogView:

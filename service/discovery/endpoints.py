@@ -15,7 +15,7 @@ from service.discovery.models import (
     StandingPatternRequest,
     StandingPatternView,
 )
-from service.http.etags import IfMatch, OptionalIfMatch, set_etag
+from service.http.etags import IfMatch, OptionalIfMatch, with_etag
 from service.http.messages import CatalogId
 from service.http.paging import Page, PageRequest
 from service.http.problem_documents import UNREACHABLE_RESPONSE
@@ -65,9 +65,7 @@ def create_pattern(
     session: WriteSession, caller: Operator, body: StandingPatternRequest, response: Response
 ) -> StandingPatternView:
     """Make a standing pattern: it enrols what matches, and tables that are created later too."""
-    created = patterns.create_pattern(session, caller, body)
-    set_etag(response, created.version)
-    return created
+    return with_etag(response, patterns.create_pattern(session, caller, body))
 
 
 @router.get("/patterns")
@@ -89,9 +87,7 @@ def get_pattern(
     session: ReadSession, _caller: Viewer, pattern_id: PatternId, response: Response
 ) -> StandingPatternView:
     """Show one standing pattern; the ETag of the answer is what a change of it must name."""
-    found = patterns.view(session, patterns.get_pattern(session, pattern_id))
-    set_etag(response, found.version)
-    return found
+    return with_etag(response, patterns.view(session, patterns.get_pattern(session, pattern_id)))
 
 
 @router.patch("/patterns/{pattern_id}")
@@ -104,9 +100,7 @@ def update_pattern(
     response: Response,
 ) -> StandingPatternView:
     """Change, pause or resume a standing pattern; needs If-Match."""
-    updated = patterns.update_pattern(session, caller, pattern_id, body, if_match)
-    set_etag(response, updated.version)
-    return updated
+    return with_etag(response, patterns.update_pattern(session, caller, pattern_id, body, if_match))
 
 
 @router.delete("/patterns/{pattern_id}", status_code=204)

@@ -21,7 +21,7 @@ from service.db.database import FOR_UPDATE, Database, utc_now
 from service.discovery.candidates import list_names
 from service.discovery.models import StandingPatternPatch, StandingPatternRequest, StandingPatternView
 from service.errors import IcestreamError, InvalidError, NotFoundError
-from service.http.etags import check_version
+from service.http.etags import check_version, store_change
 from service.http.paging import Page, PageRequest, Sorting, read_page
 from service.jobs.events import record_table_event
 from service.policies.service import policy_of_request
@@ -115,10 +115,7 @@ def update_pattern(
         row.paused = patch.paused
     if "policy" in patch.model_fields_set:
         row.policy_id = policy_of_request(session, patch.policy).id if patch.policy is not None else None
-    row.version += 1
-    row.updated_at = utc_now()
-    session.add(row)
-    session.flush()
+    store_change(session, row)
     return view(session, row)
 
 

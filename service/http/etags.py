@@ -4,10 +4,13 @@ What PATCH can change has a version: PATCH needs it, DELETE and PUT check it if 
 name it. Where nothing is, that is version 0.
 """
 
-from typing import Annotated
+from datetime import datetime
+from typing import Annotated, Protocol, TypeVar
 
 from fastapi import Depends, Header, Response
+from sqlmodel import Session
 
+from service.db.database import utc_now
 from service.errors import PreconditionError
 
 
@@ -18,8 +21,29 @@ def etag(version: int) -> str:
 NOTHING = etag(0)
 
 
-def set_etag(response: Response, version: int) -> None:
-    response.headers["ETag"] = etag(version)
+class _Versioned(Protocol):
+    version: int
+
+
+class _Row(_Versioned, Protocol):
+    updated_at: datetime
+
+
+V = TypeVar("V", bound=_Versioned)
+
+
+def with_etag(response: Response, shown: V) -> V:
+    """What an answer shows, by whose version a change of it will go."""
+    response.headers["ETag"] = etag(shown.version)
+    return shown
+
+
+def store_change(session: Session, row: _Row) -> None:
+    """Of a row that was changed, with its next version."""
+    row.version += 1
+    row.updated_at = utc_now()
+    session.add(row)
+    session.flush()
 
 
 def _if_match(

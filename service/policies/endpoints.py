@@ -8,7 +8,7 @@ from starlette.concurrency import run_in_threadpool
 
 from service.auth.access import Operator, Viewer
 from service.db.database import ReadSession, WriteSession, get_database
-from service.http.etags import IfMatch, OptionalIfMatch, set_etag
+from service.http.etags import IfMatch, OptionalIfMatch, with_etag
 from service.http.messages import PolicyId
 from service.http.paging import Page, PageRequest, Search
 from service.http.routing import ApiRoute, Handler
@@ -69,9 +69,7 @@ def create_policy(
     response: Response,
 ) -> PolicyView:
     """Make a policy. Values left out are inherited from wherever it is attached."""
-    created = service.create_policy(session, settings, caller, body)
-    set_etag(response, created.version)
-    return created
+    return with_etag(response, service.create_policy(session, settings, caller, body))
 
 
 @router.get("/policies")
@@ -91,9 +89,7 @@ def list_policies(
 @router.get("/policies/{policy_id}")
 def get_policy(session: ReadSession, _caller: Viewer, policy_id: PolicyId, response: Response) -> PolicyView:
     """Show one policy, by id or name."""
-    found = service.view(service.get_policy(session, policy_id))
-    set_etag(response, found.version)
-    return found
+    return with_etag(response, service.view(service.get_policy(session, policy_id)))
 
 
 @router.patch("/policies/{policy_id}")
@@ -111,8 +107,7 @@ def update_policy(
     updated = service.update_policy(
         session, settings, caller, policy_id, body, if_match, leave_staged=leave_staged
     )
-    set_etag(response, updated.version)
-    return updated
+    return with_etag(response, updated)
 
 
 @router.delete("/policies/{policy_id}", status_code=204)
@@ -137,9 +132,7 @@ def attach_policy(
     With If-Match only in place of the attachment with that `version`.
     """
     attached = service.attach_policy(session, caller, body, if_match, leave_staged=leave_staged)
-    if attached is not None:
-        set_etag(response, attached.version)
-    return attached
+    return None if attached is None else with_etag(response, attached)
 
 
 @router.get("/policy-attachments")

@@ -8,7 +8,7 @@ from service.auth.service import authorize
 from service.catalogs.service import find_catalog, get_catalog
 from service.db.database import FOR_UPDATE, utc_now
 from service.errors import ConflictError, InvalidError, NotFoundError
-from service.http.etags import check_version
+from service.http.etags import check_version, store_change
 from service.http.paging import Page, PageRequest, Sorting, read_page
 from service.policies.built_in import BUILT_IN, STANDARD
 from service.policies.effective import place_of
@@ -148,10 +148,7 @@ def update_policy(
         if patch.settings is not None:
             refuse_mistakes(find_mistakes(session, settings, patch.settings, row))
             row.settings = patch.settings.model_dump(exclude_none=True)
-        row.version += 1
-        row.updated_at = utc_now()
-        session.add(row)
-        session.flush()
+        store_change(session, row)
         return view(row)
 
 
@@ -217,9 +214,7 @@ def attach_policy(
         )
         if table is not None:
             # It shows its policy: an update that was made from the former one must not overwrite this.
-            table.version += 1
-            table.updated_at = utc_now()
-            session.add(table)
+            store_change(session, table)
         return None if row is None else _attachment_view(session, row)
 
 

@@ -8,7 +8,7 @@ from service.auth.access import Operator, Viewer
 from service.catalogs.endpoints import OpenCatalogs
 from service.catalogs.threads import waits_for_catalog
 from service.db.database import CurrentDatabase, ReadSession, WriteSession
-from service.http.etags import IfMatch, OptionalIfMatch, set_etag
+from service.http.etags import IfMatch, OptionalIfMatch, with_etag
 from service.http.messages import TableId
 from service.http.paging import Page, PageRequest, Search
 from service.http.problem_documents import UNREACHABLE_RESPONSE
@@ -71,9 +71,7 @@ def enroll_table(
     response: Response,
 ) -> TableView:
     """Enrol a table. It is loaded from its catalog at once, so a wrong name is found here."""
-    created = service.enroll_table(session, settings, caller, body, loaded)
-    set_etag(response, created.version)
-    return created
+    return with_etag(response, service.enroll_table(session, settings, caller, body, loaded))
 
 
 @router.post("/enroll-by-pattern", responses=UNREACHABLE_RESPONSE)
@@ -143,9 +141,7 @@ def get_table(
     session: ReadSession, settings: CurrentSettings, _caller: Viewer, table_id: TableId, response: Response
 ) -> TableView:
     """Show one enrolled table; the ETag of the answer is what a change of it must name."""
-    found = service.view(session, settings, rows.get_table(session, table_id))
-    set_etag(response, found.version)
-    return found
+    return with_etag(response, service.view(session, settings, rows.get_table(session, table_id)))
 
 
 @router.patch("/{table_id}")
@@ -173,8 +169,7 @@ def update_table(
     updated = service.update_table(
         session, settings, caller, table_id, body, if_match, columns, leave_staged=leave_staged
     )
-    set_etag(response, updated.version)
-    return updated
+    return with_etag(response, updated)
 
 
 @router.delete(

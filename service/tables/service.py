@@ -23,7 +23,7 @@ from service.catalogs.iceberg import IcebergCatalogs
 from service.catalogs.service import check_index_place, find_catalog, index_warehouse
 from service.db.database import Database, utc_now
 from service.errors import ConflictError, IcestreamError, InvalidError, UnreachableError
-from service.http.etags import check_version
+from service.http.etags import check_version, store_change
 from service.http.paging import Page, PageRequest, Sorting, read_page
 from service.jobs import queue
 from service.jobs.events import record_table_event
@@ -614,8 +614,5 @@ def miss(identifier: tuple[str, ...], error: Exception) -> PatternMiss:
 
 
 def _changed(session: Session, settings: Settings, row: EnrolledTable) -> TableView:
-    row.version += 1
-    row.updated_at = utc_now()
-    session.add(row)
-    session.flush()
+    store_change(session, row)
     return view(session, settings, row)

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Depends, Path, Query, Response
 
 from service.auth.access import Admin
 from service.db.database import ReadSession, WriteSession
-from service.http.etags import IfMatch, OptionalIfMatch, set_etag
+from service.http.etags import IfMatch, OptionalIfMatch, with_etag
 from service.http.paging import Page, PageRequest, Search
 from service.http.routing import ApiRoute
 from service.records.webhooks import DeliveryStatus
@@ -24,9 +24,7 @@ def create_webhook(
     session: WriteSession, settings: CurrentSettings, caller: Admin, body: WebhookRequest, response: Response
 ) -> WebhookView:
     """Make a webhook: it gets a signed POST for each event of its kinds from now on."""
-    created = service.create_webhook(session, settings, caller, body)
-    set_etag(response, created.version)
-    return created
+    return with_etag(response, service.create_webhook(session, settings, caller, body))
 
 
 @router.get("/webhooks")
@@ -48,9 +46,7 @@ def get_webhook(
     session: ReadSession, _caller: Admin, webhook_id: WebhookId, response: Response
 ) -> WebhookView:
     """Show one webhook; the ETag of the answer is what a change of it must name."""
-    found = service.view(session, service.get_webhook(session, webhook_id))
-    set_etag(response, found.version)
-    return found
+    return with_etag(response, service.view(session, service.get_webhook(session, webhook_id)))
 
 
 @router.patch("/webhooks/{webhook_id}")
@@ -64,9 +60,7 @@ def update_webhook(
     response: Response,
 ) -> WebhookView:
     """Change a webhook, or switch it off or on; needs If-Match."""
-    updated = service.update_webhook(session, settings, caller, webhook_id, body, if_match)
-    set_etag(response, updated.version)
-    return updated
+    return with_etag(response, service.update_webhook(session, settings, caller, webhook_id, body, if_match))
 
 
 @router.delete("/webhooks/{webhook_id}", status_code=204)

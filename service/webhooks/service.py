@@ -12,7 +12,7 @@ from service.auth.service import authorize
 from service.catalogs.egress import check_host
 from service.db.database import FOR_UPDATE, new_id, utc_now
 from service.errors import ConflictError, InvalidError, NotFoundError
-from service.http.etags import check_version
+from service.http.etags import check_version, store_change
 from service.http.paging import Page, PageRequest, Sorting, read_page
 from service.records.keys import Role
 from service.records.webhooks import DeliveryStatus, Webhook, WebhookDelivery
@@ -93,10 +93,7 @@ def update_webhook(
         row.secret = patch.secret
     if patch.enabled is not None:
         row.enabled, row.disabled_because = patch.enabled, None
-    row.version += 1
-    row.updated_at = utc_now()
-    session.add(row)
-    session.flush()
+    store_change(session, row)
     return view(session, row)
 
 
