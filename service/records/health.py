@@ -148,7 +148,6 @@ class TableHealth(SQLModel, table=True):
     """Whether there is a key: declared, identifier fields, equality deletes, or indexed before."""
     last_poll: dict[str, Any] | None = Field(default=None, sa_type=Json)
     """What the next poller goes on from, as service.scheduling.poller writes it; None after a failure."""
-    poll_failures: int = 0
     poll_error: dict[str, Any] | None = Field(default=None, sa_type=Json)
     report_snapshot_id: int | None = Field(default=None, sa_type=BigInteger)
     """Snapshot of the last report."""

@@ -507,7 +507,6 @@ class Poller:
     def _store_failure(self, session: Session, table_id: str, error: IcestreamError) -> None:
         now = utc_now()
         health = health_of(session, table_id)
-        health.poll_failures += 1
         problem = {"code": error.slug, "title": error.title, "detail": error.detail, "remedy": error.remedy}
         if health.poll_error != problem:
             record_table_event(session, table_id, "poll.failed", error.detail, now, level="error", **problem)
@@ -538,7 +537,7 @@ class Poller:
         health = health_of(session, table_id)
         if health.poll_error is not None:
             record_table_event(session, table_id, "poll.recovered", "The table can be read again.", now)
-            health.poll_failures, health.poll_error = 0, None
+            health.poll_error = None
         keep_last_look(session, health)
         self._follow(session, table, health, loaded, now)
         blocked = {normalize_location(delete["file_path"]) for delete in health.unconvertible}

@@ -606,7 +606,6 @@ def _create_tables() -> None:
         sa.Column("unverified_bytes", sa.BigInteger(), nullable=False),
         sa.Column("has_keys", sa.Boolean(), nullable=False),
         sa.Column("last_poll", JSON, nullable=True),
-        sa.Column("poll_failures", sa.Integer(), nullable=False),
         sa.Column("poll_error", JSON, nullable=True),
         sa.Column("report_snapshot_id", sa.BigInteger(), nullable=True),
         sa.Column("indexed_snapshot_id", sa.BigInteger(), nullable=True),
