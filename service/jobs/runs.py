@@ -7,10 +7,11 @@ from sqlalchemy import func, union_all
 from sqlalchemy import select as columns
 from sqlmodel import Session, col, or_, select
 
-from service.records.jobs import Attempt, Job
+from service.records.jobs import Attempt, Job, JobStatus
 
 _LONGEST = timedelta(days=1)
-"""A job that was made so long before a span is not looked for in it."""
+"""A job that has ended, and was made so long before a span, is not looked for in it."""
+_UNFINISHED = [status.value for status in JobStatus if not status.is_final]
 
 
 def latest_job_ids(
@@ -57,6 +58,10 @@ def attempts_within(
 ) -> Sequence[tuple[Job, Attempt]]:
     """Attempts that ran at some time of a span, the oldest first: of so many jobs of each table at most."""
     chosen = latest_job_ids(session, table_ids, of_each, since, until)
+    # Held up by a budget or a window, tried again and again, or just long: few are, and an index has them.
+    chosen += session.exec(
+        select(Job.id).where(col(Job.status).in_(_UNFINISHED), col(Job.table_id).in_(table_ids))
+    ).all()
     return session.exec(
         select(Job, Attempt)
         .join(Attempt, col(Attempt.job_id) == col(Job.id))

@@ -174,6 +174,17 @@ def test_what_ran_within_a_span_is_told_with_its_worker_and_so_many_of_each_tabl
     assert latest[other] == [(of_other, "convert", False, "succeeded", START + MINUTE * 16)]
 
 
+def test_a_job_that_was_made_long_before_is_told_of_while_it_runs(database: Database) -> None:
+    (table,) = add_tables(database, ["a"])
+    held_up = request(database, table, JobKind.CONVERT, START)
+    begin = START + timedelta(days=3)
+    assert claim(database, add_worker(database), begin) is not None
+    with database.read() as session:
+        found = attempts_within(session, [table], begin, begin + MINUTE * 60, of_each=10)
+        assert [job.id for job, _ in found] == [held_up]
+        assert attempts_within(session, [table], START, START + MINUTE * 60, of_each=10) == []
+
+
 def test_more_runs_than_are_shown_are_told_of(service: Running, iceberg: IcebergCatalog) -> None:
     service.register(iceberg)
     table = service.enroll(policy="manual")["id"]
@@ -245,6 +256,7 @@ def test_the_call_shows_tables_with_most_pending_first_and_pages_through_them(
         page = admin.open("/timeline")
         assert "db.many" in page.links
         assert "1 running" in page.text
+        assert "a gap may hold what they ran for others" in page.text
         assert f'<a class="cell running" href="/jobs/{job}" title="index running, ' in page.html
         assert "/timeline?since=" in page.links["Earlier"]
         earlier = admin.follow("Earlier")
