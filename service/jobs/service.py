@@ -48,7 +48,7 @@ from service.policies.models import EffectivePolicy
 from service.quantities import counted
 from service.records.catalogs import Catalog
 from service.records.health import TableHealth
-from service.records.jobs import NEVER, REQUEST, Attempt, Job, JobKind, JobStatus
+from service.records.jobs import FAILED, NEVER, REQUEST, Attempt, Job, JobKind, JobStatus
 from service.records.keys import Role
 from service.records.system import SystemState
 from service.records.tables import EnrolledTable, get_table
@@ -264,7 +264,7 @@ def count_queued(session: Session) -> Counter[JobKind]:
 
 def last_failure_at(session: Session) -> datetime | None:
     """When a job failed last, for good; None if none that is still known."""
-    return session.exec(select(func.max(Job.ended_at)).where(Job.status == JobStatus.FAILED.value)).one()
+    return session.exec(select(func.max(Job.ended_at)).where(FAILED)).one()
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from service.auth.models import SYSTEM
 from service.db.database import Database, utc_now
 from service.http.paging import COUNTED, EVERYTHING, PageRequest, Total, count_rows
 from service.jobs import service as jobs
-from service.jobs.service import converted_since, list_conversion_times, list_jobs
+from service.jobs.service import converted_since, last_failure_at, list_conversion_times, list_jobs
 from service.policies.places import namespace_target
 from service.policies.service import tables_under
 from service.records.audit import AuditEntry
@@ -139,6 +139,7 @@ def test_jobs_of_the_status_that_most_have_are_neither_all_read_nor_sorted(datab
     assert "ix_jobs_created_at_id" in listed
     assert "TEMP B-TREE" not in listed
     assert "ix_jobs_ended_at" in plan_of(lambda session: converted_since(session, START, START))
+    assert "ix_jobs_failed" in plan_of(last_failure_at)
     assert "ix_jobs_table_id" in plan_of(lambda session: list_conversion_times(session, "t", START))
 
 

@@ -466,6 +466,14 @@ def _create_tables() -> None:
     op.create_index("ix_jobs_created_at_id", "jobs", ["created_at", "id"], unique=False)
     op.create_index("ix_jobs_ended_at", "jobs", ["ended_at"], unique=False)
     op.create_index(
+        "ix_jobs_failed",
+        "jobs",
+        ["status", "ended_at"],
+        unique=False,
+        sqlite_where=sa.text("status = 'failed'"),
+        postgresql_where=sa.text("status = 'failed'"),
+    )
+    op.create_index(
         "ix_jobs_status_catalog_id_table_id", "jobs", ["status", "catalog_id", "table_id"], unique=False
     )
     op.create_index("ix_jobs_table_id_created_at", "jobs", ["table_id", "created_at"], unique=False)
