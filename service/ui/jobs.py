@@ -1,6 +1,7 @@
 """The pages of jobs."""
 
 from collections import Counter
+from itertools import accumulate
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request, Response
@@ -30,8 +31,11 @@ from service.ui.job_story import (
 from service.ui.pages import PageRoute, TypedTime, render
 
 router = APIRouter(route_class=PageRoute)
-EVENTS_SHOWN = 1000
-"""Of a kind, the latest ones; the API has all."""
+EVENTS_SHOWN = 200
+"""Of the log, or of other events: the latest ones, or those before others."""
+_CHARACTERS = 30_000
+"""Of their messages: a line has up to 4,000."""
+_PROGRESS_READ = 1000
 _LINES = 100_000
 """Of a log that is downloaded."""
 _PROGRESS, _LOG = "job.progress", "job.log"
@@ -117,23 +121,28 @@ def show_job(
     job_id: str,
     level: LogLevel | None = None,
     search: Search = None,
+    cursor: str | None = None,
 ) -> Response:
-    """level, search: which lines of its log."""
+    """level, search: which lines of its log; cursor: those before these."""
     job = jobs.get_job(session, job_id)
-    log = _latest_events(session, job_id, kind=_LOG, levels=_LEVELS[level], search=search)
-    happened = _latest_events(session, job_id, but_for=(_PROGRESS, _LOG)).items
-    progress = _latest_events(session, job_id, kind=_PROGRESS).items[::-1]
+    log = _latest_events(session, job_id, cursor, kind=_LOG, levels=_LEVELS[level], search=search)
+    happened = _latest_events(session, job_id, but_for=(_PROGRESS, _LOG))
     warnings = _latest_events(session, job_id, kind=_LOG, levels=_LEVELS["warning"]).items
+    progress: list[EventView] = []
+    if not all(attempt.stages for attempt in job.attempts):
+        page = PageRequest(limit=_PROGRESS_READ, sort="-id")
+        progress = events.list_events(session, page, job_id=job_id, kind=_PROGRESS).items[::-1]
     now = utc_now()
     return render(
         request,
         "jobs/show.html",
         reader,
         job=job,
-        timeline=timeline_of(job, happened, progress, warnings, now),
-        events=happened,
+        timeline=timeline_of(job, happened.items, progress, warnings, now),
+        events=happened.items,
+        has_more_events=happened.next_cursor is not None,
         log=log.items[::-1],
-        more_log=log.next_cursor is not None,
+        earlier_log=log.next_cursor,
         level=level,
         search=search,
         stages=stages_of(job, progress, now),
@@ -177,7 +186,14 @@ def retry_job(database: CurrentDatabase, sender: Operator, job_id: str) -> Respo
     return RedirectResponse(f"/jobs/{again.id}", 303)
 
 
-def _latest_events(session: Session, job_id: str, **which: Any) -> Page[EventView]:
-    """The latest first; `which` as `list_events` takes it."""
-    page = PageRequest(limit=EVENTS_SHOWN, sort="-id")
-    return events.list_events(session, page, job_id=job_id, **which)
+def _latest_events(session: Session, job_id: str, cursor: str | None = None, **which: Any) -> Page[EventView]:
+    """The latest first, or those before others; `which` as `list_events` takes it."""
+
+    def read(limit: int) -> Page[EventView]:
+        page = PageRequest(limit=limit, cursor=cursor, sort="-id")
+        return events.list_events(session, page, job_id=job_id, **which)
+
+    found = read(EVENTS_SHOWN)
+    lengths = accumulate(len(event.message) for event in found.items)
+    fitting = sum(length <= _CHARACTERS for length in lengths)
+    return found if fitting == len(found.items) else read(max(fitting, 1))

@@ -20,6 +20,7 @@ from fastapi import Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 from fastapi.routing import APIRoute
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 from pydantic import AfterValidator
 
 from service import __version__
@@ -37,6 +38,7 @@ _PASSING = frozenset({500, 502, 503})
 STATIC = {file.name: file.read_bytes() for file in (files("service.ui") / "static").iterdir()}
 MEDIA_TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml", ".txt": "text/plain"}
 _DIGEST = hashlib.sha256(b"".join(STATIC[name] for name in sorted(STATIC))).hexdigest()[:12]
+_JSON_ESCAPES = {ord(sign): f"\\u{ord(sign):04x}" for sign in "&<>'"}
 TypedTime = Annotated[datetime, AfterValidator(lambda time: to_utc(time.replace(tzinfo=time.tzinfo or UTC)))]
 """What a form sends for a time: in UTC if it names no zone, as the form says where no script runs."""
 
@@ -63,6 +65,7 @@ def _environment() -> Environment:
         breakable=formats.breakable,
         columns=formats.columns,
         rfc3339=formats.rfc3339,
+        in_attribute=_in_attribute,
         sentence=formats.sentence,
         states=lambda statuses, counts: [(one.value, one.value, counts[one]) for one in statuses],
         pairs=lambda names, words="": [(name, f"{words}{name}") for name in names],
@@ -75,6 +78,11 @@ def _environment() -> Environment:
         words_before=words_before,
     )
     return environment
+
+
+def _in_attribute(text: str) -> Markup:
+    """JSON as it can stand between single quotes: entities for its many double quotes would make it long."""
+    return Markup(text.translate(_JSON_ESCAPES))  # noqa: S704
 
 
 _templates = _environment()

@@ -13,9 +13,10 @@ from service.catalogs import service as catalogs
 from service.db.database import ReadSession, utc_now
 from service.http.paging import PageRequest, Search
 from service.jobs.runs import latest_jobs_of_each
-from service.overview.models import TableTimeline, Timeline
+from service.overview.models import Run, TableTimeline, Timeline
 from service.overview.timeline import LONGEST, get_timeline, tables_request
 from service.records.health import HealthStatus
+from service.records.jobs import AttemptStatus
 from service.settings import CurrentSettings
 from service.ui.formats import rfc3339
 from service.ui.pages import PageRoute, TypedTime, render
@@ -24,7 +25,7 @@ router = APIRouter(route_class=PageRoute)
 _SPANS = {1: "1 hour", 6: "6 hours", 24: "24 hours", 168: "7 days", 720: "30 days"}
 """By hours."""
 _SHORTEST = timedelta(minutes=10)
-_LATEST = 16
+_LATEST = 12
 """Jobs of each table, as cells that lead to them."""
 _TIME = "%Y-%m-%d %H:%M UTC"
 
@@ -113,8 +114,11 @@ def _row(table: TableTimeline, latest: Sequence[tuple[str, str, bool, str, datet
 
 
 def _data(shown: Timeline, now: datetime) -> str:
-    """For the script, as JSON with few words: times are seconds since the beginning, names stand once."""
+    """For the script, as JSON with few words: names stand once, and what ran has their numbers; times are
+    seconds since the beginning."""
     workers = sorted({run.worker_name for table in shown.items for run in table.runs})
+    kinds = sorted({_kind_of(run) for table in shown.items for run in table.runs})
+    statuses = list(AttemptStatus)
 
     def seconds(moment: datetime) -> int:
         return round((moment - shown.since).total_seconds())
@@ -128,12 +132,14 @@ def _data(shown: Timeline, now: datetime) -> str:
         "pending": [table.pending_equality_deletes for table in shown.items],
         "lag": [_whole(table.lag_seconds) for table in shown.items],
         "workers": workers,
+        "kinds": kinds,
+        "statuses": statuses,
         "runs": [
             [
                 number,
                 workers.index(run.worker_name),
-                _kind(run.kind.value, dry_run=run.dry_run),
-                run.status.value,
+                kinds.index(_kind_of(run)),
+                statuses.index(run.status),
                 seconds(run.started_at),
                 seconds(run.ended_at or now),
                 run.job_id,
@@ -143,6 +149,10 @@ def _data(shown: Timeline, now: datetime) -> str:
         ],
     }
     return json.dumps(told, separators=(",", ":"))
+
+
+def _kind_of(run: Run) -> str:
+    return _kind(run.kind.value, dry_run=run.dry_run)
 
 
 def _kind(kind: str, *, dry_run: bool) -> str:

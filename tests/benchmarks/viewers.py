@@ -22,7 +22,7 @@ VIEWERS = 20
 _REQUEST_MS = 4.0
 _UNTOLD_SECONDS = 60.0
 """As static/icestream.js has them."""
-_QUIET_SECONDS, _BUSY_SECONDS = 60, 120
+_QUIET_SECONDS = _BUSY_SECONDS = 60
 
 
 @dataclass(frozen=True)

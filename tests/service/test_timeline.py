@@ -1,5 +1,6 @@
 """Tables over time, and what ran for them: each value is the most of its interval, and nothing is made up."""
 
+import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -7,12 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlmodel import col, delete, select
 
-from service.db.database import Database, utc_now
+from service.db.database import Database, new_id, utc_now
 from service.index_health.service import append_sample
 from service.index_health.strips import Strip, divide, strips
 from service.jobs.runs import attempts_within, latest_job_ids, latest_jobs_of_each
-from service.records.health import HealthSample
-from service.records.jobs import JobKind
+from service.overview.models import Run, TableTimeline, Timeline
+from service.records.health import HealthSample, HealthStatus
+from service.records.jobs import AttemptStatus, JobKind
+from service.ui.timeline import _data
 from tests.service.conftest import ON_BOTH, Running, alike_on_both
 from tests.service.iceberg_tables import IcebergCatalog
 from tests.service.pages.person import Person
@@ -264,3 +267,40 @@ def test_the_call_shows_tables_with_most_pending_first_and_pages_through_them(
         assert "nothing is enrolled" not in earlier.text
         assert "No table fits these filters" in admin.open("/timeline?search=nowhere").text
         assert admin.open("/timeline?colour=lag&hours=1").status == 200
+
+
+def test_what_the_page_draws_is_short_with_all_runs_that_are_shown() -> None:
+    def run(number: int) -> Run:
+        began = START + timedelta(minutes=number)
+        return Run(
+            job_id=new_id(),
+            kind=list(JobKind)[number % len(JobKind)],
+            dry_run=number % 2 == 0,
+            attempt=1,
+            status=list(AttemptStatus)[number % len(AttemptStatus)],
+            worker_name=f"worker-{number % 3}",
+            started_at=began,
+            ended_at=began + timedelta(seconds=30),
+        )
+
+    runs = [run(number) for number in range(1_000)]
+    table = TableTimeline(
+        table_id=new_id(),
+        table="a",
+        status=HealthStatus.HEALTHY,
+        pending_equality_deletes=[],
+        lag_seconds=[],
+        runs=runs,
+        has_more_runs=False,
+    )
+    until = START + timedelta(days=1)
+    shown = Timeline(since=START, until=until, interval_seconds=3600, items=[table], next_cursor=None)
+    data = _data(shown, until)
+    assert len(data) < 65_000
+    told = json.loads(data)
+    _, worker, kind, status, start, end, job = told["runs"][3]
+    assert (told["workers"][worker], told["kinds"][kind]) == (
+        "worker-0",
+        runs[3].kind.value.replace("_", " "),
+    )
+    assert (told["statuses"][status], start, end, job) == (runs[3].status, 180, 210, runs[3].job_id)

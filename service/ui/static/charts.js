@@ -276,7 +276,8 @@ function mixed(part) {
 function timelineData(element) {
   const told = JSON.parse(element.dataset.timeline);
   told.runs = told.runs.map(([table, worker, kind, status, start, end, job]) => ({
-    table, worker, kind, status, start: told.began + start, end: told.began + Math.max(end, start), job,
+    table, worker, kind: told.kinds[kind], status: told.statuses[status],
+    start: told.began + start, end: told.began + Math.max(end, start), job,
   }));
   return told;
 }

@@ -18,7 +18,7 @@ from tests.service.pages.test_jobs import claim, request_job
 
 def drawn(page: str) -> dict[str, list[Any]]:
     """Rows of each chart, by its name."""
-    found = re.findall(r'aria-label="([^"]*)" data-bars="([^"]*)"', page)
+    found = re.findall(r"""aria-label="([^"]*)" data-bars='([^']*)'""", page)
     plain = ((title, html.unescape(data).replace("\\u00a0", " ")) for title, data in found)
     return {title: json.loads(data)["rows"] for title, data in plain}
 

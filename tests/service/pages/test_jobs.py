@@ -279,7 +279,7 @@ def test_what_happened_is_drawn_on_one_axis_as_long_as_it_took(
     service.admin.post(path, json={"events": told}).raise_for_status()
     service.finish(assignment, result=result, health=index_report(), stages=stages)
     shown = admin.open(f"/jobs/{job}?level=error")  # of the log: the timeline has all
-    (data,) = re.findall(r'data-story="([^"]*)"', shown.html)
+    (data,) = re.findall(r"data-story='([^']*)'", shown.html)
     rows = {name: items for name, *items in json.loads(unescape(data))["rows"]}
     assert list(rows) == ["Waiting", "Attempts", "Plan", "Scan", "Commit", "Decisions", "Events", "Warnings"]
     ((waited, began, *_),) = rows["Waiting"]
@@ -384,13 +384,39 @@ def test_a_long_log_shows_its_end_and_hides_no_stage(
         lines = [{"kind": "log", "message": f"{stage} line {number};"} for number in range(EVENTS_SHOWN)]
         service.admin.post(path, json={"events": lines}).raise_for_status()
     service.finish(assignment, status="failed", error=FAILED)
-    shown = words(admin.open(f"/jobs/{job}"))
+    page = admin.open(f"/jobs/{job}")
+    shown = words(page)
     assert "plan line" not in shown
     assert shown.index("lookup line 0;") < shown.index(f"lookup line {EVENTS_SHOWN - 1};")
-    assert "The latest 1,000 lines" in shown
+    assert f"The latest {EVENTS_SHOWN} lines" in shown
+    earlier = admin.open(page.links["Earlier lines"])
+    assert "lookup line" not in words(earlier)
+    assert f"plan line {EVENTS_SHOWN - 1};" in words(earlier)
+    assert "Earlier lines" not in earlier.links
+    assert "lookup line" in words(admin.open(earlier.links["The latest lines"]))
     assert "Plan: pin the snapshot" in shown
     assert "Look keys up in the index" in shown
     assert "The store is away" in shown
+
+
+def test_a_page_is_not_long_however_much_a_worker_says(
+    service: Running, admin: Person, table: str, worker: str
+) -> None:
+    job = request_job(service, table)
+    assignment = claim(service, worker, job)
+    path = f"/jobs/{job}/attempts/{assignment['attempt']}/heartbeat"
+    for kind in ("log", "message"):
+        for number in range(5):
+            said = [{"kind": kind, "message": f"{number}:{line} " + "word " * 100} for line in range(40)]
+            service.admin.post(path, json={"events": said}).raise_for_status()
+    page = admin.open(f"/jobs/{job}")
+    assert len(page.html) <= 150_000
+    assert "4:39 word" in words(page)
+    before = admin.open(page.links["Earlier lines"])
+    (last,) = re.findall(r"<pre>(\d:\d+) ", before.html)[-1:]
+    (first,) = re.findall(r"<pre>(\d:\d+) ", page.html)[:1]
+    following = "{}:{}".format(*divmod(40 * int(last[0]) + int(last[2:]) + 1, 40))
+    assert first == following
 
 
 def test_a_stage_tells_where_its_tasks_ran_and_what_they_came_to(
@@ -719,7 +745,7 @@ def test_the_overview_adds_up_all_tables_and_says_when_all_is_well(
         for one in service.admin.get("/tables").json()["items"]
     )
     assert f"Pending equality deletes {pending} in" in summary
-    (plot,) = re.findall(r'data-plot="([^"]*)"', admin.page.html)
+    (plot,) = re.findall(r"data-plot='([^']*)'", admin.page.html)
     plotted = json.loads(unescape(plot))
     assert plotted["values"][-1] == pending
     assert "All is well." in summary
