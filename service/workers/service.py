@@ -1,6 +1,6 @@
 """Register workers, hand them work, and say which are alive."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
 
 from sqlalchemy import ColumnElement, and_, case, func, not_
