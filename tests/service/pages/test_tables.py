@@ -213,7 +213,7 @@ def test_a_table_tells_what_was_done_to_it_and_why_its_jobs_ran(
     assert "Events the latest first Who changed it None yet." in admin.page.text
     paused = admin.send("/pause")
     assert "The table is paused: resume it first." in paused.text
-    # Of six kinds with their dry runs, but for what comes after one alone, of five others, and of a job for later.
+    # Of six kinds with their dry runs but for what comes after one alone, five others, a job for later.
     assert paused.html.count(" disabled>") == 17
     assert " disabled>" not in admin.send("/resume").html
     admin.follow("Change")
