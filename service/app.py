@@ -35,6 +35,7 @@ from service.catalogs.iceberg import IcebergCatalogs
 from service.catalogs.threads import CatalogThreads
 from service.db.database import Database, ReadSession, get_database, migrate
 from service.discovery import endpoints as discovery_endpoints
+from service.discovery.candidates import Looks
 from service.erasures import endpoints as erasures_endpoints
 from service.erasures.receipt import check_secrets
 from service.errors import (
@@ -167,6 +168,7 @@ def create_app(settings: Settings) -> FastAPI:
         },
     )
     app.state.settings, app.state.database, app.state.catalogs = settings, database, IcebergCatalogs(settings)
+    app.state.looks = Looks()
     app.state.catalog_threads = CatalogThreads(settings)
     app.state.lookup_servers, app.state.metadata_locations = LookupServers(settings), MetadataLocations()
     app.state.key_limits, app.state.lookup_metrics = KeyLimits(settings), LookupMetrics()

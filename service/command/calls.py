@@ -41,6 +41,7 @@ _WAITS_SECONDS = 1.0
 _PASSING = (429, 502, 503, 504)
 """Of a service, or what stands before it, while it is started anew or has too much to do."""
 _PATIENCE_SECONDS = 600.0
+_CANDIDATES = 100
 _ATTACHMENTS = 500
 """On a page of their list."""
 _NAMED = 20
@@ -69,9 +70,10 @@ def call(operation: Operation, given: Json, output: Output, *, is_sure: bool) ->
         if operation.is_stream:
             client.follow(path, query)
         elif operation.page_items is not None:
-            answer = client.read_list(path, query, given.get("limit"), operation.page_items)
             if operation.id == "find_candidates":
-                _sort_by_cost(answer["items"], given.get("sort"))
+                answer = client.read_candidates(path, query, given.get("limit"))
+            else:
+                answer = client.read_list(path, query, given.get("limit"), operation.page_items)
             if operation.id == "find_candidates" and output in (Output.TABLE, Output.WIDE):
                 # By the name that enrols them.
                 answer["items"] = [{**one, "catalog": given["catalog_id"]} for one in answer["items"]]
@@ -79,14 +81,6 @@ def call(operation: Operation, given: Json, output: Output, *, is_sure: bool) ->
         else:
             version = client.version(path) if operation.takes_version else None
             print_answer(client.send(operation.method, path, query, body, version), output, operation.id)
-
-
-def _sort_by_cost(candidates: list[Json], sort: str | None) -> None:
-    """Over all pages: the service sorts each by itself, since it looks at the tables of one at a time."""
-    if sort is None or sort.endswith("read_overhead_seconds"):
-        candidates.sort(
-            key=lambda one: one["read_overhead_seconds"], reverse=sort is None or sort.startswith("-")
-        )
 
 
 def _make_sure(
@@ -293,6 +287,34 @@ class Client:
             return self._connection.read_list(path, query, limit, page_items)
         except IcestreamError as error:
             end(error)
+
+    def read_candidates(self, path: str, query: Json, limit: int | None) -> Json:
+        """Those of all tables: the service ranks as many at a time as it can look at, which takes a while."""
+        sort = str(query.get("sort") or "-read_overhead_seconds")
+        if not sort.endswith("read_overhead_seconds"):
+            return self.read_list(path, query, limit, _CANDIDATES)
+        items: list[Json] = []
+        page = self.send("GET", path, {**query, "limit": min(limit or _CANDIDATES, _CANDIDATES)})
+        if page["looked_at"] >= page["tables"]:
+            left = None if limit is None else limit - len(page["items"])
+            if page["next_cursor"] is None or left == 0:
+                return dict(page)
+            rest = self.read_list(path, {**query, "cursor": page["next_cursor"]}, left, _CANDIDATES)
+            return {**rest, "items": page["items"] + rest["items"]}
+        looked_at = 0
+        while True:
+            items += page["items"]
+            if page["looked_at"] > looked_at:
+                looked_at = page["looked_at"]
+                say(f"Looked into {looked_at:,} of {counted(page['tables'], 'table')} ...")
+            if page["next_cursor"] is None:
+                break
+            query = {**query, "cursor": page["next_cursor"]}
+            page = self.send("GET", path, {**query, "limit": _CANDIDATES})
+        items.sort(key=lambda one: float(one["read_overhead_seconds"]), reverse=sort.startswith("-"))
+        if limit is not None and len(items) > limit:
+            say(f"{limit:,} of {len(items):,} are shown: --limit tells how many.")
+        return {**page, "items": items[:limit]}
 
     def version(self, path: str) -> str | None:
         """The version of what is at `path` now, or None where nothing is read."""

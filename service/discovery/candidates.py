@@ -1,12 +1,20 @@
-"""Which tables of a catalog hold equality deletes, and what readers pay: a few tables with each call, however
-many there are."""
+"""Which tables of a catalog hold equality deletes, and what readers pay.
 
+What a read costs is known of a table only once it was looked at. So a call looks at as many as it has time
+for, which are all of most catalogs, and ranks these; of others, the pages that follow rank the next ones.
+"""
+
+import threading
 import time
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextvars import copy_context
+from dataclasses import dataclass
+from typing import Annotated
 
+from fastapi import Depends, Request
 from pydantic import TypeAdapter
 from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 from pyiceberg.schema import index_by_id
@@ -32,23 +40,72 @@ from trust.bounds import checked_names
 
 _BY_NAME, _BY_COST = "identifier", "read_overhead_seconds"
 candidates_page = page_request([_BY_NAME, _BY_COST], f"-{_BY_COST}", limit=20, most=100)
-"""The dependency of the endpoint. What reads cost is only known of tables looked at: by that, each page is
-sorted by itself."""
+"""The dependency of the endpoint."""
 _AT_ONCE = 4
+_ROUND = 20
+"""Tables are looked at between two looks at the time."""
+_RANKING_SECONDS = 8.0
+"""So long a call looks at tables before it ranks them."""
+_KEPT_SECONDS = 300.0
+"""So long what was seen is good for the pages that follow."""
+_KEPT = 10_000
 _TABLE_SECONDS = 20.0
+
+
+class Looks:
+    """What was seen of tables lately, for the pages that follow the first; thread-safe."""
+
+    def __init__(self) -> None:
+        self._seen: OrderedDict[tuple[str, Identifier], tuple[float, Candidate]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def keep(self, catalog_id: str, names: Sequence[Identifier], seen: Sequence[Candidate]) -> None:
+        with self._lock:
+            for name, one in zip(names, seen, strict=True):
+                self._seen[catalog_id, name] = (time.monotonic(), one)
+                self._seen.move_to_end((catalog_id, name))
+            while len(self._seen) > _KEPT:
+                self._seen.popitem(last=False)
+
+    def of(self, catalog_id: str, name: Identifier) -> Candidate | None:
+        with self._lock:
+            at, one = self._seen.get((catalog_id, name), (0.0, None))
+        return one if time.monotonic() - at < _KEPT_SECONDS else None
+
+
+def _get_looks(request: Request) -> Looks:
+    looks: Looks = request.app.state.looks
+    return looks
+
+
+RecentLooks = Annotated[Looks, Depends(_get_looks)]
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a ranking goes on: of the tables after one name, up to another, behind what was shown last."""
+
+    after: Identifier | None = None
+    until: Identifier | None = None
+    cost: float | None = None
+    name: Identifier = ()
+
+    def values(self) -> tuple[object, ...]:
+        return self.after, self.until, self.cost, self.name
 
 
 def find_candidates(
     database: Database,
     settings: Settings,
     catalogs: IcebergCatalogs,
+    looks: Looks,
     catalog_id: str,
     page: PageRequest,
     *,
     namespace: Sequence[str] | None = None,
     only_with_deletes: bool = True,
 ) -> CandidatePage:
-    """Look at the tables of a page. Slow: outside any transaction.
+    """Look at the tables of a page, or at all that it ranks. Slow: outside any transaction.
 
     Raises NotFoundError, UnreachableError, or InvalidError for a namespace that is not there and for a cursor
     that was made with another sort or other filters, or by nobody.
@@ -65,23 +122,89 @@ def find_candidates(
     enrolled = {tuple(row.identifier): row.id for row in rows}
     names = list_names(catalogs, catalog, tuple(namespace) if namespace else None)
     sort = page.sort or f"-{_BY_COST}"
+
+    def look(chosen: Sequence[Identifier]) -> list[Candidate]:
+        seen = _look_at_all(settings, catalogs, catalog, chosen, enrolled)
+        looks.keep(catalog.id, chosen, seen)
+        return seen
+
+    def is_shown(one: Candidate) -> bool:
+        return not only_with_deletes or bool(one.equality_delete_files or one.problem)
+
+    if sort.endswith(_BY_COST):
+
+        def known(name: Identifier) -> Candidate | None:
+            one = looks.of(catalog.id, name)
+            return one and one.model_copy(update={"table_id": enrolled.get(name)})
+
+        return _rank(names, page, sort, look, known, is_shown)
     is_descending = sort == f"-{_BY_NAME}"
     waiting = names[::-1] if is_descending else names
     if page.cursor is not None:
         last = read_cursor(page, sort, _read_name)
         waiting = [name for name in waiting if (name < last if is_descending else name > last)]
     chosen = waiting[: page.limit]
-    items = _look_at_all(settings, catalogs, catalog, chosen, enrolled)
-    if sort.endswith(_BY_COST):
-        sign = -1 if sort.startswith("-") else 1
-        items.sort(key=lambda one: sign * one.read_overhead_seconds)
-    shown = [one for one in items if not only_with_deletes or one.equality_delete_files or one.problem]
+    shown = list(filter(is_shown, look(chosen)))
     following = make_cursor(page, sort, chosen[-1]) if len(waiting) > page.limit else None
-    return CandidatePage(items=shown, next_cursor=following, looked_at=len(chosen), tables=len(names))
+    looked_at = len(names) - len(waiting) + len(chosen)
+    return CandidatePage(items=shown, next_cursor=following, looked_at=looked_at, tables=len(names))
+
+
+def _rank(
+    names: list[Identifier],
+    page: PageRequest,
+    sort: str,
+    look: Callable[[Sequence[Identifier]], list[Candidate]],
+    known: Callable[[Identifier], Candidate | None],
+    is_shown: Callable[[Candidate], bool],
+) -> CandidatePage:
+    """A page of the tables that were looked at in the time that there is, by what their readers pay."""
+    place = read_cursor(page, sort, _read_place) if page.cursor is not None else _Place()
+    waiting = [name for name in names if place.after is None or name > place.after]
+    if place.until is not None:
+        chosen = [name for name in waiting if name <= place.until]
+        found = {name: one for name in chosen if (one := known(name)) is not None}
+        missing = [name for name in chosen if name not in found]
+        found.update(zip(missing, look(missing), strict=True))
+    else:
+        found, begun_at = {}, time.monotonic()
+        while (rest := waiting[len(found) :]) and (
+            len(found) < page.limit or time.monotonic() - begun_at < _RANKING_SECONDS
+        ):
+            found.update(zip(rest[:_ROUND], look(rest[:_ROUND]), strict=True))
+    sign = -1 if sort.startswith("-") else 1
+    ranked = sorted((sign * one.read_overhead_seconds, name) for name, one in found.items() if is_shown(one))
+    if place.cost is not None:
+        ranked = [one for one in ranked if one > (place.cost, place.name)]
+    shown = ranked[: page.limit]
+    # Tables of the page before may have been dropped since.
+    until = place.until or max(found, default=place.after)
+    looked_at = sum(until is not None and name <= until for name in names)
+    following = None
+    if len(ranked) > page.limit:
+        following = _Place(place.after, until, *shown[-1])
+    elif looked_at < len(names):
+        following = _Place(until)
+    return CandidatePage(
+        items=[found[name] for _, name in shown],
+        next_cursor=make_cursor(page, sort, *following.values()) if following else None,
+        looked_at=looked_at,
+        tables=len(names),
+    )
 
 
 def _read_name(value: object) -> Identifier:
     return TypeAdapter(tuple[str, ...]).validate_python(value, strict=False)
+
+
+def _read_place(*values: object) -> _Place:
+    after, until, cost, name = values
+    return _Place(
+        None if after is None else _read_name(after),
+        None if until is None else _read_name(until),
+        None if cost is None else TypeAdapter(float).validate_python(cost, strict=False),
+        _read_name(name),
+    )
 
 
 def list_names(
@@ -103,7 +226,7 @@ def _look_at_all(
     settings: Settings,
     catalogs: IcebergCatalogs,
     catalog: Catalog,
-    names: list[Identifier],
+    names: Sequence[Identifier],
     enrolled: dict[Identifier, str],
 ) -> list[Candidate]:
     """A table that does not answer in time holds up no other one."""

@@ -33,6 +33,7 @@ def find_candidates(
     database: CurrentDatabase,
     settings: CurrentSettings,
     catalogs: OpenCatalogs,
+    looks: candidates.RecentLooks,
     _caller: Operator,
     catalog_id: CatalogId,
     page: Annotated[PageRequest, Depends(candidates.candidates_page)],
@@ -47,12 +48,15 @@ def find_candidates(
     """Tell which tables of a catalog hold equality deletes: how many, how old, by which keys they delete, and
     what readers pay.
 
-    Each table of a page is looked at, so pages are small, and each is sorted by itself by what reads cost.
+    By what reads cost, all tables are looked at and ranked, or as many of them by name as can be in some
+    seconds; the pages after these rank the next ones, so `looked_at` less than `tables` means that others may
+    cost more. By name, the tables of the page are looked at alone.
     """
     return candidates.find_candidates(
         database,
         settings,
         catalogs,
+        looks,
         catalog_id,
         page,
         namespace=namespace,

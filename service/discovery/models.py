@@ -125,14 +125,13 @@ class Candidate(Message):
 
 
 class CandidatePage(Message):
-    """Tables of a catalog that were looked at. They are gone through by name, and each page is sorted by
-    itself by what reads cost: of its tables, those whose readers pay most come first."""
+    """Tables of a catalog that were looked at: of these, those whose readers pay most come first."""
 
     items: list[Candidate]
     """The tables that were looked at and fit the request."""
     next_cursor: str | None
-    """The next call is given this as `cursor`; null once all tables were looked at."""
+    """The next call is given this as `cursor`; null once all tables were looked at and listed."""
     looked_at: int
-    """This call looked at this many tables."""
+    """This many tables, the first ones by name, were looked at for this page and those before it."""
     tables: int
     """The catalog has this many tables."""

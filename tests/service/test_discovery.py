@@ -82,24 +82,57 @@ def test_candidates_are_the_tables_with_equality_deletes(local: Running, iceberg
     ]
 
 
-def test_of_a_page_the_table_comes_first_whose_readers_pay_most(
-    local: Running, iceberg: IcebergCatalog
+def test_the_table_comes_first_whose_readers_pay_most(
+    local: Running, iceberg: IcebergCatalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, files in (("db.few", 1), ("db.many", 6), ("db.some", 3)):
+    for name, files in (("db.few", 1), ("db.many", 6), ("db.some", 3), ("db.u", 7)):
         iceberg.create(name)
         for number in range(files):
             iceberg.append(name, [number])
         iceberg.delete_keys(name, [1])
-    found = candidates(local, namespace="db", limit=3, all_tables=True)
-    assert [one["name"] for one in found["items"]] == ["db.many", "db.some", "db.few"]
-    assert [one["data_files"] for one in found["items"]] == [6, 3, 1]
-    costs = [one["read_overhead_seconds"] for one in found["items"]]
-    assert costs == sorted(costs, reverse=True)
-    assert all(0 < one["read_overhead_seconds"] < one["read_seconds"] for one in found["items"])
-    (last,) = candidates(local, namespace="db", limit=3, all_tables=True, cursor=found["next_cursor"])[
-        "items"
-    ]
-    assert last["name"] == "db.t", "tables are gone through by name"
+
+    def pages(**asked: Any) -> list[dict[str, Any]]:
+        asked = {"limit": 2, "all_tables": True} | asked
+        found: list[dict[str, Any]] = []
+        while not found or found[-1]["next_cursor"]:
+            cursor = {"cursor": found[-1]["next_cursor"]} if found else {}
+            found.append(candidates(local, **asked, **cursor))
+        return found
+
+    def names(found: list[dict[str, Any]]) -> list[list[str]]:
+        return [[one["name"] for one in page["items"]] for page in found]
+
+    loads: list[Identifier] = []
+    load = IcebergCatalogs.load
+
+    def count(self: IcebergCatalogs, catalog: Catalog, name: Identifier) -> Any:
+        loads.append(name)
+        return load(self, catalog, name)
+
+    monkeypatch.setattr(IcebergCatalogs, "load", count)
+    found = pages()
+    assert names(found) == [["db.u", "db.many"], ["db.some", "db.few"], ["db.t"]]
+    assert [(page["looked_at"], page["tables"]) for page in found] == [(5, 5)] * 3
+    assert len(loads) == 5, "what was seen is kept for the pages that follow"
+    items = [one for page in found for one in page["items"]]
+    assert [one["data_files"] for one in items] == [7, 6, 3, 1, 1]
+    assert all(0 < one["read_overhead_seconds"] < one["read_seconds"] for one in items[:-1])
+    assert names(pages(sort="read_overhead_seconds"))[0] == ["db.t", "db.few"]
+
+    # As many as there is time for are ranked, and then the next ones.
+    monkeypatch.setattr("service.discovery.candidates._RANKING_SECONDS", 0)
+    monkeypatch.setattr("service.discovery.candidates._ROUND", 3)
+    monkeypatch.setattr("service.discovery.candidates._KEPT_SECONDS", 0)
+    found = pages()
+    assert names(found) == [["db.many", "db.some"], ["db.few"], ["db.u", "db.t"]]
+    assert [page["looked_at"] for page in found] == [3, 3, 5]
+    last = candidates(local, limit=2, all_tables=True)["next_cursor"]
+    for name in ("db.few", "db.many", "db.some"):
+        iceberg.catalog.drop_table(name)
+    beyond = candidates(local, limit=2, all_tables=True, cursor=last)
+    assert (names([beyond]), beyond["looked_at"]) == ([[]], 0)
+    rest = candidates(local, limit=2, all_tables=True, cursor=beyond["next_cursor"])
+    assert (names([rest]), rest["next_cursor"]) == ([["db.u", "db.t"]], None)
 
 
 def test_a_large_catalog_is_looked_at_a_few_tables_at_a_time(local: Running, iceberg: IcebergCatalog) -> None:
@@ -111,7 +144,7 @@ def test_a_large_catalog_is_looked_at_a_few_tables_at_a_time(local: Running, ice
         seen, cursor, calls = [], None, 0
         while calls == 0 or cursor:
             page = candidates(local, **asked, **({"cursor": cursor} if cursor else {}))
-            assert page["looked_at"] <= 2
+            assert page["looked_at"] == min(2 * (calls + 1), 5)
             seen += [one["name"] for one in page["items"]]
             cursor, calls = page["next_cursor"], calls + 1
         assert (seen, calls) == (order, 3)

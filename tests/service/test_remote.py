@@ -113,7 +113,7 @@ def test_a_table_is_enrolled_by_its_name_with_dots_or_in_parts(call: Call, name:
 
 
 def test_candidates_of_many_pages_begin_with_those_whose_readers_pay_most(
-    call: Call, iceberg: IcebergCatalog
+    call: Call, iceberg: IcebergCatalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(25):
         iceberg.create(f"db.a{number:02}")
@@ -122,6 +122,15 @@ def test_candidates_of_many_pages_begin_with_those_whose_readers_pay_most(
     costs = [one["read_overhead_seconds"] for one in answer(listed)["items"]]
     assert costs == sorted(costs, reverse=True)
     assert costs[0] > costs[-1] == 0
+    assert "Looked into" not in listed.stderr
+    dearest = ("discovery", "find-candidates", "local", "--limit", "1", "-o", "json")
+    assert [one["name"] for one in answer(call(*dearest))["items"]] == ["db.t"]
+    # A catalog that takes more than one ranking.
+    monkeypatch.setattr("service.discovery.candidates._RANKING_SECONDS", 0)
+    monkeypatch.setattr("service.command.calls._CANDIDATES", 1)
+    found = call(*dearest)
+    assert [one["name"] for one in answer(found)["items"]] == ["db.t"]
+    assert "Looked into 20 of 26 tables ..." in found.stderr
 
 
 @pytest.mark.parametrize("name", ["db.t", "local.db.t", "local/db.t"])
