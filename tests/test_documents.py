@@ -152,3 +152,9 @@ def test_the_notes_on_upgrading_are_those_of_this_version() -> None:
     assert sections[0] == version
     chart = yaml.safe_load((ROOT / "helm" / "Chart.yaml").read_text())
     assert chart["appVersion"] == version
+
+
+def test_the_tutorial_makes_no_directory_of_an_address() -> None:
+    text = (ROOT / "docs" / "tutorial.md").read_text()
+    (lake,) = re.findall(r"^ {4}export LAKE=.*\n {4}mkdir.*", text, re.MULTILINE)
+    assert "://" not in lake
