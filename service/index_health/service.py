@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import Float, bindparam, cast, func
 from sqlalchemy.orm import Mapped
@@ -494,6 +494,30 @@ def _oldest_awaited(session: Session, moment: Mapped[datetime | None], kind: Job
             if decisions.get(kind.value, {}).get("code") not in ("policy-off", "paused"):
                 return at
     return None
+
+
+class Troubled(NamedTuple):
+    table_id: str
+    table: str
+    reason: str
+    what_to_do: str | None
+
+
+def tables_with_status(session: Session, status: HealthStatus, number: int) -> list[Troubled]:
+    """So many enrolled tables at most that have a status by their last poll, by name, with its reason."""
+    rows = session.exec(
+        select(
+            col(EnrolledTable.id),
+            col(EnrolledTable.name),
+            col(TableHealth.status_reason),
+            col(TableHealth.what_to_do),
+        )
+        .join(TableHealth, col(TableHealth.table_id) == col(EnrolledTable.id))
+        .where(TableHealth.status == status.value, col(EnrolledTable.deleted_at).is_(None))
+        .order_by(col(EnrolledTable.name), col(EnrolledTable.id))
+        .limit(number)
+    )
+    return [Troubled(*row) for row in rows]
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,6 @@ from service.records.health import HealthStatus
 from service.records.jobs import JobStatus
 from service.records.keys import Role
 from service.settings import Settings
-from service.tables import service as tables
 from service.webhooks import service as webhooks
 from service.workers import service as workers
 from service.workers.models import WorkerView
@@ -110,16 +109,16 @@ def _concerns(
         )
     yield from _failures_of_catalogs(session)
     for status in _TROUBLED:
-        found = tables.list_tables(session, settings, PageRequest(limit=_SHOWN), status=status)
-        for table in found.items:
+        found = index_health.tables_with_status(session, status, _SHOWN + 1)
+        for table in found[:_SHOWN]:
             yield Concern(
-                title=f"{table.name} is {table.status.value}",
-                detail=table.status_reason,
+                title=f"{table.table} is {status.value}",
+                detail=table.reason,
                 remedy=table.what_to_do,
-                path=f"/tables/{table.id}",
+                path=f"/tables/{table.table_id}",
                 severity="error" if status is HealthStatus.BLOCKED else "warning",
             )
-        if found.next_cursor is not None:
+        if len(found) > _SHOWN:
             yield _more(status)
     for pattern in patterns.list_patterns(session, PageRequest(limit=EVERYTHING)).items:
         if pattern.error is not None:
