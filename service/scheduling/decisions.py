@@ -32,6 +32,8 @@ SCHEDULED = (
 
 _PATIENCE_WITH_CONVERSIONS = 2
 """Times `index.age_seconds` that new data files wait at most where conversions may index them."""
+_SLACK_SECONDS = 30.0
+"""By which a rewriting starts earlier than it must to end in time: a look may come late, so may its end."""
 
 
 class Action(StrEnum):
@@ -586,14 +588,14 @@ def _with_conversion(
     conversion, last = due(now), state.last.get(kind)
     if conversion.code == "active":
         told = "A conversion is queued or runs: the next one that is due is left to this job."
-    elif conversion.action is Action.TRIGGER:
+    elif Action.TRIGGER in (conversion.action, due(now + timedelta(seconds=seconds + _SLACK_SECONDS)).action):
         if _may_be_left_to_rewriting(conversion, state, policy, now, seconds):
             return rewriting
         told = "Pending deletes can't wait until this job has ended, so they are converted first."
     elif conversion.action is Action.WAIT and last is not None and last.committed_at is not None:
         waits = _patience_with_rewriting(policy, weighed)
         since = (now - last.committed_at).total_seconds()
-        if since >= waits or due(now + timedelta(seconds=seconds)).action is Action.TRIGGER:
+        if since >= waits:
             return rewriting
         told = (
             f"The last conversion ended only {since:.0f} s ago: this job waits until the next one is due,"
@@ -806,8 +808,8 @@ def _with_conversion_until(
     if last is not None and last.committed_at is not None:
         yield last.committed_at + timedelta(seconds=_patience_with_rewriting(policy, weighed))
     if state.oldest_convertible_at is not None:
-        seconds = policy.convert.age_seconds - _rewriting_seconds(state, policy, weighed)
-        yield state.oldest_convertible_at + timedelta(seconds=seconds)
+        seconds = _rewriting_seconds(state, policy, weighed) + _SLACK_SECONDS
+        yield state.oldest_convertible_at + timedelta(seconds=policy.convert.age_seconds - seconds)
 
 
 def deadlines(

@@ -423,9 +423,11 @@ def test_a_rewriting_that_is_due_after_a_conversion_comes_in_place_of_the_next_o
     assert codes(waits, now=ends) == ("nothing-pending", "small-data-files")
     came = converted(100, age_seconds=95)
     assert codes(came) == ("below-triggers", "with-conversion")
-    soon = NOW + timedelta(seconds=195)  # ten seconds before the deletes are as old as they may be
+    soon = NOW + timedelta(seconds=165)  # of ten seconds, forty before the deletes are as old as they may be
     assert soon in deadlines(came, POLICY)
     assert codes(came, now=soon) == ("below-triggers", "small-data-files")
+    assert codes(converted(301, age_seconds=289))[1] == "small-data-files"
+    assert codes(converted(301, age_seconds=290))[1] == "with-conversion", "it would end too late"
     running = replace(came, active=frozenset({JobKind.CONVERT}))
     assert codes(running) == ("active", "with-conversion")
     assert codes(replace(running, later=running.active)) == ("active", "small-data-files")
