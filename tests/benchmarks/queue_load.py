@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 from urllib.request import Request, urlopen
 
 import typer
@@ -36,11 +36,12 @@ from service.errors import is_database_trouble
 from service.jobs import attempts, claims, queue
 from service.jobs.contract import FinishRequest
 from service.policies.effective import effective_policy
+from service.policies.places import table_target
 from service.policies.service import ensure_built_in
 from service.records.catalogs import Catalog
 from service.records.health import TableHealth
 from service.records.jobs import JobKind
-from service.records.policies import Policy, PolicyAttachment
+from service.records.policies import Level, Policy, PolicyAttachment
 from service.records.tables import EnrolledTable
 from service.records.workers import Worker
 from service.settings import Settings
@@ -56,6 +57,7 @@ _CATALOGS = 5
 _READERS = 4
 _TOLD = 200
 _PATIENCE_SECONDS = 1800
+_BROKEN = {"code": "broken", "title": "Broken", "detail": "It is.", "remedy": "None.", "retryable": False}
 _CLEAN, _PENDING, _REST = "SQL", "SQL, deletes pending", "REST"
 KINDS = (_CLEAN, _PENDING, _REST)
 """Of tables; half of those of the REST catalog have pending deletes, too."""
@@ -96,6 +98,8 @@ class Polling:
     """From each commit until the service knew of it."""
     told_seconds: list[float]
     """The same of commits that a notification told, of tables in the SQL catalog."""
+    claimed_seconds: list[float]
+    """From each of these until a worker that waited had the job that follows."""
     reads: list[float]
     """How long each read took, in seconds."""
     rss_bytes: int
@@ -110,6 +114,8 @@ class _Group:
     """The catalog's."""
     heads: Sequence[str]
     names: Sequence[str]
+    is_told: bool = False
+    """Whether commits are told, and each makes a job due at once."""
 
     def create(self) -> None:
         """Copies of the table that the catalog has."""
@@ -238,8 +244,11 @@ def measure_polling(
         with database.write() as session:
             ensure_built_in(session)
             # Deletes that are all of one moment would come of age at one moment.
-            patient = Policy(name="patient", settings={"convert": {"age_seconds": 86_400}})
-            session.add(patient)
+            patient = Policy(
+                name="patient", settings={"convert": {"age_seconds": 86_400}, "index": {"enabled": False}}
+            )
+            eager = Policy(name="eager", settings={"convert": {"delete_files": 1}})
+            session.add_all((patient, eager))
             session.flush()
             session.get_one(PolicyAttachment, "system").policy_id = patient.id
             sql = _add_catalog(session, "local", "sql", iceberg.properties)
@@ -248,6 +257,16 @@ def measure_polling(
                 catalog = served if group.kind == _REST else sql
                 ids = _add_tables(session, catalog, group.names, iceberg.properties["warehouse"])
                 enrolled |= dict(zip(ids, ((group, name) for name in group.names), strict=True))
+                if group.is_told:
+                    session.add_all(
+                        PolicyAttachment(
+                            target=table_target(each),
+                            level=Level.TABLE.value,
+                            policy_id=eager.id,
+                            table_id=each,
+                        )
+                        for each in ids
+                    )
         environment = {
             "ICESTREAM_DATA_DIR": str(settings.data_dir),
             "ICESTREAM_ALLOWED_LOCATIONS": directory.as_uri(),
@@ -262,8 +281,8 @@ def measure_polling(
                 reading = [readers.submit(_read, url, list(enrolled), stop) for _ in range(_READERS)]
                 watched_at = time.monotonic()
                 try:
-                    ages, unseen, fresh = _watch(database, enrolled, seconds)
-                    told = _tell(url, database, enrolled, fresh)
+                    ages, unseen = _watch(database, enrolled, seconds)
+                    told, claimed = _tell(url, database, enrolled)
                 finally:
                     stop.set()
                 watched_seconds = time.monotonic() - watched_at
@@ -275,16 +294,31 @@ def measure_polling(
     iceberg.close()
     counts = Counter(group.kind for group, _ in enrolled.values())
     return Polling(
-        counts, interval, first_seconds, again_seconds, watched_seconds, ages, unseen, told, reads, rss_bytes
+        counts,
+        interval,
+        first_seconds,
+        again_seconds,
+        watched_seconds,
+        ages,
+        unseen,
+        told,
+        claimed,
+        reads,
+        rss_bytes,
     )
 
 
 def _groups(
     directory: Path, iceberg: IcebergCatalog, uri: str, counts: Sequence[int], pending: float
 ) -> list[_Group]:
-    """Tables without and with pending deletes in a SQL catalog, and then in a REST catalog."""
+    """Tables without and with pending deletes in a SQL catalog, some whose commits are told, and then tables
+    in a REST catalog."""
     heads: list[list[str]] = []
-    for name, writes in (("clean", ("append", "append")), ("pending", ("delete_keys", "append"))):
+    for name, writes in (
+        ("clean", ("append", "append")),
+        ("pending", ("delete_keys", "append")),
+        ("told", ("append", "delete_keys")),
+    ):
         iceberg.create(f"db.{name}")
         iceberg.append(f"db.{name}", [1, 2, 3])
         heads.append([])
@@ -299,11 +333,14 @@ def _groups(
     databases = iceberg.catalog.engine, create_engine(f"sqlite:///{directory / 'rest.db'}")
     for database, kinds, count in zip(databases, ((_CLEAN, _PENDING), (_REST, _REST)), counts, strict=True):
         with_deletes = int(count * pending)
+        told = min(_TOLD, (count - with_deletes) // 2) if kinds[0] == _CLEAN else 0
         for prefix, kind, number, of_kind in (
-            ("c", kinds[0], count - with_deletes, heads[0]),
+            ("c", kinds[0], count - with_deletes - told, heads[0]),
             ("p", kinds[1], with_deletes, heads[1]),
+            ("t", kinds[0], told, heads[2]),
         ):
-            group = _Group(kind, database, of_kind, [f"{prefix}{each}" for each in range(number)])
+            names = [f"{prefix}{each}" for each in range(number)]
+            group = _Group(kind, database, of_kind, names, is_told=prefix == "t")
             if group.names:
                 group.create()
                 groups.append(group)
@@ -365,13 +402,12 @@ def _read(url: str, ids: Sequence[str], stop: threading.Event) -> list[float]:
 
 def _watch(
     database: Database, enrolled: Mapping[str, tuple[_Group, str]], seconds: float
-) -> tuple[dict[str, list[float]], dict[str, list[float]], list[str]]:
-    """The ages of what is known of each table, how long each commit of a writer was not known, and tables
-    without a commit."""
+) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """The ages of what is known of each table, and how long each commit of a writer was not known."""
     ages: dict[str, list[float]] = {kind: [] for kind in KINDS}
     unseen: dict[str, list[float]] = {kind: [] for kind in KINDS}
     written: dict[str, float] = {}
-    fresh = list(enrolled)
+    fresh = [each for each, (group, _) in enrolled.items() if not group.is_told]
     random.Random(1).shuffle(fresh)
     at_once = max(len(fresh) // 1000, 1)
     began = time.monotonic()
@@ -398,28 +434,52 @@ def _watch(
         if moment - began > seconds + _PATIENCE_SECONDS:
             raise RuntimeError(f"{len(written)} commits were never noticed")
         time.sleep(1)
-    return ages, unseen, fresh
+    return ages, unseen
 
 
 def _tell(
-    url: str, database: Database, enrolled: Mapping[str, tuple[_Group, str]], fresh: Sequence[str]
-) -> list[float]:
-    """How long each of some commits is not known that is told at once."""
-    unseen = []
-    for table_id in [each for each in fresh if enrolled[each][0].kind != _REST][:_TOLD]:
-        group, name = enrolled[table_id]
-        known = _snapshot_of(database, table_id)
-        began = time.monotonic()
-        group.commit(name)
-        told = Request(f"{url}/api/v1/tables/{table_id}/notifications", method="POST")
-        told.add_header("Authorization", f"Bearer {KEY}")
-        urlopen(told, timeout=60).close()
-        while _snapshot_of(database, table_id) == known:
-            if time.monotonic() - began > _PATIENCE_SECONDS:
-                raise RuntimeError("a commit that was told was never noticed")
-            time.sleep(0.01)
-        unseen.append(time.monotonic() - began)
-    return unseen
+    url: str, database: Database, enrolled: Mapping[str, tuple[_Group, str]]
+) -> tuple[list[float], list[float]]:
+    """How long each of some commits is not known that is told at once, and how long it takes until a worker
+    that waits has the job that follows."""
+    unseen, unclaimed = [], []
+    started = {"name": "w", "hostname": "h", "pid": 1, "version": "0"}
+    worker = _post(url, "workers", started)["id"]
+    told = [(table_id, *of) for table_id, of in enrolled.items() if of[0].is_told]
+
+    def claim() -> tuple[dict[str, Any], float]:
+        assignment = _post(url, f"workers/{worker}/claim", {"wait_seconds": 60})
+        return assignment, time.monotonic()
+
+    with ThreadPoolExecutor(1) as thread:
+        for table_id, group, name in told:
+            known = _snapshot_of(database, table_id)
+            claiming = thread.submit(claim)
+            time.sleep(random.uniform(0.2, 0.4))  # so that it waits
+            began = time.monotonic()
+            group.commit(name)
+            _post(url, f"tables/{table_id}/notifications")
+            while _snapshot_of(database, table_id) == known:
+                if time.monotonic() - began > _PATIENCE_SECONDS:
+                    raise RuntimeError("a commit that was told was never noticed")
+                time.sleep(0.01)
+            unseen.append(time.monotonic() - began)
+            assignment, claimed_at = claiming.result()
+            if assignment["table"]["id"] != table_id:
+                raise RuntimeError("the job of another table was claimed")
+            unclaimed.append(claimed_at - began)
+            # So that none follows.
+            attempt = f"jobs/{assignment['job']['id']}/attempts/{assignment['attempt']}"
+            _post(url, f"{attempt}/finish", {"status": "failed", "error": _BROKEN})
+    return unseen, unclaimed
+
+
+def _post(url: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    request = Request(f"{url}/api/v1/{path}", json.dumps(body).encode() if body else None, method="POST")
+    request.add_header("Authorization", f"Bearer {KEY}")
+    request.add_header("Content-Type", "application/json")
+    with urlopen(request, timeout=90) as answer:
+        return dict(json.load(answer))
 
 
 def _snapshot_of(database: Database, table_id: str) -> int | None:
@@ -474,6 +534,8 @@ def _report(claims: Sequence[Claims], polling: Polling) -> str:
         "Of the tables of the REST catalog, as large a share has pending equality deletes as of the others.",
         "A table is read when its metadata location has changed, or when a moment of its policy has",
         "come; otherwise it is asked where that is: all at once in the SQL catalog, one by one in the other.",
+        f"Then commits to {len(polling.told_seconds)} of the SQL tables are told, one after the other. Each",
+        "adds an equality delete that is to be converted at once; no other policy starts a job.",
         "",
         f"| tables | {' | '.join(kinds)} |",
         f"|---|{'---:|' * len(kinds)}",
@@ -491,6 +553,8 @@ def _report(claims: Sequence[Claims], polling: Polling) -> str:
         f"| first look at all tables after a start that knows them | {polling.again_seconds:,.0f} s |",
         "| known after a commit that is told, SQL: median / p95 / longest |"
         f" {' / '.join(_seconds(polling.told_seconds, share) for share in (0.5, 0.95, 1))} |",
+        "| claimed after it by a worker that waits: median / p95 / longest |"
+        f" {' / '.join(_seconds(polling.claimed_seconds, share) for share in (0.5, 0.95, 1))} |",
         f"| reads a second | {len(polling.reads) / polling.seconds:,.0f} |",
         f"| read, median / p99 / longest | {' / '.join(_percentiles(polling.reads))} |",
         f"| peak memory of the service (RSS) | {polling.rss_bytes / 1e6:,.0f} MB |",

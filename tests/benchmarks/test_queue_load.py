@@ -32,6 +32,7 @@ def test_a_short_run_fills_every_figure(tmp_path: Path) -> None:
         ("first look at all tables", 1),
         ("first look at all tables after a start that knows them", 1),
         ("known after a commit that is told", 1),
+        ("claimed after it by a worker that waits", 1),
         ("reads a second", 1),
         ("read", 1),
         ("peak memory of the service (RSS)", 1),
