@@ -13,6 +13,7 @@ from service.db.database import Database, utc_now
 from service.records.health import HealthSample
 from service.records.jobs import Attempt, Job
 from tests.browser.running_service import PlayedWorker, RunningService, index_report, index_result
+from tests.service.health_samples import health_sample
 
 pytestmark = pytest.mark.integration
 HOUR = timedelta(hours=1)
@@ -66,20 +67,8 @@ def write_samples(service: RunningService, table: str, told: list[tuple[float, i
 
 
 def sample(table: str, at: datetime, deletes: int) -> HealthSample:
-    return HealthSample(
-        table_id=table,
-        at=at,
-        resolution="hour",
-        status="healthy",
-        pending_equality_delete_files=1,
-        pending_equality_deletes=deletes,
-        lag_seconds=60,
-        coverage=1,
-        entries=10,
-        bytes=100,
-        sorted_runs=1,
-        dead_ratio=0,
-        unconvertible=0,
+    return health_sample(
+        table, at, deletes, resolution="hour", lag_seconds=60, entries=10, bytes=100, sorted_runs=1
     )
 
 

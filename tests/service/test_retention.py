@@ -23,6 +23,7 @@ from service.records.workers import Worker
 from service.scheduling import retention
 from service.scheduling.retention import forget
 from service.settings import Settings
+from tests.service.health_samples import health_sample
 from tests.service.queue_calls import FATAL, START, add_tables, add_worker, claim, finish, request
 
 SETTINGS = Settings(history_days=10, job_history_days=20, audit_history_days=30, answer_days=5)
@@ -106,23 +107,7 @@ def add_history(session: Session, table: str, number: int, age_days: float) -> N
     session.add(Event(at=at, kind="decision.skip", message="m", table_id=table))
     session.add(Event(at=at, kind="job.progress", message="m", table_id=table))
     session.add(AuditEntry(at=at, principal="p", role="r", action="a", target="t", outcome="allowed"))
-    session.add(
-        HealthSample(
-            table_id=table,
-            at=at,
-            resolution="hour",
-            status="healthy",
-            pending_equality_delete_files=0,
-            pending_equality_deletes=0,
-            lag_seconds=0,
-            coverage=None,
-            entries=0,
-            bytes=0,
-            sorted_runs=0,
-            dead_ratio=0,
-            unconvertible=0,
-        )
-    )
+    session.add(health_sample(table, at, resolution="hour", pending_equality_delete_files=0, coverage=None))
     session.add(
         IdempotentAnswer(
             principal="p",

@@ -17,6 +17,7 @@ from service.records.health import HealthSample, HealthStatus
 from service.records.jobs import AttemptStatus, JobKind
 from service.ui.timeline import _data
 from tests.service.conftest import ON_BOTH, Running, alike_on_both
+from tests.service.health_samples import health_sample
 from tests.service.iceberg_tables import IcebergCatalog
 from tests.service.pages.person import Person
 from tests.service.queue_calls import START, add_tables, add_worker, claim, finish, request
@@ -44,20 +45,7 @@ def measure(database: Database, table: str, told: list[tuple[float, int, float]]
         of_table = select(HealthSample).where(HealthSample.table_id == table)
         last = session.exec(of_table.order_by(col(HealthSample.id).desc()).limit(1)).first()
         for minutes, deletes, lag in told:
-            sample = HealthSample(  # type: ignore[call-arg]
-                table_id=table,
-                at=START + MINUTE * minutes,
-                status="healthy",
-                pending_equality_delete_files=1,
-                pending_equality_deletes=deletes,
-                lag_seconds=lag,
-                coverage=1,
-                entries=0,
-                bytes=0,
-                sorted_runs=0,
-                dead_ratio=0,
-                unconvertible=0,
-            )
+            sample = health_sample(table, START + MINUTE * minutes, deletes, lag_seconds=lag)
             append_sample(session, last, sample)
             session.flush()
             last = sample

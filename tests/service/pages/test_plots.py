@@ -16,6 +16,7 @@ from service.records.jobs import Job
 from service.settings import Settings
 from service.ui import tables as table_pages
 from tests.service.conftest import ADMIN_KEY, Running, running
+from tests.service.health_samples import health_sample
 from tests.service.iceberg_tables import IcebergCatalog
 from tests.service.pages.person import Page, Person
 
@@ -45,20 +46,7 @@ def measured(service: Running, now: datetime, samples: list[tuple[str, float, in
     with service.database.write() as session:
         for name, minutes, deletes in samples:
             at = now - timedelta(minutes=minutes)
-            sample = HealthSample(  # type: ignore[call-arg]
-                table_id=ids[f"db.{name}"],
-                at=at,
-                status="healthy",
-                pending_equality_delete_files=1,
-                pending_equality_deletes=deletes,
-                lag_seconds=0,
-                coverage=1,
-                entries=0,
-                bytes=0,
-                sorted_runs=0,
-                dead_ratio=0,
-                unconvertible=0,
-            )
+            sample = health_sample(ids[f"db.{name}"], at, deletes)
             index_health.append_sample(session, last.get(name), sample)
             session.flush()
             last[name] = sample

@@ -22,6 +22,7 @@ from service.ui.formats import duration
 from service.webhooks import service as webhooks
 from service.workers import service as workers
 from tests.service.conftest import Running
+from tests.service.health_samples import health_sample
 from tests.service.iceberg_tables import IcebergCatalog
 from tests.service.pages.person import Person
 
@@ -38,20 +39,16 @@ def table(service: Running, iceberg: IcebergCatalog) -> dict[str, Any]:
         session.exec(delete(HealthSample))
         for hours in range(20 * 24, 0, -1):
             session.add(
-                HealthSample(
-                    table_id=enrolled["id"],
-                    at=now - timedelta(hours=hours),
+                health_sample(
+                    enrolled["id"],
+                    now - timedelta(hours=hours),
+                    9000 if hours == 200 else 50,
                     resolution="day" if hours % 24 == 0 else "hour",
-                    status="healthy",
-                    pending_equality_delete_files=1,
-                    pending_equality_deletes=9000 if hours == 200 else 50,
                     lag_seconds=600,
-                    coverage=1,
                     entries=1000,
                     bytes=2_000_000,
                     sorted_runs=7,
                     dead_ratio=0.25,
-                    unconvertible=0,
                 )
             )
     service.poll(enrolled["id"])
