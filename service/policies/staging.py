@@ -40,11 +40,10 @@ def staging_branches(session: Session, tables: Iterable[EnrolledTable]) -> dict[
     return _resolved(tables, _of_policies(session))
 
 
-def check_staging(session: Session, table: EnrolledTable, field: str = "body.publish.from") -> None:
+def check_staging(session: Session, table: EnrolledTable) -> None:
     """Raises unless the branches of an enrolment are what it takes them for to every other one, too.
 
-    A staging branch that was converted, or published twice, would lose what the other needs. field: of the
-    request that made it so.
+    A staging branch that was converted, or published twice, would lose what the other needs.
     """
     found = session.exec(
         select(EnrolledTable).where(
@@ -53,7 +52,7 @@ def check_staging(session: Session, table: EnrolledTable, field: str = "body.pub
             col(EnrolledTable.deleted_at).is_(None),
         )
     ).all()
-    _check(table, found, staging_branches(session, [table, *found]), field)
+    _check(table, found, staging_branches(session, [table, *found]), "body.publish.from")
 
 
 def leave_staging_branch(

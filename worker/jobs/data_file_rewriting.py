@@ -38,11 +38,9 @@ from worker.table.row_delta import java_list
 from worker.table.small_files import target_file_bytes
 
 
-class DataFileRewritingError(JobError):
+class DataFileRewritingError(spark_actions.ActionError):
     code = "data_files_not_rewritten"
     title = "The data files could not be written anew"
-    remedy = "The table is as it was. Look at the cause; it is tried again."
-    retryable = True
 
 
 class SortOrderError(JobError):

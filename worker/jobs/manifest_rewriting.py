@@ -79,7 +79,7 @@ class ManifestSizeError(JobError):
 class ManifestRewritingError(CommitError):
     code = "manifests_not_rewritten"
     title = "The manifests could not be written anew"
-    remedy = "The table is as it was. Look at the cause; it is tried again."
+    remedy = spark_actions.ActionError.remedy
     retryable = True
 
 

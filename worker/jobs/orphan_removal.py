@@ -41,7 +41,7 @@ from worker.erasure.metadata_files import (
 from worker.index.sorted_runs import IndexWarehouse
 from worker.io.storage import Storage, StoredFile
 from worker.jobs.own_places import FilesElsewhereError, check_own_places
-from worker.jobs.spark_actions import actions, check_manifests, nothing_deleted
+from worker.jobs.spark_actions import ActionError, actions, check_manifests, nothing_deleted
 from worker.process.errors import JobError
 from worker.process.plurals import counted
 from worker.process.slots import Threads
@@ -74,11 +74,9 @@ _FIELD = re.compile(r'\s*("(?:[^"\\]|\\.)*")\s*:\s*("(?:[^"\\]|\\.)*"|-?\d+)\s*,
 _HEAD_BYTES = 4096
 
 
-class OrphanRemovalError(JobError):
+class OrphanRemovalError(ActionError):
     code = "orphan_removal_failed"
     title = "Orphan files could not be removed"
-    remedy = "The table is as it was. Look at the cause; it is tried again."
-    retryable = True
 
 
 class OrphansNotListedError(JobError):

@@ -19,7 +19,6 @@ from worker.deletes.merge import DeleteGranularity
 from worker.index.sorted_runs import IndexWarehouse
 from worker.jobs import spark_actions
 from worker.jobs.file_rewriting import Choice, FileRewriting
-from worker.process.errors import JobError
 from worker.process.slots import Threads
 from worker.spark.jvm import jvm_of
 from worker.table import row_delta
@@ -29,11 +28,9 @@ from worker.table.row_delta import java_list
 from worker.table.small_files import target_delete_file_bytes
 
 
-class PositionDeleteRewritingError(JobError):
+class PositionDeleteRewritingError(spark_actions.ActionError):
     code = "position_deletes_not_rewritten"
     title = "The position delete files could not be written anew"
-    remedy = "The table is as it was. Look at the cause; it is tried again."
-    retryable = True
 
 
 def rewrite_position_delete_files(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Outcome:

@@ -14,11 +14,19 @@ from py4j.java_gateway import JavaObject
 
 from worker.attempt.job import Job
 from worker.attempt.pinned_table import PinnedTable
+from worker.process.errors import JobError
 from worker.spark.jvm import java_object, jvm_of
 from worker.table.manifests import manifests_of_all_snapshots
 from worker.table.row_delta import java_list
 
 _SOURCE = Path(__file__).with_name("SparkActions.java")
+
+
+class ActionError(JobError):
+    """Of each kind of job, one that says what could not be done."""
+
+    remedy = "The table is as it was. Look at the cause; it is tried again."
+    retryable = True
 
 
 def actions(job: Job) -> Any:
