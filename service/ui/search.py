@@ -1,8 +1,10 @@
-"""One place to go from: what has a name with these words in it, or exactly this id."""
+"""One place to go from: what has a name with these words in it, or an id that begins like that."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import sqlalchemy as sa
 from fastapi import APIRouter, Request, Response
 from sqlmodel import Session, SQLModel
 
@@ -28,6 +30,8 @@ router = APIRouter(prefix="/search", route_class=PageRoute)
 _Named = Page[TableView] | Page[PolicyView] | Page[WebhookView]
 _FIRST = 8
 """So many of each kind are named; the list of the kind has the rest."""
+_BEGINS_ID = re.compile(r"[0-9a-f]{8}[0-9a-f-]{0,28}")
+"""At least as much of one as pages show."""
 _BY_NAME = PageRequest(limit=_FIRST, sort="name")
 _WITH_IDS: Sequence[tuple[type[SQLModel], str, str]] = (
     (EnrolledTable, "Table", "/tables"),
@@ -57,9 +61,8 @@ def show_found(
 def _found(session: Session, settings: Settings, reader: Principal, words: str) -> list[Kind]:
     by_id = []
     for kind, name, place in _WITH_IDS:
-        row = session.get(kind, words)
-        if row is not None and getattr(row, "deleted_at", None) is None:
-            by_id.append((f"{name} {words}", f"{place}/{words}"))
+        for row_id in _ids(session, kind, words):
+            by_id.append((f"{name} {row_id}", f"{place}/{row_id}"))
     lists: list[tuple[str, str, _Named]] = [
         ("Tables", "/tables", tables.list_tables(session, settings, _BY_NAME, search=words)),
         ("Policies", "/policies", policies.list_policies(session, _BY_NAME, search=words)),
@@ -67,10 +70,28 @@ def _found(session: Session, settings: Settings, reader: Principal, words: str) 
     if reader.role.allows(Role.ADMIN):
         lists.append(("Webhooks", "/webhooks", webhooks.list_webhooks(session, _BY_NAME, search=words)))
     kinds = [Kind("By id", by_id)]
+    catalog, _, rest = words.partition(".")
+    if rest and catalogs.find_catalog(session, catalog) is not None:
+        # As the command line writes them.
+        whole = tables.list_tables(session, settings, _BY_NAME, catalog=catalog, search=rest).items
+        named = [(f"{item.catalog}.{item.name}", f"/tables/{item.id}") for item in whole]
+        kinds.append(Kind(f"Tables of {catalog}", named))
     for name, place, page in lists:
         items = [(item.name, f"{place}/{item.id}") for item in page.items]
         kinds.append(Kind(name, items, place if page.next_cursor else None))
     names = catalogs.list_names(session, search=words)
     registered = [(name, f"/catalogs/{name}") for name in names[:_FIRST]]
-    kinds.insert(2, Kind("Catalogs", registered, "/catalogs" if len(names) > _FIRST else None))
+    of_catalogs = Kind("Catalogs", registered, "/catalogs" if len(names) > _FIRST else None)
+    kinds.insert(len(kinds) - len(lists) + 1, of_catalogs)
     return [kind for kind in kinds if kind.items]
+
+
+def _ids(session: Session, kind: type[SQLModel], words: str) -> list[str]:
+    """Those that begin like this, of what is there still."""
+    if not _BEGINS_ID.fullmatch(words):
+        return []
+    columns = sa.inspect(kind).columns
+    known, deleted_at = columns["id"], columns.get("deleted_at")
+    # An index leads to a range, and no id has a letter behind f.
+    query = sa.select(known).where(known >= words, known < f"{words}g").order_by(known).limit(_FIRST)
+    return list(session.scalars(query if deleted_at is None else query.where(deleted_at.is_(None))))

@@ -43,6 +43,10 @@ def test_what_has_an_id_is_found_by_it_as_long_as_it_is_there(
     job = service.admin.post(f"/tables/{table}/jobs", json={"kind": "convert"}).json()["id"]
     assert admin.open(f"/search?search={job}").links[f"Job {job}"].endswith(f"/jobs/{job}")
     assert f"Table {table}" in admin.open(f"/search?search={table}").links
+    assert f"Job {job}" in admin.open(f"/search?search={job[:8]}").links, "as pages show it"
+    assert "Nothing has" in admin.open(f"/search?search={job[:7]}").text
+    whole = admin.open("/search?search=local.finance.gone")
+    assert whole.links["local.finance.gone"].endswith(f"/tables/{table}"), "as the command line writes it"
     service.admin.post(f"/jobs/{job}/cancel")
     assert service.admin.delete(f"/tables/{table}").is_success
     assert "Nothing has" in admin.open(f"/search?search={table}").text
