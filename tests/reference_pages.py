@@ -101,7 +101,8 @@ before `ICESTREAM_URL`, and that before the file; without any, it is `http://127
 - The exit code is 0 if the service did what was asked, 1 if it did not, and 2 if the command was wrong.
   `status` ends with 1 if anything needs a person, or if the service can't be reached.
   `jobs wait` ends with 1 unless the job succeeded, and its last line says what the job did not do.
-  A service that is started anew meanwhile is waited for, up to ten minutes, and `jobs wait` says so.
+  A service that is started anew meanwhile is waited for, up to ten minutes, and `jobs wait` says so;
+  `jobs follow-events` goes on after the last event.
 
 ## Programs
 

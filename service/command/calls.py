@@ -8,7 +8,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import Enum
 from getpass import getpass
 from pathlib import Path
@@ -156,6 +156,26 @@ def log_out() -> None:
         if forgotten
         else "Nobody is logged in."
     )
+
+
+class _Patience:
+    """With a service that has answered, and is started anew meanwhile, or has too much to do."""
+
+    def __init__(self) -> None:
+        self._away_since: float | None = None
+
+    def wait(self, error: IcestreamError) -> None:
+        """Before it is asked again. Ends the program if that is of no use, or was done for long enough."""
+        is_away = isinstance(error, UnreachableError)
+        if not is_away and not (isinstance(error, ProblemError) and error.status in _PASSING):
+            end(error)
+        now = time.monotonic()
+        if self._away_since is None:
+            self._away_since = now
+            say(f"{error.detail} It is asked again for up to {_PATIENCE_SECONDS / 60:.0f} minutes.")
+        elif now - self._away_since > _PATIENCE_SECONDS:
+            end(error)
+        time.sleep(_WAITS_SECONDS)
 
 
 class Client:
@@ -334,38 +354,51 @@ class Client:
 
     def send_again(self, path: str) -> Any:
         """What is at `path` now, where something was: a service that is started anew is waited for."""
-        away_since = None
+        patience = _Patience()
         while True:
             try:
                 return json_of(self._connection.request("GET", path))
             except IcestreamError as error:
-                is_away = isinstance(error, UnreachableError)
-                if not is_away and not (isinstance(error, ProblemError) and error.status in _PASSING):
-                    end(error)
-                if away_since is None:
-                    away_since = time.monotonic()
-                    minutes = f"{_PATIENCE_SECONDS / 60:.0f} minutes"
-                    say(f"{error.detail} It is asked again for up to {minutes}.")
-                elif time.monotonic() - away_since > _PATIENCE_SECONDS:
-                    end(error)
-            time.sleep(_WAITS_SECONDS)
+                patience.wait(error)
 
     def follow(self, path: str, query: Json) -> None:
-        """Prints events, one line of JSON each, until the service ends the stream or Ctrl-C is pressed."""
+        """Prints events, one line of JSON each, until Ctrl-C is pressed. A stream that ends goes on after its
+        last event, once it has begun."""
+        patience, last = None, ""
         try:
-            with self._connection.http.stream("GET", path, params=query, timeout=None) as answer:
-                if answer.is_error:
-                    answer.read()
-                    end(refusal(answer))
-                for line in answer.iter_lines():
-                    if line.startswith("data:"):
-                        # As JSON that has no character but those of ASCII.
-                        sys.stdout.write(json.dumps(json.loads(line.removeprefix("data:"))) + "\n")
-                        sys.stdout.flush()
+            while True:
+                headers = {"Last-Event-ID": last} if last else {}
+                try:
+                    for line in self._lines(path, query, headers):
+                        patience = _Patience()
+                        if line.startswith("id:"):
+                            last = line.removeprefix("id:").strip()
+                        elif line.startswith("data:"):
+                            # As JSON that has no character but those of ASCII.
+                            sys.stdout.write(json.dumps(json.loads(line.removeprefix("data:"))) + "\n")
+                            sys.stdout.flush()
+                    error: IcestreamError = UnreachableError("The service has ended the stream.", "")
+                except IcestreamError as problem:
+                    error = problem
+                if patience is None:
+                    end(error)
+                patience.wait(error)
         except KeyboardInterrupt:
             return
+
+    def _lines(self, path: str, query: Json, headers: Mapping[str, str]) -> Iterator[str]:
+        """Of a stream, until it ends. Raises IcestreamError."""
+        try:
+            with self._connection.http.stream(
+                "GET", path, params=query, headers=headers, timeout=None
+            ) as answer:
+                if answer.is_error:
+                    answer.read()
+                    raise refusal(answer)
+                yield ""  # it has begun
+                yield from answer.iter_lines()
         except httpx.TransportError as error:
-            end(self._connection.unreachable(error))
+            raise self._connection.unreachable(error) from error
 
     def _request(self, method: str, path: str, **options: Any) -> httpx.Response:
         try:

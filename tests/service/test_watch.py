@@ -133,6 +133,29 @@ def test_a_job_is_waited_for_while_the_service_is_started_anew(monkeypatch: pyte
     assert CliRunner().invoke(app, ["jobs", "wait", name]).exit_code == 1, "it may not be there at all"
 
 
+def test_events_go_on_after_the_last_one_when_the_service_is_started_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("ICESTREAM_API_KEY", "some-key")
+    events = [f'id: {number}\nevent: job\ndata: {{"id": {number}}}\n\n' for number in (7, 8)]
+    answers = [httpx.Response(200, text=events[0]), httpx.Response(503)]
+    answers += [httpx.Response(200, text=events[1]), httpx.Response(401)]
+    asked = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request.headers.get("Last-Event-ID"))
+        return answers.pop(0)
+
+    monkeypatch.setattr(httpx, "Client", partial(httpx.Client, transport=httpx.MockTransport(answer)))
+    clock = SimpleNamespace(monotonic=lambda: 0.0, sleep=lambda _seconds: None)
+    monkeypatch.setattr("service.command.calls.time", clock)
+    followed = CliRunner().invoke(app, ["jobs", "follow-events"])
+    assert followed.exit_code == 1, "the key is good no more"
+    assert followed.stdout == '{"id": 7}\n{"id": 8}\n'
+    assert asked == [None, "7", "7", "8"]
+    assert "The service has ended the stream. It is asked again" in followed.stderr
+
+
 def test_top_shows_the_fullest_table_first_with_jobs_and_workers(call: Call, service: Running) -> None:
     table = service.admin.get("/tables?search=db.t").json()["items"][0]["id"]
     service.admin.post(f"/tables/{table}/jobs", json={"kind": "index"}).raise_for_status()
