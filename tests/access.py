@@ -119,6 +119,7 @@ DECISIONS: dict[str, set[str]] = {
         "POST /catalogs/{catalog_id}/{action}",
         "GET /policies/new",
         "POST /policies/new",
+        "POST /policies/new/try",
         "GET /policies/{policy_id}/edit",
         "POST /policies/{policy_id}/edit",
         "POST /policies/{policy_id}/try",

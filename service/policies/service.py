@@ -289,12 +289,18 @@ def list_attachments(
     )
 
 
-def tables_under(session: Session, policy: Policy, most: int) -> list[EnrolledTable]:
-    """Enrolled tables that a policy reaches, the first ones by name: `most`, of as many namespaces."""
-    attached = select(PolicyAttachment).where(PolicyAttachment.policy_id == policy.id)
+def tables_under(session: Session, policy: Policy | None, most: int) -> list[EnrolledTable]:
+    """Enrolled tables that a policy reaches, the first ones by name: `most`, of as many namespaces.
+
+    policy: None for one of the whole system.
+    """
+    policy_id = policy.id if policy else ""
+    attached = select(PolicyAttachment).where(PolicyAttachment.policy_id == policy_id)
     targets = set(
-        session.exec(select(PolicyAttachment.target).where(PolicyAttachment.policy_id == policy.id))
+        session.exec(select(PolicyAttachment.target).where(PolicyAttachment.policy_id == policy_id))
     )
+    if policy is None:
+        targets = {SYSTEM_TARGET}
     of_catalogs, of_tables = (
         attached.where(PolicyAttachment.level == level.value).with_only_columns(column)
         for level, column in (

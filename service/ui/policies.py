@@ -23,7 +23,7 @@ from service.records.policies import Level, Policy
 from service.records.tables import get_table
 from service.scheduling.models import PolicyReplay, ReplayedOutcome
 from service.scheduling.replay import replay
-from service.settings import CurrentSettings
+from service.settings import CurrentSettings, Settings
 from service.ui import formats
 from service.ui.formats import POLICY_SECTIONS, POLICY_SETTINGS, setting
 from service.ui.forms import Form, Typed, see
@@ -118,6 +118,13 @@ def update_policy(
     return see(f"/policies/{policy_id}")
 
 
+@router.post("/new/try")
+def try_new_policy(
+    request: Request, session: ReadSession, settings: CurrentSettings, sender: Operator, typed: Typed
+) -> Response:
+    return _try(request, session, settings, sender, typed)
+
+
 @router.post("/{policy_id}/try")
 def try_policy(
     request: Request,
@@ -127,16 +134,27 @@ def try_policy(
     policy_id: str,
     typed: Typed,
 ) -> Response:
+    return _try(request, session, settings, sender, typed, policies.get_policy(session, policy_id))
+
+
+def _try(
+    request: Request,
+    session: Session,
+    settings: Settings,
+    sender: Principal,
+    typed: Form,
+    row: Policy | None = None,
+) -> Response:
     """The form as it was typed, with what it would have made of a table. Nothing is changed."""
-    row = policies.get_policy(session, policy_id)
     tried: PolicyReplay | None = None
     try:
-        body = typed.read(PolicyPatch, _said(typed))
+        body = typed.read(PolicyPatch, {"settings": _said(typed)["settings"]})
         wanted = body.settings or PolicySettings()
         refuse_mistakes(find_mistakes(session, settings, wanted, row))
         table = get_table(session, typed["table_id"])
         health = session.get(TableHealth, table.id) or TableHealth(table_id=table.id)
-        tried = replay(session, table, health, wanted, row.id, utc_now())
+        reaches = row is not None and bool(policies.tables_under(session, row, 1))
+        tried = replay(session, table, health, wanted, row.id if row and reaches else None, utc_now())
     except IcestreamError as error:
         typed = typed.refused(error, table_not_found="table_id")
     return _policy_form(request, session, sender, typed, row, tried)
@@ -228,7 +246,8 @@ def _policy_form(
     tried: PolicyReplay | None = None,
 ) -> Response:
     """tried: what the form would have made of a table."""
-    tables = policies.tables_under(session, row, _TRIED_ON) if row else []
+    reached = policies.tables_under(session, row, _TRIED_ON) if row else []
+    tables = reached or policies.tables_under(session, None, _TRIED_ON)
     return render(
         request,
         "policies/form.html",
@@ -238,6 +257,8 @@ def _policy_form(
         policy=policies.view(row) if row else None,
         sections=list(sections(inherited_values(session, row))),
         tables=[(table.id, table.name) for table in tables],
+        is_for_them=bool(reached),
+        are_all=len(tables) < _TRIED_ON,
         tried=tried,
         figures=_figures(tried) if tried else [],
     )

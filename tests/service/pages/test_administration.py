@@ -84,16 +84,25 @@ def test_what_is_typed_into_a_policy_is_tried_on_a_table_before_it_is_saved(
     store(service, table["id"], history(30, utc_now() - timedelta(hours=6)))
     made = service.admin.post("/policies", json={"name": "p", "settings": {}}).json()
     edit = f"/policies/{made['id']}/edit"
-    assert "Try it on" not in admin.open(edit).text, "it holds for no table"
+    settings = {"settings.convert.age_seconds": "1 h", "settings.convert.delete_files": "1000"}
+    alone = []
+    for path in (edit, "/policies/new?like=standard"):
+        assert "if the policy were attached to it" in admin.open(path).text, "it holds for no table"
+        (action,) = re.findall(r'formaction="([^"]*/try)"', admin.page.html)
+        fields = dict(admin.page.forms[-1].fields) | {"table_id": table["id"]} | settings
+        tried = Page(admin.http.post(action, data=fields))
+        assert tried.status == 200, tried.text
+        alone.append(tried.html.partition('id="tried-title"')[2].partition("</section>")[0])
     place = {"level": "table", "table_id": table["id"], "policy": "p"}
     service.admin.put("/policy-attachments", json=place).raise_for_status()
     page = admin.open(edit)
     fields = dict(page.form("/edit").fields)
     assert fields["table_id"] == table["id"]
-    typed = fields | {"settings.convert.age_seconds": "1 h", "settings.convert.delete_files": "1000"}
+    typed = fields | settings
     tried = Page(admin.http.post(f"/policies/{made['id']}/try", data=typed))
     assert tried.status == 200
     assert "Jobs: convert 30 in" in tried.text.replace("\N{NO-BREAK SPACE}", " ")
+    assert all("Jobs: convert" in one for one in alone)
     assert "A full read by Spark, on average" in tried.text
     assert "What jobs cost is told by those that ran: 30 index, 30 convert." in tried.text
     assert dict(tried.form("/edit").fields)["settings.convert.age_seconds"] == "1 h"
