@@ -26,6 +26,7 @@ _NOUNS: Final = {
     "/api-keys": "API key",
     "/webhooks": "webhook",
     "/notification-senders": "sender",
+    "/patterns": "pattern",
 }
 
 Json = dict[str, Any]

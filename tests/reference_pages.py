@@ -89,7 +89,7 @@ before `ICESTREAM_URL`, and that before the file; without any, it is `http://127
   knows.
 - A table is its name with its catalog, `lake.shop.orders`, or `shop.orders` where that is clear, or its id.
   A job is its id, or the name of its table: the newest job. A webhook, a sender or a key is its id
-  or its name.
+  or its name, a standing pattern its id or what it matches.
 - What can't be undone asks before it is done, on a terminal, as the pages do, and so does what stops or
   replaces something for many tables. Elsewhere it does nothing without `--yes`.
 - An empty word (`--policy ""`) is none where there may be none.

@@ -32,6 +32,7 @@ NAMED = {
     "key_id": ("/api-keys", "name"),
     "webhook_id": ("/webhooks", "name"),
     "sender_id": ("/notification-senders", "name"),
+    "pattern_id": ("/patterns", "pattern"),
 }
 """Where things are looked for whose name is given and not their id: the list, and its field of names.
 
@@ -54,6 +55,7 @@ _OR_ITS_NAME = {
     "key_id": " Its name will do, too.",
     "webhook_id": " Its name will do, too.",
     "sender_id": " Its name will do, too.",
+    "pattern_id": " What it matches will do, too, with its catalog before it or without: lake.sales.*",
 }
 _DOTTED_WORDS = " Here with dots, as in shop.orders; if a part has dots itself, once for each part."
 

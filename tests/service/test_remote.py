@@ -271,6 +271,15 @@ def test_a_question_names_what_would_be_gone(call: Call, monkeypatch: pytest.Mon
     assert "manual is attached there. The policy" in asked(*attach, "")
 
 
+def test_a_pattern_goes_by_what_it_matches(call: Call) -> None:
+    made = answer(call("discovery", "create-pattern", "--catalog", "local", "--pattern", "x.*", "-o", "json"))
+    for name in ("x.*", "local.x.*", made["id"]):
+        assert answer(call("discovery", "get-pattern", name, "-o", "json"))["id"] == made["id"]
+    assert call("discovery", "update-pattern", "local.x.*", "--paused").exit_code == 0
+    assert call("discovery", "delete-pattern", "x.*", "--yes").exit_code == 0
+    assert "No pattern is named x.*." in call("discovery", "get-pattern", "x.*").stderr
+
+
 def test_a_sender_goes_by_its_name(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEBHOOK_FLINK", new_secret())
     signs = ("--catalog", "local", "--secret", "env:WEBHOOK_FLINK")
