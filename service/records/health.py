@@ -255,6 +255,8 @@ class HealthSample(SQLModel, table=True):
 class PendingChange(SQLModel, table=True):
     """How the equality deletes pending in a sixteenth of all tables together changed within a minute.
 
+    Old ones are merged (MERGED_CHANGES): of all tables together, within ten minutes or an hour.
+
     Invariant: these changes after a minute are what the sum of `TableHealth.counted_equality_deletes` differs
     by from the total at its end, so no page sums up samples.
     """
@@ -262,7 +264,7 @@ class PendingChange(SQLModel, table=True):
     __tablename__ = "pending_changes"
 
     minute: int = Field(primary_key=True, sa_type=BigId, sa_column_kwargs={"autoincrement": False})
-    """Whole minutes since 1970, UTC."""
+    """Whole minutes since 1970, UTC: the first one, of several."""
     part: int = Field(primary_key=True, sa_column_kwargs={"autoincrement": False})
     """Which sixteenth: polls that end at the same time would wait for each other if all had one row."""
     equality_deletes: int = Field(sa_type=BigInteger)
@@ -271,6 +273,9 @@ class PendingChange(SQLModel, table=True):
 _PARTS = 16
 KEPT_CHANGES = timedelta(days=90)
 """The longest span that the totals are drawn for."""
+MERGED_CHANGES = ((timedelta(days=8), 60), (timedelta(days=2), 10), (timedelta(hours=2), 1))
+"""From which age on there is one row for so many minutes: as finely as totals over spans that reach so far
+back are told, so that a page reads few rows."""
 _MOST_COUNTED = 10**14
 """Of one table: what a catalog makes up must not make the totals of the others overflow."""
 
@@ -287,9 +292,12 @@ def count_pending(session: Session, health: TableHealth, equality_deletes: int, 
         return
     health.counted_equality_deletes = counted
     session.add(health)
+    add_change(session, minute_of(now), crc32(health.table_id.encode()) % _PARTS, change)
+
+
+def add_change(session: Session, minute: int, part: int, change: int) -> None:
     insert = sqlite.insert if session.get_bind().dialect.name == "sqlite" else postgresql.insert
-    part = crc32(health.table_id.encode()) % _PARTS
-    row = insert(PendingChange).values(minute=minute_of(now), part=part, equality_deletes=change)
+    row = insert(PendingChange).values(minute=minute, part=part, equality_deletes=change)
     total = col(PendingChange.equality_deletes) + change
     session.execute(
         row.on_conflict_do_update(index_elements=["minute", "part"], set_={"equality_deletes": total})

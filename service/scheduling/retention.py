@@ -4,6 +4,7 @@ Never removed: what runs or waits, leases and address counters, attempts whose f
 have to remove, with their jobs, and the last ended job of each kind of a table, by which policies tell time.
 """
 
+from collections import Counter
 from datetime import datetime, timedelta
 
 from sqlalchemy import ColumnElement, and_, delete, exists, inspect, tuple_
@@ -13,7 +14,15 @@ from sqlmodel import Session, SQLModel, col, or_, select
 from service.db.database import Database
 from service.http.routing import IdempotentAnswer
 from service.records.audit import AuditEntry
-from service.records.health import KEPT_CHANGES, HealthSample, PendingChange, Resolution, minute_of
+from service.records.health import (
+    KEPT_CHANGES,
+    MERGED_CHANGES,
+    HealthSample,
+    PendingChange,
+    Resolution,
+    add_change,
+    minute_of,
+)
 from service.records.jobs import Attempt, Event, Job, JobStatus
 from service.records.keys import BrowserSession, LoginToken
 from service.records.webhooks import WebhookDelivery
@@ -35,6 +44,7 @@ def forget(database: Database, settings: Settings, now: datetime) -> bool:
         _audit,
         _samples,
         _totals,
+        _merge_totals,
         _answers,
         _tokens,
         _sessions,
@@ -108,6 +118,28 @@ def _samples(session: Session, settings: Settings, now: datetime) -> int:
 
 def _totals(session: Session, settings: Settings, now: datetime) -> int:  # noqa: ARG001 - as the others
     return _remove(session, PendingChange, col(PendingChange.minute) < minute_of(now - KEPT_CHANGES))
+
+
+def _merge_totals(session: Session, settings: Settings, now: datetime) -> int:  # noqa: ARG001 - as the others
+    """Merge changes as they grow old; how many rows went."""
+    gone = 0
+    for age, minutes in MERGED_CHANGES:
+        minute, part = col(PendingChange.minute), col(PendingChange.part)
+        whole = minute_of(now - age) // minutes * minutes
+        finer = session.exec(
+            select(PendingChange)
+            .where(minute < whole, or_(part != 0, minute % minutes != 0))
+            .order_by(minute)
+            .limit(BATCH - gone)
+        ).all()
+        merged: Counter[int] = Counter()
+        for row in finer:
+            merged[row.minute // minutes * minutes] += row.equality_deletes
+            session.delete(row)
+        for first, change in merged.items():
+            add_change(session, first, 0, change)
+        gone += len(finer)
+    return gone
 
 
 def _answers(session: Session, settings: Settings, now: datetime) -> int:

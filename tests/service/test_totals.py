@@ -3,7 +3,8 @@
 import math
 import random
 from collections import defaultdict
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
+from itertools import product
 from typing import NamedTuple
 
 import pytest
@@ -15,9 +16,10 @@ from service.index_health import service as index_health
 from service.index_health.service import record_sample, total_pending
 from service.jobs.service import converted_since
 from service.policies.effective import effective_policy
-from service.records.health import PendingChange, TableHealth, health_of
+from service.records.health import MERGED_CHANGES, PendingChange, TableHealth, health_of
 from service.records.jobs import Attempt, Job
 from service.records.tables import EnrolledTable, get_table
+from service.scheduling import retention
 from service.scheduling.retention import forget
 from service.settings import Settings
 from service.tables import service as tables
@@ -180,6 +182,35 @@ def test_changes_are_kept_for_as_long_as_they_are_drawn(database: Database) -> N
     with database.read() as session:
         assert len(session.exec(select(PendingChange)).all()) == 1
         assert [total for _, total in days_of(session, 90, START + timedelta(days=90, hours=12))] == [5, 6]
+
+
+def test_changes_are_merged_as_they_grow_old_and_totals_stay_as_they_are(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "BATCH", 3)
+    one, other = add_tables(database, ["a", "b"])
+    now = START + timedelta(days=20)
+    for days, minutes in product((0, 1, 11, 13, 17, 19, 19.95), (3, 4, 14, 75)):
+        for number, table in enumerate((one, other)):
+            moment = START + timedelta(days=days, minutes=minutes)
+            if moment < now:
+                sample(database, table, int(100 * days) + minutes * (number + 1), moment)
+
+    def told() -> list[list[tuple[datetime, int]]]:
+        with database.read() as session:
+            return [total_pending(session, now - timedelta(days=days), now) for days in (1, 7, 19, 30, 90)]
+
+    before = told()
+    while forget(database, SETTINGS, now):
+        pass
+    assert told() == before
+    with database.read() as session:
+        rows = session.exec(select(PendingChange)).all()
+    for row in rows:
+        age = now - datetime.fromtimestamp(row.minute * 60, UTC)
+        step = next((minutes for least, minutes in MERGED_CHANGES if age > least + timedelta(hours=1)), None)
+        assert step is None or (row.part, row.minute % step) == (0, 0)
+    assert len(rows) < 25
 
 
 def test_conversions_are_summed_up_by_the_database_and_what_no_number_is_counts_nothing(
