@@ -28,7 +28,9 @@ from service.db.database import Database, migrate, new_id, utc_now
 from service.policies.service import ensure_built_in
 from service.records.catalogs import Catalog
 from service.records.health import (
+    _PARTS,
     KEPT_CHANGES,
+    MERGED_CHANGES,
     HealthSample,
     HealthStatus,
     PendingChange,
@@ -51,7 +53,7 @@ from service.records.workers import Worker
 from tests.benchmarks.measure import cpu_seconds, high_water_mark
 from tests.benchmarks.page import PAGE, Part, write_part
 from tests.benchmarks.servers import KEY, SERVE, server
-from tests.benchmarks.viewers import VIEWERS, Watched, watch
+from tests.benchmarks.viewers import VIEWERS, Watched, cpu_of, watch
 from tests.service.postgresql import execute, running_server
 
 _AT_ONCE = 10_000
@@ -60,8 +62,6 @@ _SAMPLES = 24
 """Of a table's health: one an hour."""
 _SPAN = timedelta(days=30)
 """What jobs are spread over."""
-_MINUTES = KEPT_CHANGES // timedelta(minutes=1)
-"""In each of which something changes somewhere with 10,000 tables; with fewer, in as many fewer of them."""
 _KINDS = (JobKind.INDEX, JobKind.CONVERT, JobKind.CONVERT, JobKind.COMPACT)
 _LOOKUP = {
     "equality_field_ids": [1],
@@ -175,8 +175,10 @@ def measure(
             used = (cpu_seconds(process.pid) - used) / times
             answers.append(Answers(name, page, seconds, used, len(answer.content)))
         table = paths["table"].rpartition("/")[2]
+        alone = cpu_of(process.pid)
         watched = [
-            watch(address, process.pid, url, name, page, paths[page], table) for page in ("overview", "table")
+            watch(address, process.pid, alone, url, name, page, paths[page], table)
+            for page in ("overview", "table")
         ]
         memory = high_water_mark(process.pid)
     return answers, watched, memory
@@ -250,8 +252,11 @@ def _fill(session: Session, tables: int, jobs: int) -> Mapping[str, str]:
         session,
         PendingChange(),  # type: ignore[call-arg]
         (
-            {"minute": minute_of(now) - minute, "part": 0, "equality_deletes": (minute * 7919 % 1001) - 500}
-            for minute in range(min(_MINUTES, 13 * tables))
+            {"minute": minute, "part": part, "equality_deletes": (minute * 7919 % 1001) - 500}
+            for minute in range(minute_of(now - KEPT_CHANGES), minute_of(now))
+            for step in [_step(minute_of(now) - minute)]
+            if minute % (step or 1) == 0
+            for part in range(1 if step else _PARTS)
         ),
     )
     made = [new_id() for _ in range(jobs)]
@@ -412,6 +417,11 @@ def _attempt(number: int, job_id: str, workers: Sequence[Worker], jobs: int) -> 
     }
 
 
+def _step(age: int) -> int | None:
+    """How many minutes a row of changes is for, at this age in minutes; None while each minute has more."""
+    return next((minutes for least, minutes in MERGED_CHANGES if age > least / timedelta(minutes=1)), None)
+
+
 def _ended(number: int, jobs: int) -> datetime:
     return utc_now() - _SPAN * (1 - number / jobs)
 
@@ -458,14 +468,14 @@ after a first time, one after the other. The PostgreSQL server does not wait for
 |---|---|---:|---:|---:|---:|
 {rows}
 
-The overview sums up 90 days of minutes in each of which a table changed.
+The overview sums up 90 days in each minute of which tables changed.
 The service on SQLite took {memory / 2**20:,.0f} MiB at most (RSS).
 
 ### Pages that are watched
 
-{VIEWERS} viewers leave a page open, and ask for it again as its script does: what that costs the service, in
-processor time for each second and viewer, once they have used up what a page that is opened may cost in
-advance (200 ms).
+{VIEWERS} viewers leave a page open, and ask for it again as its script does: what that costs the service besides
+what it does without them, in processor time for each second and viewer, once they have used up what a page
+that is opened may cost in advance (200 ms).
 
 | page | database | nothing happens | a job ends each second | asked for again after |
 |---|---|---:|---:|---:|

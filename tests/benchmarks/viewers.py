@@ -22,7 +22,7 @@ VIEWERS = 20
 _REQUEST_MS = 4.0
 _UNTOLD_SECONDS = 60.0
 """As static/icestream.js has them."""
-_QUIET_SECONDS = _BUSY_SECONDS = 60
+_SECONDS = 60
 
 
 @dataclass(frozen=True)
@@ -40,28 +40,36 @@ class Watched:
 
     @property
     def row(self) -> str:
-        every = f"{VIEWERS * _BUSY_SECONDS / self.looks:.0f} s" if self.looks else "never"
+        every = f"{VIEWERS * _SECONDS / self.looks:.0f} s" if self.looks else "never"
         return f"| {self.page} | {self.database} | {self.quiet:.2f} ms | {self.busy:.2f} ms | {every} |"
 
 
 def watch(
-    url: str, process: int, database_url: str, database: str, page: str, path: str, table_id: str
+    url: str,
+    process: int,
+    alone: float,
+    database_url: str,
+    database: str,
+    page: str,
+    path: str,
+    table_id: str,
 ) -> Watched:
-    """table_id: what jobs end for."""
+    """alone: what the service takes without viewers (`cpu_of`). table_id: what jobs end for."""
     viewers = [_Viewer(url, path) for _ in range(VIEWERS)]
     with _watching(viewers):
-        quiet = _cpu_ms(process, _QUIET_SECONDS)
+        quiet = (cpu_of(process) - alone) / VIEWERS
         looks = sum(viewer.looks for viewer in viewers)
         with _happening(database_url, table_id):
-            busy = _cpu_ms(process, _BUSY_SECONDS)
+            busy = (cpu_of(process) - alone) / VIEWERS
         looks = sum(viewer.looks for viewer in viewers) - looks
     return Watched(database, page, quiet, busy, looks)
 
 
-def _cpu_ms(process: int, seconds: int) -> float:
+def cpu_of(process: int) -> float:
+    """Milliseconds of processor time that it takes a second, over a minute."""
     used, began = cpu_seconds(process), time.monotonic()
-    time.sleep(seconds)
-    return 1000 * (cpu_seconds(process) - used) / VIEWERS / (time.monotonic() - began)
+    time.sleep(_SECONDS)
+    return 1000 * (cpu_seconds(process) - used) / (time.monotonic() - began)
 
 
 @dataclass
