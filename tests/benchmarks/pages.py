@@ -473,9 +473,9 @@ The service on SQLite took {memory / 2**20:,.0f} MiB at most (RSS).
 
 ### Pages that are watched
 
-{VIEWERS} viewers leave a page open, and ask for it again as its script does: what that costs the service besides
-what it does without them, in processor time for each second and viewer, once they have used up what a page
-that is opened may cost in advance (200 ms).
+{VIEWERS} viewers leave a page open, and ask for it again as its script does: what that costs the service
+besides what it does without them, in processor time for each second and viewer, once they have used up what a
+page that is opened may cost in advance (200 ms).
 
 | page | database | nothing happens | a job ends each second | asked for again after |
 |---|---|---:|---:|---:|
