@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
-from sqlalchemy import Float, bindparam, cast, func
+from sqlalchemy import ColumnElement, Float, Select, String, bindparam, cast, func
+from sqlalchemy import select as select_columns
 from sqlalchemy.orm import Mapped
 from sqlmodel import Session, col, select
 
@@ -60,6 +61,7 @@ PATIENCE_SECONDS = 60.0
 """Lagging begins so long, at least, after the age at which the policy converts."""
 _OF_CATALOGS = {"catalog-unreachable", "catalog-redirects", "host-unknown"}
 """Problems of a catalog, and not of a single table of it."""
+_CODE = cast(col(TableHealth.poll_error)["code"].as_string(), String)
 _COMPACTION_PATIENCE = 2
 """Degraded begins where a lookup costs so many times what it does when the policy compacts."""
 
@@ -531,26 +533,45 @@ class FailedPoll:
     error: Mapping[str, Any]
     """`code`, `title`, `detail` and `remedy`."""
 
-    @property
-    def is_of_catalog(self) -> bool:
-        """Whether all tables of the catalog fail likewise."""
-        return self.error["code"] in _OF_CATALOGS
+
+def failed_polls(session: Session, number: int) -> list[FailedPoll]:
+    """So many tables at most whose last poll failed for a reason of their own, by catalog and name."""
+    chosen = _failed(_CODE.not_in(_OF_CATALOGS)).order_by(col(Catalog.name), col(EnrolledTable.name))
+    return [FailedPoll(*row) for row in session.execute(chosen.limit(number))]
 
 
-def failed_polls(session: Session) -> list[FailedPoll]:
-    """All enrolled tables whose last poll failed, by catalog and name."""
-    rows = session.exec(
-        select(EnrolledTable, Catalog, TableHealth.poll_error)
+def failed_with_their_catalogs(session: Session) -> list[tuple[FailedPoll, int]]:
+    """Of each catalog that failed when its tables were polled: the first of them by name, and how many.
+
+    None of these is read but the first: all tables of a large catalog fail at the same time.
+    """
+    counted = session.execute(
+        _failed(_CODE.in_(_OF_CATALOGS))
+        .with_only_columns(col(Catalog.id), func.count(), maintain_column_froms=True)
+        .group_by(col(Catalog.id), col(Catalog.name))
+        .order_by(col(Catalog.name))
+    ).all()
+    found = []
+    for catalog_id, number in counted:
+        first = _failed(_CODE.in_(_OF_CATALOGS), col(Catalog.id) == catalog_id)
+        row = session.execute(first.order_by(col(EnrolledTable.name)).limit(1)).one()
+        found.append((FailedPoll(*row), number))
+    return found
+
+
+def _failed(*which: ColumnElement[bool]) -> Select[Any]:
+    return (
+        select_columns(
+            col(EnrolledTable.id),
+            col(EnrolledTable.name),
+            col(Catalog.id),
+            col(Catalog.name),
+            col(TableHealth.poll_error),
+        )
         .join(TableHealth, col(TableHealth.table_id) == col(EnrolledTable.id))
         .join(Catalog, col(Catalog.id) == col(EnrolledTable.catalog_id))
-        .where(~col(TableHealth.is_removed), col(TableHealth.poll_error).is_not(None))
-        .order_by(Catalog.name, EnrolledTable.name)
+        .where(~col(TableHealth.is_removed), col(TableHealth.poll_error).is_not(None), *which)
     )
-    return [
-        FailedPoll(table.id, table.name, catalog.id, catalog.name, error)
-        for table, catalog, error in rows
-        if error is not None
-    ]
 
 
 def total_pending(session: Session, since: datetime, now: datetime) -> list[tuple[datetime, int]]:

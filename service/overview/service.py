@@ -13,7 +13,6 @@ from service.db.database import utc_now
 from service.discovery import patterns
 from service.http.paging import EVERYTHING, PageRequest
 from service.index_health import service as index_health
-from service.index_health.service import FailedPoll
 from service.jobs import service as jobs
 from service.overview.models import Concern, Overview
 from service.quantities import aged, counted
@@ -166,17 +165,15 @@ def _unfit_workers(session: Session, settings: Settings) -> Iterator[Concern]:
 
 def _failures_of_catalogs(session: Session) -> Iterator[Concern]:
     """A catalog that fails is one concern, however many tables it has; others are of tables by themselves."""
-    failed = index_health.failed_polls(session)
-    own = [poll for poll in failed if not poll.is_of_catalog]
-    of_catalogs: dict[str, list[FailedPoll]] = {}
-    for poll in failed:
-        if poll.is_of_catalog:
-            of_catalogs.setdefault(poll.catalog_id, []).append(poll)
+    of_catalogs = {
+        poll.catalog_id: (poll, number) for poll, number in index_health.failed_with_their_catalogs(session)
+    }
     for catalog, health in catalogs.list_unreachable(session):
-        failing = of_catalogs.pop(catalog.id, [])
-        yield _failing(catalog.id, catalog.name, health.error or {}, len(failing), health.since)
-    for catalog_id, polls in of_catalogs.items():
-        yield _failing(catalog_id, polls[0].catalog, polls[0].error, len(polls))
+        _, number = of_catalogs.pop(catalog.id, (None, 0))
+        yield _failing(catalog.id, catalog.name, health.error or {}, number, health.since)
+    for poll, number in of_catalogs.values():
+        yield _failing(poll.catalog_id, poll.catalog, poll.error, number)
+    own = index_health.failed_polls(session, _SHOWN + 1)
     for poll in own[:_SHOWN]:
         yield Concern(
             title=f"{poll.table} is {HealthStatus.UNKNOWN.value}",

@@ -13,11 +13,13 @@ from service.auth.audit import list_entries
 from service.auth.models import SYSTEM
 from service.db.database import Database, utc_now
 from service.http.paging import COUNTED, EVERYTHING, PageRequest, Total, count_rows
+from service.index_health.service import failed_polls, failed_with_their_catalogs
 from service.jobs import service as jobs
 from service.jobs.service import converted_since, last_failure_at, list_conversion_times, list_jobs
 from service.policies.places import namespace_target
 from service.policies.service import tables_under
 from service.records.audit import AuditEntry
+from service.records.health import health_of
 from service.records.jobs import Job, JobKind, JobStatus
 from service.records.policies import Policy, PolicyAttachment
 from service.records.tables import EnrolledTable
@@ -80,6 +82,19 @@ def test_tables_are_listed_by_name_without_sorting_all_of_them(database: Databas
     with database.engine.connect() as connection:
         steps = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", values).all()
     assert ["ix_tables_name" in step[-1] for step in steps] == [True], steps
+
+
+def test_of_the_tables_that_fail_with_their_catalog_only_one_is_read(database: Database) -> None:
+    tables = add_tables(database, ["a", "b", "c", "d"])
+    codes = ["host-unknown", "table-missing", "catalog-unreachable", "catalog-unreachable"]
+    with database.write() as session:
+        for table, code in zip(tables, codes, strict=True):
+            health_of(session, table).poll_error = {"code": code, "detail": "So it was.", "remedy": None}
+    with database.read() as session:
+        ((first, number),) = failed_with_their_catalogs(session)
+        assert (first.table_id, first.error["code"], number) == (tables[0], "host-unknown", 3)
+        assert [poll.table_id for poll in failed_polls(session, 5)] == [tables[1]]
+        assert failed_polls(session, 0) == []
 
 
 def test_who_asks_for_names_of_catalogs_does_not_have_their_tables_counted(database: Database) -> None:
