@@ -211,10 +211,21 @@ class _Server:
                     found = re.findall(r"<Key>(.*?)</Key>", asked.body.decode())
                     keys = [f"{keys[0]}/{key}" for key in found]
                 for key in keys:
-                    if (self._folder / key).is_file():
-                        (self._folder / key).unlink()
+                    self._delete(key)
                 return _xml("DeleteResult", "") if "delete" in asked.query else _Answer(204)
         return _error(501, "NotImplemented")
+
+    def _delete(self, key: str) -> None:
+        """And the folders that have nothing else: they are what names have in common."""
+        place = self._folder / key
+        if place.is_file():
+            place.unlink()
+        while not place.exists() or (place.is_dir() and not any(place.iterdir())):
+            if place.parent.parent == self._folder.parent:
+                return
+            if place.is_dir():
+                place.rmdir()
+            place = place.parent
 
     def _listed(self, asked: _Asked) -> _Answer:
         bucket = self._folder / asked.path.strip("/")

@@ -103,3 +103,12 @@ def test_ranges_that_are_asked_for_at_once_are_bounded_by_number_and_bytes(
         asked = store.counted(partial(_read_into, found, file, ranges))
         assert (asked.by_kind, asked.most_at_once <= most) == ({"GET": 100}, True)
         assert [one[0] for one in found] == [start % 256 for start, _ in ranges]
+
+
+def test_a_metadata_file_comes_with_its_size(store: SlowStore, storage: Storage) -> None:
+    def read(content: bytes) -> None:
+        with storage.io.new_input(put(store, content)).open() as file:
+            assert file.read() == content
+
+    assert store.counted(lambda: read(SMALL)).by_kind == {"GET": 1}
+    assert store.counted(lambda: read(LARGE)).by_kind == {"GET": 2}

@@ -27,6 +27,9 @@ FILE_PATH_FIELD_ID = 2147483546
 POS_FIELD_ID = 2147483545
 FILES_AT_ONCE = 8
 """That are read, written or deleted: such small ones mostly wait for the store."""
+SMALL_FILES_AT_ONCE = 32
+"""Of files that hold little more than a vector."""
+_SMALL_BYTES = 1024**2
 
 
 class UnreadableDeleteFileError(Exception):
@@ -69,8 +72,9 @@ def existing_deletes(
     positions: dict[DataFile, BitMap64] = defaultdict(BitMap64)
     file_scoped: dict[DataFile, list[DeleteFile]] = defaultdict(list)
     file_scoped_positions: dict[DataFile, BitMap64] = defaultdict(BitMap64)
-    with Threads(FILES_AT_ONCE) as threads:
-        distinct = dict.fromkeys(vectors.values())
+    distinct = dict.fromkeys(vectors.values())
+    are_small = all(file.file_size_bytes <= _SMALL_BYTES for file in files)
+    with Threads(SMALL_FILES_AT_ONCE if are_small else FILES_AT_ONCE) as threads:
         read_vectors = threads.map(lambda vector: _read_vector(storage, vector), distinct)
         read_files = threads.map(
             lambda one: _read_position_deletes(storage, (one[0], {file.path for file in one[1]})),

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyroaring import BitMap64
 
-from worker.deletes.existing import FILE_PATH_FIELD_ID, FILES_AT_ONCE, POS_FIELD_ID
+from worker.deletes.existing import FILE_PATH_FIELD_ID, FILES_AT_ONCE, POS_FIELD_ID, SMALL_FILES_AT_ONCE
 from worker.deletes.locations import DeleteFileLocations
 from worker.deletes.merge import Blocked, DeleteGranularity, DeletesPlan
 from worker.deletes.puffin import Positions, PuffinWriter, positions_of
@@ -192,7 +192,7 @@ def _write_each(
     write: Callable[[Storage, str, T], NewDeleteFile],
 ) -> list[NewDeleteFile]:
     """Writes the file of each group."""
-    with Threads(FILES_AT_ONCE) as threads:
+    with Threads(SMALL_FILES_AT_ONCE) as threads:
         return list(threads.map(write, repeat(storage), names, groups))
 
 

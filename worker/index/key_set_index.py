@@ -21,7 +21,7 @@ import pyarrow as pa
 from worker.index.checksums import read_footer
 from worker.index.dictionary import DICTIONARY_SCHEMA, PARTITION_ID, FileDictionary, read_parts
 from worker.index.sorted_runs import BUCKET, TABLE_FOLDERS, IndexWarehouse, LiveFiles, RunTable
-from worker.io.row_groups import RowGroups
+from worker.io.row_groups import RowGroups, side_by_side
 from worker.io.storage import Storage, lacks_own_memory
 from worker.keys.key_set import KeySet
 from worker.process.memory import ServerBusyError, take_memory
@@ -135,9 +135,12 @@ def open_index(
     key_types = ",".join(f"{c.field_id}:{c.key_type}" for c in key_set.columns)
     generation = newest_generation(warehouse, database, key_set)
     is_wanted = generation > 0 and not rebuild
-    entries_table = _open_table(warehouse, database, f"entries_{suffix}_g{generation}") if is_wanted else None
+    entries_table = files_table = None
+    if is_wanted:
+        names = [f"{table}_{suffix}_g{generation}" for table in ("entries", "files")]
+        entries_table, files_table = side_by_side(partial(_open_table, warehouse, database), names)
     if entries_table is not None and entries_table.options.get(_KEY_TYPES_OPTION) == key_types:
-        files_table = _open_table(warehouse, database, f"files_{suffix}_g{generation}")
+        pass
     elif create or rebuild:
         generation, files_table = generation + 1, None
     else:

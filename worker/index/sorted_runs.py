@@ -17,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BytesIO
 from typing import Any
 
 import numpy as np
@@ -56,6 +57,8 @@ TABLE_FOLDERS = ("snapshot", "manifest", BUCKET)  # of a Paimon table, beside th
 REPORTS = (
     "duplicates"  # the folder beside the tables of a database that worker.jobs.report_duplicates writes to
 )
+_FOLDERS = frozenset((*TABLE_FOLDERS, "schema"))
+_HINTS = frozenset(("LATEST", "EARLIEST"))  # of snapshots, which indexes do without
 BESIDE = "icestream.beside"  # property of a snapshot, see `LiveFiles`
 TABLE_ID = "icestream.table-id"  # option of a table and property of its snapshots: a name may be used again
 _SNAPSHOT_FILE = re.compile(r"snapshot-(\d+)")
@@ -333,6 +336,29 @@ class _StoreFileIO(PyArrowFileIO):  # type: ignore[misc]
     def to_filesystem_path(self, path: str) -> str:
         # pypaimon also asks for what it has been told already.
         return self._storage.resolve(path)[1].rstrip("/") if "://" in path else path
+
+    # On S3 a folder is what names have in common, so nobody makes one, or asks whether it is there.
+
+    def exists(self, path: str) -> bool:
+        if not self._storage.is_on_s3(path):
+            return bool(super().exists(path))
+        name = path.rstrip("/").rpartition("/")[2]
+        if name in _HINTS:
+            return False
+        return name.endswith(Catalog.DB_SUFFIX) or name in _FOLDERS or self._storage.exists(path)
+
+    def mkdirs(self, path: str) -> bool:
+        return self._storage.is_on_s3(path) or bool(super().mkdirs(path))
+
+    def new_input_stream(self, path: str) -> Any:
+        if self._storage.is_on_s3(path):
+            return BytesIO(self._storage.read(path))
+        return super().new_input_stream(path)
+
+    def new_output_stream(self, path: str) -> Any:
+        if self._storage.is_on_s3(path):
+            return self._storage.open_output(path)
+        return super().new_output_stream(path)
 
     def list_status(self, path: str) -> list[pafs.FileInfo]:
         if not isinstance(self.filesystem, pafs.GcsFileSystem):

@@ -53,6 +53,8 @@ _RENEW_SECONDS = 10.0
 """After which a catalog is asked for a session again at the earliest, whatever end it tells."""
 _UNTOLD_SECONDS = 600.0
 """After which it is asked for one whose end it does not tell: STS of AWS gives none for less than 900."""
+_METADATA_BYTES = 1024**2
+"""Of a metadata file that come with its size: most have less."""
 _ENDED = ("ExpiredToken", "UNAUTHENTICATED", "401 Unauthorized", "AuthenticationFailed")
 """By which errors of S3, Google's and Azure's stores tell that a session has ended, or is none."""
 _CREATE_RETRIES: RetryConfig = {"max_retries": 3, "retry_timeout": timedelta(seconds=30)}
@@ -131,7 +133,10 @@ class LimitedFileIO(FileIO):
     def new_input(self, location: str) -> PyArrowFile:
         check_time()
         self.check(location)
-        return self.at(location).new_input(location)
+        openers = self.at(location)
+        file = openers.new_input(location)
+        found = openers.s3_object(location)
+        return file if found is None else _S3Input(file, found)
 
     def new_output(self, location: str) -> PyArrowFile:
         self.check(location)
@@ -141,6 +146,17 @@ class LimitedFileIO(FileIO):
         named = location if isinstance(location, str) else location.location
         self.check(named)
         self.at(named).delete(named)
+
+
+class _S3Input(PyArrowFile):
+    """Most metadata files come as a whole with their size."""
+
+    def __init__(self, file: PyArrowFile, found: S3Object) -> None:
+        super().__init__(file.location, file._path, file._filesystem)
+        self._found = found
+
+    def open(self, seekable: bool = True) -> Any:  # noqa: ARG002
+        return self._found.open(_METADATA_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +279,10 @@ class Storage:
         if isinstance(filesystem, pafs.LocalFileSystem):
             return pa.memory_map(path)
         return filesystem.open_input_file(path)
+
+    def is_on_s3(self, location: str) -> bool:
+        """Whether it is asked for as an object of S3."""
+        return "://" in location and self._s3_object(location) is not None
 
     def _s3_object(self, location: str) -> S3Object | None:
         """Raises as `resolve` does."""

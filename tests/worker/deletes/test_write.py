@@ -17,7 +17,7 @@ from pyroaring import BitMap64
 from tests.delete_files import write_deletes
 from tests.patience import PATIENCE_SECONDS
 from tests.worker.deletes.files import data_file, delete_file, paths, position_delete_file
-from worker.deletes.existing import FILES_AT_ONCE, UnreadableDeleteFileError, existing_deletes
+from worker.deletes.existing import SMALL_FILES_AT_ONCE, UnreadableDeleteFileError, existing_deletes
 from worker.deletes.locations import DeleteFileLocations
 from worker.deletes.merge import DeleteGranularity
 from worker.deletes.stage import DeletesTask
@@ -67,7 +67,7 @@ def test_a_run_of_a_task_that_fails_late_deletes_nothing_of_another_one(version:
                 raise OSError(28, "No space left on device")
             super().write(location, content)
 
-    new = {data_file(f"f{n:02}"): BitMap64([n]) for n in range(30)}
+    new = {data_file(f"f{n:03}"): BitMap64([n % 100]) for n in range(30)}
     locations = DeleteFileLocations(str(tmp_path), {}, "p")
     committed = write_deletes(Storage(), new, [], version, DeleteGranularity.FILE, locations)
     with pytest.raises(OSError, match="No space left"):
@@ -178,19 +178,23 @@ def test_a_stray_run_that_ends_in_the_middle_leaves_what_another_wrote(
 def test_files_wait_for_the_store_together_and_what_a_late_writer_adds_is_found(
     version: int, tmp_path: Path
 ) -> None:
-    together = threading.Barrier(FILES_AT_ONCE + 1, timeout=PATIENCE_SECONDS)
+    together = threading.Barrier(SMALL_FILES_AT_ONCE + 1, timeout=PATIENCE_SECONDS)
+    all_begun = threading.Barrier(SMALL_FILES_AT_ONCE, timeout=PATIENCE_SECONDS)
     wakes = threading.Event()
 
     class Slow(Storage):
         """A store in which writers fall asleep in the middle, all at once."""
 
         def write(self, location: str, content: pa.Buffer) -> None:
-            if int(location.split("-")[-2]) >= 2 * FILES_AT_ONCE and not wakes.is_set():
+            ordinal = int(location.split("-")[-2])
+            if ordinal < SMALL_FILES_AT_ONCE:
+                all_begun.wait()
+            if ordinal >= 2 * SMALL_FILES_AT_ONCE and not wakes.is_set():
                 together.wait()
                 assert wakes.wait(PATIENCE_SECONDS)
             super().write(location, content)
 
-    new = {data_file(f"f{n:02}"): BitMap64([n]) for n in range(5 * FILES_AT_ONCE)}
+    new = {data_file(f"f{n:03}"): BitMap64([n % 100]) for n in range(5 * SMALL_FILES_AT_ONCE)}
     locations = DeleteFileLocations(str(tmp_path), {}, "p")
     names = list(locations.names(len(new)))
     with ThreadPoolExecutor(1) as thread:
@@ -198,13 +202,13 @@ def test_files_wait_for_the_store_together_and_what_a_late_writer_adds_is_found(
         writing = thread.submit(write_deletes, Slow(), new, [], version, granularity, locations)
         together.wait()
         found = written_files(Storage(), names)
-        assert found == names[(3 - version) * len(new) :][: 2 * FILES_AT_ONCE]
+        assert found == names[(3 - version) * len(new) :][: 2 * SMALL_FILES_AT_ONCE]
         assert delete_files(Storage(), found) == len(found)
         wakes.set()
         done = writing.result()
     assert done.data_files == tuple(sorted(file.path for file in new))
     later = written_files(Storage(), names)
-    assert later == paths(done)[2 * FILES_AT_ONCE :]
+    assert later == paths(done)[2 * SMALL_FILES_AT_ONCE :]
     assert delete_files(Storage(), later) == len(later)
     assert not list(tmp_path.rglob("*.*"))
 

@@ -1,0 +1,50 @@
+"""An index on S3 is opened with few requests: none for folders, which are not there, or for sizes."""
+
+from pathlib import Path
+
+from tests.slow_store import SlowStore
+from tests.worker.lookup.test_lookup import key_set_of, write_data_file
+from worker.index.build import build_tasks
+from worker.index.commit import commit_index
+from worker.index.dictionary import assign_row_addresses
+from worker.index.key_set_index import open_index
+from worker.index.sorted_runs import IndexWarehouse
+from worker.io.storage import Storage
+from worker.keys.read import KeyReader
+
+KEY_SET = key_set_of("long")
+DATABASE = "t_1"
+
+
+def test_an_index_is_opened_and_committed_to_with_few_requests(tmp_path: Path) -> None:
+    file = write_data_file(tmp_path, "a.parquet", ("long",), [(1,), (2,)], "p", 1)
+    (tmp_path / "lake").mkdir()
+    with SlowStore(tmp_path, 0).served() as store:
+        storage = Storage(store.properties)
+        warehouse = IndexWarehouse("s3://lake/index", storage)
+        index = open_index(warehouse, DATABASE, KEY_SET, create=True)
+        assert index is not None
+        assert warehouse.databases() == [DATABASE]
+        location = index.entries_table.location
+        indexed = assign_row_addresses([file], 0, {})
+        (task,) = build_tasks(KeyReader(Storage(), KEY_SET, None, {}), storage, location, indexed, 1)
+        built = []
+        assert store.counted(lambda: built.append(task.run(None))).by_kind == {"PUT": 1}
+
+        commit = store.counted(lambda: commit_index(index, built[0].runs, indexed))
+        # Of each table: two lists of manifests, a manifest, the snapshot; and the dictionary's run.
+        assert commit.by_kind["PUT"] == 2 * 4 + 1
+        assert "BEGIN UPLOAD" not in commit.by_kind
+
+        opened = []
+        asked = store.counted(lambda: opened.append(open_index(warehouse, DATABASE, KEY_SET)))
+        assert [one.entries.rows for one in opened if one is not None] == [2]
+        # The tables; of each of these its schemas and its snapshots.
+        assert asked.by_kind["LIST"] == 1 + 2 * 2
+        assert asked.by_kind["HEAD"] == 2
+        # Of each a schema, the snapshot twice, two lists of manifests, a manifest; and the dictionary.
+        assert asked.by_kind["GET"] == 2 * 6 + 1
+
+        warehouse.drop(DATABASE)
+        assert open_index(warehouse, DATABASE, KEY_SET) is None
+        assert warehouse.databases() == []
