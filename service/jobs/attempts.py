@@ -23,6 +23,7 @@ from service.jobs.contract import (
     HeartbeatAnswer,
     HeartbeatRequest,
 )
+from service.jobs.estimates import estimate
 from service.jobs.events import job_event, record_job_event
 from service.jobs.index_reports import apply_publication, apply_report, covers_head, rewritable
 from service.jobs.ownership import check_owner
@@ -212,9 +213,10 @@ def finish(
         )
     if job.kind == JobKind.PUBLISH.value and outcome is AttemptStatus.SUCCEEDED and not job.dry_run:
         apply_publication(session, job, report.result)
-    job.result = (
-        report.result.model_dump(mode="json", exclude_unset=True) if report.result is not None else None
-    )
+    result = report.result.model_dump(mode="json", exclude_unset=True) if report.result is not None else None
+    if job.dry_run and result is not None and (estimated := estimate(session, job, result)) is not None:
+        result["estimate"] = estimated.model_dump()
+    job.result = result
     for one in report.cleared:
         cleared = session.get(Attempt, (one.job_id, one.attempt))
         if cleared is None or not _is_of_the_same_table(session, job, session.get_one(Job, one.job_id)):

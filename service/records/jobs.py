@@ -9,7 +9,7 @@ from sqlmodel import Field, SQLModel
 
 from service.db.database import BigId, Json, UtcDateTime, new_id, utc_now
 from service.records.report_columns import ReportedList, ReportedObject
-from service.records.reports import JobResult, StageReport
+from service.records.reports import StageReport, StoredResult
 
 
 class JobKind(StrEnum):
@@ -241,7 +241,7 @@ class Job(SQLModel, table=True):
     seen_rewritable: list[int] | None = Field(default=None, sa_type=Json)
     """The files that jobs of its kind would write anew, as it counted them at its end."""
     progress: dict[str, Any] | None = Field(default=None, sa_type=Json)
-    result: dict[str, Any] | None = Field(default=None, sa_column=Column(ReportedObject(JobResult)))
+    result: dict[str, Any] | None = Field(default=None, sa_column=Column(ReportedObject(StoredResult)))
     error: dict[str, Any] | None = Field(default=None, sa_type=Json)
 
 

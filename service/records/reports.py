@@ -620,3 +620,21 @@ class JobResult(Message):
     """The job decided this, in words."""
     stages: list[StageReport] = ModelField(default_factory=list, max_length=1000)
     """This is where its time went."""
+
+
+class EstimateReport(Message):
+    """How long the job that a dry run is of would take, by what earlier ones took on the table."""
+
+    seconds: Seconds
+    """It would take this long."""
+    jobs: Amount
+    """This many earlier jobs of its kind tell so."""
+    off_by: float | None = None
+    """Estimates of these, from those before each, were off by this factor in the middle; null for one job."""
+
+
+class StoredResult(JobResult):
+    """What a job did, as its worker has reported it, with what the service knows beside it."""
+
+    estimate: EstimateReport | None = None
+    """A dry run has it, if earlier jobs tell."""

@@ -393,9 +393,24 @@ def _duplicate(one: Mapping[str, Any]) -> Duplicate:
 
 def figures_of(job: JobView) -> list[Figure]:
     """The result in a handful of figures, the most wanted first; empty without a result."""
-    result = job.result
-    if not result:
+    return [*_time_figures(job.result), *_done_figures(job.result)] if job.result else []
+
+
+def _time_figures(result: dict[str, Any]) -> list[Figure]:
+    """How long the job would take that a dry run is of: by earlier ones, else as it has measured."""
+    found, measured = result.get("estimate"), result.get("estimated_seconds")
+    if found:
+        by = "the last such job" if found["jobs"] == 1 else f"the last {found['jobs']} such jobs"
+        factor = found.get("off_by")
+        off = f"; half of such estimates were off by {factor:.1f} times at most" if factor else ""
+        return [Figure("Would take about", duration(found["seconds"]), f"by {by} of this table{off}")]
+    if measured is None or not result.get("equality_delete_files_removed"):
         return []
+    amounts = f"reading {size(result.get('bytes_read'))}, writing {size(result.get('bytes_written'))}"
+    return [Figure("Would take about", duration(measured), amounts)]
+
+
+def _done_figures(result: dict[str, Any]) -> list[Figure]:
     if "equality_delete_files_removed" in result:
         return _convert_figures(result)
     if result.get("erasure"):
@@ -549,11 +564,8 @@ def _convert_figures(result: dict[str, Any]) -> list[Figure]:
         for amount, noun in ((vectors, "deletion vector"), (positions, "position delete file"))
         if amount
     ]
-    amounts = f"reading {size(result.get('bytes_read'))}, writing {size(result.get('bytes_written'))}"
-    does_something = result.get("equality_delete_files_removed")
-    estimate, commits = result.get("estimated_seconds") if does_something else None, result.get("commits")
+    commits = result.get("commits")
     return [
-        *([] if estimate is None else [Figure("Would take about", duration(estimate), amounts)]),
         Figure(
             "Equality deletes resolved",
             count(result.get("equality_deletes_resolved")),

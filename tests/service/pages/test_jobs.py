@@ -144,6 +144,12 @@ def test_a_dry_run_says_in_lists_and_on_its_page_how_long_it_would_take(
     service.finish(claim(service, worker, job), result=result)
     assert "Would take about 3 min 12 s" in words(admin.open(f"/jobs/{job}"))
     assert "delete 47,985 rows, in about 3 min 12 s" in words(admin.open("/jobs"))
+    service.finish(claim(service, worker, request_job(service, table)), result=convert_result())
+    again = request_job(service, table, dry_run=True)
+    service.finish(claim(service, worker, again), result=result)
+    told = service.admin.get(f"/jobs/{again}").json()["result"]["estimate"]
+    assert (told["jobs"], told["off_by"]) == (1, None)
+    assert "by the last such job of this table" in words(admin.open(f"/jobs/{again}"))
 
 
 def test_what_an_index_job_left_out_is_told_alike_by_its_list_its_page_and_the_health(

@@ -1,0 +1,67 @@
+"""How long a dry run says that its job would take, by what the table's earlier jobs took."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from service.db.database import Database
+from service.jobs.estimates import seconds_of
+from service.records.jobs import JobKind
+from tests.service import queue_calls as queue
+from tests.service.queue_calls import FATAL, START, add_tables, add_worker, claim, job
+
+
+@pytest.mark.parametrize(
+    ("known", "work", "seconds"),
+    [
+        ([(100, 4.0)], 900, 4.0),
+        ([(100, 4.0), (200, 6.0), (300, 8.0)], 500, 12.0),
+        # What takes time is not what was counted, or something that it does not show.
+        ([(100, 8.0), (200, 6.0), (300, 4.0)], 500, 6.0),
+        # A line through these would let small jobs take less than no time.
+        ([(100, 1.0), (200, 6.0)], 60, 1.4),
+    ],
+)
+def test_more_work_takes_longer_as_far_as_earlier_jobs_show_it(
+    known: list[tuple[float, float]], work: float, seconds: float
+) -> None:
+    assert seconds_of(work, known) == pytest.approx(seconds)
+
+
+def test_a_dry_run_is_estimated_by_the_jobs_of_its_table_and_kind_that_worked_at_once(
+    database: Database,
+) -> None:
+    table, other = add_tables(database, ["u1", "u2"])
+    worker = add_worker(database)
+    kind = JobKind.REWRITE_DATA_FILES
+    now = START
+
+    def run(table_id: str, size: int, seconds: float, *, dry_run: bool = False, kind: JobKind = kind) -> Any:
+        nonlocal now
+        now += timedelta(hours=1)
+        job_id = queue.request(database, table_id, kind, now, dry_run=dry_run)
+        assert claim(database, worker, now)
+        result = {
+            "dry_run": dry_run,
+            "data_files": {"data_files_rewritten": 1, "bytes_rewritten": size},
+            "estimate": {"seconds": 1},
+        }
+        queue.finish(database, job_id, 1, "succeeded", now + timedelta(seconds=seconds), result=result)
+        return (job(database, job_id).result or {}).get("estimate")
+
+    run(other, 100, 500)
+    run(table, 0, 500)
+    run(table, 100, 500, kind=JobKind.CONVERT)
+    assert run(table, 100, 1, dry_run=True) is None, "and none of a worker's is believed"
+    run(table, 100, 10)
+    assert run(table, 300, 1, dry_run=True) == {"seconds": 10.0, "jobs": 1, "off_by": None}
+    run(table, 200, 15)
+    run(table, 400, 30)
+    assert run(table, 300, 1, dry_run=True) == {"seconds": 22.857, "jobs": 3, "off_by": 1.35}
+    assert run(table, 0, 1, dry_run=True) is None
+
+    failing = queue.request(database, table, kind, now)
+    assert claim(database, worker, now + timedelta(hours=1))
+    queue.finish(database, failing, 1, "failed", now + timedelta(hours=2), FATAL)
+    assert run(table, 300, 1, dry_run=True)["jobs"] == 3
