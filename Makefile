@@ -184,7 +184,7 @@ bench-maintenance: install ## Simulate policies over weeks, and read a maintaine
 	@$(BIN)/python -m tests.benchmarks.maintained_reads $(ARGS)
 
 .PHONY: bench-store
-bench-store: install ## Count and time the requests of lookups in a store that answers after 20 ms, for docs/benchmarks.md
+bench-store: install ## Count and time the requests of lookups and jobs in a store that answers after 20 ms, for docs/benchmarks.md
 	@$(BIN)/python -m tests.benchmarks.object_store $(ARGS)
 
 .PHONY: bench-lookups

@@ -235,6 +235,7 @@ class TableBuilder:
         self.spark = spark
         self.identifier = identifier
         self.file_format = "parquet"  # of the next files: parquet, orc or avro
+        self.local = _local  # where a file of Arrow's is written
         self.parquet: dict[str, Any] = {}  # options of pyarrow.parquet.write_table for the next files
         # Who writes the next files. Arrow's Parquet files don't say that a column is a UUID, and Iceberg then
         # takes it for a `fixed`; Iceberg's own writer takes numbers, text, UUIDs and structs of these.
@@ -512,7 +513,7 @@ class TableBuilder:
         if self.writer == "iceberg":
             described = self._write_by_iceberg(rows, schema, path)
             return WrittenFile({**described, **description, "spec-id": spec.spec_id, "partition": partition})
-        local = _local(path)
+        local = self.local(path)
         local.parent.mkdir(parents=True, exist_ok=True)
         arrow_schema = schema_to_pyarrow(schema)
         columns = [rows.column(field.name).cast(field.type) for field in arrow_schema]

@@ -11,24 +11,25 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
-from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
 import typer
 
+from stores.objects import REQUESTS
 from tests.benchmarks.measure import Figure, mebibytes, timed
 from tests.benchmarks.page import Part, write_part
 from tests.benchmarks.report import machine, table
+from tests.benchmarks.store_jobs import FORMAT_VERSIONS, JOBS_HEADER, PRICES_ARE_OF, measured_jobs
 from tests.slow_store import SlowStore
 from worker.index import footers
 from worker.index.dictionary import PARTITION_ID
 from worker.index.key_set_index import ROW_ADDRESS
 from worker.index.sorted_runs import ROW_GROUP_ROWS, RunFile, RunWriter
-from worker.io.row_groups import REQUESTS
 from worker.io.storage import Storage
 from worker.keys.key_set import NULL_MASK
 from worker.lookup.index_lookup import DeleteKeys, RowAddressMatches, lookup_tasks, rows_to_read
+from worker.spark.session import create_spark
 
 _BUCKET = "index"
 _PART_ROWS = 5_000_000  # written at a time
@@ -90,10 +91,11 @@ def look_up(storage: Storage, files: Sequence[RunFile], deletes: DeleteKeys) -> 
 def main(
     rows: Annotated[int, typer.Option(help="of the index's largest sorted run")] = 50_000_000,
     deletes: Annotated[list[int] | None, typer.Option(help="keys to look up; may be repeated")] = None,
+    job_rows: Annotated[int, typer.Option(help="of the table whose jobs are measured; 0: none")] = 50_000_000,
     wait_ms: Annotated[float, typer.Option(help="of every request")] = 20,
     rounds: Annotated[int, typer.Option(help="of every measurement")] = 5,
 ) -> None:
-    """Look keys up over a slow store, with many requests at a time and with one."""
+    """Look keys up over a slow store, with many requests at a time and with one; and run whole jobs."""
     runs = [rows, *([rows // 50] * 3)]
     lines = []
     with TemporaryDirectory() as directory:
@@ -103,8 +105,23 @@ def main(
             storage = Storage(store.properties)
             for count in deletes or [1, 100, 1_000, 10_000, 100_000]:
                 lines.append(_measured(store, storage, files, deletes_of(runs, count), rounds, size))
+    jobs: list[list[object]] = []
+    if job_rows:
+        spark = create_spark("local[2]", "store")
+        spark.sparkContext.setLogLevel("ERROR")
+        for format_version in FORMAT_VERSIONS:
+            with TemporaryDirectory() as directory:
+                for one in measured_jobs(
+                    spark, Path(directory), format_version, rows=job_rows, wait_seconds=wait_ms / 1000
+                ):
+                    jobs.append(one.row(format_version))
+                    stages = {stage: round(asked.waits) for stage, asked in one.stages.items()}
+                    print(f"V{format_version} {one.name}: waits in turn of its stages {stages}")  # noqa: T201
     text = _TEXT.format(
-        machine=machine(None, "pyarrow", "numpy"),
+        machine=machine(None, "pyarrow", "numpy", "obstore"),
+        job_rows=job_rows,
+        prices=PRICES_ARE_OF,
+        jobs=table(JOBS_HEADER, jobs),
         rows=rows,
         more=rows // 50,
         size=mebibytes(size),
@@ -138,32 +155,26 @@ def _measured(
         return found
 
     footers.KEPT.clear()
-    cold = Figure((timed(once)[1],))
+    first, cold = timed(lambda: store.counted(once))
     asked = store.counted(once)
-    many: list[float] = []
-    single: list[float] = []
-    for _ in range(rounds):  # in turn
-        many.append(timed(once)[1])
-        if len(single) < 2:
-            with patch("worker.io.row_groups.side_by_side", map):
-                single.append(timed(once)[1])
-    few = Figure(tuple(single))
-    usual = Figure(tuple(many))
+    usual = Figure(tuple(timed(once)[1] for _ in range(rounds)))
     return [
         len(deletes),
         asked.count,
         asked.most_at_once,
         mebibytes(asked.sent_bytes) if asked.sent_bytes >= 2**20 else f"{asked.sent_bytes / 1024:,.0f} KiB",
         f"{asked.sent_bytes / size:.2%}",
+        f"{asked.waits:.0f}",
         usual,
-        cold,
-        few,
-        f"{few.median / usual.median:.1f} x",
+        first.count,
+        f"{first.waits:.0f}",
+        Figure((cold,)),
     ]
 
 
 _HEADER = (
-    "deletes | requests | most at once | read | of the index | lookup | with footers | one at a time | ratio"
+    "deletes | requests | most at once | read | of the index | waits in turn | lookup | requests with footers"
+    " | waits | with footers"
 )
 _TEXT = """\
 # Lookups in object stores
@@ -173,15 +184,25 @@ Made by `make bench-store` on {machine}
 An index of {rows:,} entries in its largest sorted run and {more:,} in each of three smaller ones, {size} in
 all, with int64 keys, lies in a store that speaks S3's HTTP and answers each request after {wait:g} ms.
 Random keys are looked up by two threads; all are found. `requests` are those of a lookup whose footers are
-known from an earlier job: two threads open files, and up to {requests} requests for ranges wait at a time.
-`with footers` is the first lookup, which reads these, too. Times are medians (least-most) of rounds that take
-turns; `one at a time` is what Arrow's reader does by itself in each of the two threads.
+known from an earlier job: up to {requests} wait at a time. `with footers` is the first lookup, which reads
+these, too. `waits in turn` is for how long the store was waited for, in waits of one request: those that
+wait at the same time count once. It tells more than the times, since the store and all else shared the
+machine. Times are medians (least-most).
 
 Keys that lie far from each other cost a row group each, of {group:,} rows: of N entries, k of them read about
 k x {group:,} / N, and somewhat more, since ranges that lie close together are one request. For 1,000 keys
 that is {share:.0%} of these entries, and {share_of_more:.1%} of 500,000,000. Neighbours share row groups.
 
 {table}
+
+### Whole jobs
+
+A table of {job_rows:,} rows in 50 data files, whose index lies in the same store, is indexed, and converted
+for 1,000 random keys, three times: first by a worker that knows no footer, and from the second on each data
+file has deletes that are merged. Then its index is compacted and verified. PUT has the parts of uploads and
+copies. Money is list prices of S3 Standard in us-east-1 as of {prices}, for 1,000 such jobs.
+
+{jobs}
 """
 
 
