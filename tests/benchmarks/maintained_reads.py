@@ -1,5 +1,5 @@
 """What maintenance leaves to readers: a table that a stream has filled with deletes and small files, after
-the jobs that maintain it, beside one that Spark has just written with the same rows.
+the jobs that maintain it, beside one that has just been written with the same rows.
 
 Both are read in turn, so that whatever else the machine does takes from both alike. `make bench-maintenance`
 writes its part of docs/benchmarks.md.
@@ -141,17 +141,18 @@ def measure(
             jobs.run("index")
             say(f"{number} of {checkpoints} checkpoints")
     before, key = files_of(spark, identifier), rows // 3
-    read_before = {
-        kind: one for kind, (one,) in _read_in_turn(spark, [maintained], key, min(rounds, 3)).items()
-    }
+    read_before = {kind: one for kind, (one,) in _read_in_turn(spark, [maintained], key, 1, warm=1).items()}
     for job, parameters in MAINTENANCE.items():
         say(job)
         jobs.run(job, parameters=parameters)
-    spark.sql(
-        f"CREATE TABLE {fresh_name} ({COLUMNS}) USING iceberg PARTITIONED BY (region)"
-        " TBLPROPERTIES ('format-version'='3')"
-    )
-    spark.sql(f"INSERT INTO {fresh_name} SELECT * FROM {identifier}")
+    if keeps_large_files:
+        OrdersWriter.create(spark, fresh_name).append(orders.visible)
+    else:
+        spark.sql(
+            f"CREATE TABLE {fresh_name} ({COLUMNS}) USING iceberg PARTITIONED BY (region)"
+            " TBLPROPERTIES ('format-version'='3')"
+        )
+        spark.sql(f"INSERT INTO {fresh_name} SELECT * FROM {identifier}")
     fresh = TableBuilder(spark, fresh_name)
     _check_alike(spark, identifier, fresh_name, len(orders.visible))
     pairs = {}
@@ -181,7 +182,7 @@ def files_of(spark: SparkSession, identifier: str) -> Files:
 
 
 def _read_in_turn(
-    spark: SparkSession, tables: Sequence[TableBuilder], key: int, rounds: int
+    spark: SparkSession, tables: Sequence[TableBuilder], key: int, rounds: int, warm: int = 2
 ) -> dict[Kind, list[Reads]]:
     """Of each kind, reads of each table, warm; without those that take DuckDB too long."""
     queries = {
@@ -197,22 +198,24 @@ def _read_in_turn(
             scans = [f"iceberg_scan('{one.metadata_location}')" for one in tables]
             of_duckdb = [partial(fetch, connection, query.format(scan)) for scan in scans]
             clock = partial(spark_seconds, spark)
-            found[Reader.SPARK, read] = _in_turn(of_spark, clock, rounds)
+            found[Reader.SPARK, read] = _in_turn(of_spark, clock, rounds, warm)
             with suppress(duckdb.InterruptException):
-                found[Reader.DUCKDB, read] = _in_turn(of_duckdb, time.process_time, rounds)
+                found[Reader.DUCKDB, read] = _in_turn(of_duckdb, time.process_time, rounds, warm)
     return found
 
 
-def _in_turn(reads: Sequence[Callable[[], object]], clock: Callable[[], float], rounds: int) -> list[Reads]:
-    """Whoever comes first comes last in the next round. The first two rounds warm up."""
+def _in_turn(
+    reads: Sequence[Callable[[], object]], clock: Callable[[], float], rounds: int, warm: int
+) -> list[Reads]:
+    """Whoever comes first comes last in the next round. warm: rounds before those that count."""
     found: list[list[tuple[float, float]]] = [[] for _ in reads]
-    for number in range(rounds + 2):
+    for number in range(warm + rounds):
         order = range(len(reads))
         for at in order if number % 2 else reversed(order):
             began, used = time.perf_counter(), clock()
             reads[at]()
             found[at].append((time.perf_counter() - began, max(clock() - used, 0.001)))
-    return [Reads(*(Figure(each) for each in zip(*one[2:], strict=True))) for one in found]
+    return [Reads(*(Figure(each) for each in zip(*one[warm:], strict=True))) for one in found]
 
 
 def report_of(measured: Sequence[Maintained], rows: int, checkpoints: int, rounds: int, about: str) -> str:
@@ -242,10 +245,11 @@ def report_of(measured: Sequence[Maintained], rows: int, checkpoints: int, round
             f"The table of `icestream demo` with {rows:,} rows in four partitions, format version 3, and"
             f" {checkpoints} checkpoints of {CHANGES:,} changes, each with four data files and four equality"
             f" delete files; a conversion after each {CONVERTED_EACH} of them. Then the jobs that maintain"
-            f" it, once each: {', '.join(f'`{kind}`' for kind in MAINTENANCE)}. Beside it, a table into which"
-            " Spark has just written the same rows. Once all data files are small, as the table wants them of"
-            " 512 MiB; and once it wants them as large as those that it began with, which then stay, with"
-            " their vectors.",
+            f" it, once each: {', '.join(f'`{kind}`' for kind in MAINTENANCE)}. Beside it, a table that has"
+            " just been written with the same rows. Once all data files are small, since the table wants them"
+            " of 512 MiB, and Spark writes the other one, too. And once the table wants them as large as"
+            " those that it began with, so that these stay, with their vectors; then the writer of these"
+            " writes the other one.",
             table("table | | data files | equality delete files | vectors | manifests | data", files),
             f"Both tables are read in turn, {rounds} rounds of each kind, warm: medians (least-most) by the"
             " clock. The ratio is the median over rounds of what the maintained table took to what the other"
@@ -258,7 +262,7 @@ def report_of(measured: Sequence[Maintained], rows: int, checkpoints: int, round
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=3_000_000)
-    parser.add_argument("--checkpoints", type=int, default=60)
+    parser.add_argument("--checkpoints", type=int, default=40)
     parser.add_argument("--rounds", type=int, default=11)
     asked = parser.parse_args()
     say = partial(print, flush=True)
