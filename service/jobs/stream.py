@@ -25,6 +25,8 @@ from service.webhooks.outbox import UNTOLD
 POLL_SECONDS = 0.5
 ACCESS_SECONDS = 5.0
 """Who reads is let go on for so long before he is asked for again: a key may be revoked, a token expire."""
+_CHANGES_ACCESS_SECONDS = 15.0
+"""Of a page's stream, which says no more than that something has happened."""
 _BATCH = 500
 _KEPT = 2 * _BATCH
 _GAP_PATIENCE = timedelta(seconds=15)
@@ -106,7 +108,7 @@ async def stream_events(
     While the database does not answer, the stream is silent; it ends once this process is `stopping`, or who
     reads it may no longer: `may_read` asks the database.
     """
-    async for found in _follow(recent, after, stopping, may_read, table_id, job_id):
+    async for found in _follow(recent, after, stopping, may_read, ACCESS_SECONDS, table_id, job_id):
         for event in found:
             yield event.message
 
@@ -123,7 +125,7 @@ async def stream_changes(
 
     It is `turned` where what happened is more than progress or a line of a log, else `changed`.
     """
-    async for found in _follow(recent, None, stopping, may_read, table_id, job_id):
+    async for found in _follow(recent, None, stopping, may_read, _CHANGES_ACCESS_SECONDS, table_id, job_id):
         has_turned = not all(event.is_detail for event in found)
         # Browsers pass on no event without data.
         yield {"event": "turned" if has_turned else "changed", "data": str(found[-1].id)}
@@ -134,6 +136,7 @@ async def _follow(
     after: int | None,
     stopping: threading.Event,
     may_read: Callable[[], bool],
+    access_seconds: float,
     table_id: str | None,
     job_id: str | None,
 ) -> AsyncIterator[Sequence[Told]]:
@@ -143,7 +146,7 @@ async def _follow(
     while not stopping.is_set():
         found: Sequence[Told] = ()
         try:
-            if time.monotonic() - checked_at >= ACCESS_SECONDS:
+            if time.monotonic() - checked_at >= access_seconds:
                 if not await run_in_threadpool(may_read):
                     return
                 checked_at = time.monotonic()

@@ -216,8 +216,8 @@ def test_a_page_that_costs_the_service_much_is_looked_at_less_often(
         return pace.wait();
       });
     }"""
-    # 200 ms in advance, then a second for each millisecond; a look costs 4 more than its page.
-    first, second, third = signed_in.evaluate(waits, [96, 96, 996])
+    # 200 ms in advance, then a second for each 0.6; a look costs 8 more than its page.
+    first, second, third = signed_in.evaluate(waits, [92, 92, 592])
     assert first == 0
     assert second == 0
     assert 900_000 < third <= 1_000_000

@@ -94,20 +94,22 @@ function replaceChanged(page) {
   document.title = page.title;
 }
 
-// Looks of a page may cost the service a millisecond of processor time for each second that somebody watches,
-// and what was not used up to then, but for a limit: after a quiet time what happens is seen at once.
+// Looks of a page may cost the service so much processor time for each second that somebody watches, which with
+// the stream comes to a millisecond, and what was not used up to then, but for a limit: after a quiet time what
+// happens is seen at once.
+const EARNED_MS = 0.6;
 const SAVED_MS = 200;
 // What no event tells of, such as a worker that has gone, is seen so late.
-const UNTOLD_MS = 60_000;
+const UNTOLD_MS = 90_000;
 // What a look costs besides the page itself: the request, who asks, the session.
-const REQUEST_MS = 4;
+const REQUEST_MS = 8;
 
 function paced() {
   let [left, at] = [SAVED_MS, performance.now()];
 
   function settle() {
     const now = performance.now();
-    left = Math.min(left + (now - at) / 1000, SAVED_MS);
+    left = Math.min(left + (now - at) / 1000 * EARNED_MS, SAVED_MS);
     at = now;
   }
 
@@ -119,7 +121,7 @@ function paced() {
     // Milliseconds until another look is paid for.
     wait() {
       settle();
-      return Math.max(-left * 1000, 0);
+      return Math.max(-left / EARNED_MS * 1000, 0);
     },
   };
 }
