@@ -18,7 +18,7 @@ _CALLS = {
     ),
     "delete_policy": "The policy and its settings will be gone.",
     "delete_rows": "A commit deletes the rows of these keys, whatever other columns they have.",
-    "delete_sender": "What the sender signs counts no more.",
+    "delete_sender": "What the sender signs counts no more. Tables are polled as before.",
     "delete_table": (
         "Icestream forgets the table; the Iceberg table stays as it is. Waiting jobs are cancelled, a "
         "running one is asked to stop."
