@@ -134,7 +134,8 @@ class TableState:
     held: frozenset[JobKind]
     """Those of them that wait because a budget is spent."""
     later: frozenset[JobKind]
-    """Those of them that may not start yet: asked for at a later time, held, or tried again after a pause."""
+    """Those of them for which nothing waits: asked for at a later time or with a lower priority than the
+    policy's, tried again after a pause, or over a budget."""
     spent: SpentBudget | None
     """Of all jobs."""
     last: dict[JobKind, LastJob]

@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from datetime import datetime
 from itertools import takewhile
 from statistics import median
+from typing import Any
 
-from sqlalchemy import bindparam
+from sqlalchemy import Row, bindparam
+from sqlalchemy import select as columns
 from sqlmodel import Session, col, select
 
 from service.catalogs.measure import Past, Volume
@@ -30,8 +32,10 @@ _AVERAGED = 3
 
 
 # Putting a statement together takes longer than most take to run, and each poll runs these.
-_ACTIVE = select(Job.kind, Job.held_because, Job.status, Job.available_at).where(
-    Job.table_id == bindparam("table_id"),
+_ACTIVE = columns(
+    *map(col, (Job.kind, Job.held_because, Job.status, Job.available_at, Job.priority, Job.trigger))
+).where(
+    col(Job.table_id) == bindparam("table_id"),
     ~col(Job.dry_run),
     col(Job.status).in_((JobStatus.QUEUED.value, JobStatus.RUNNING.value)),
 )
@@ -54,12 +58,19 @@ _ENDED = (
 def table_state(
     session: Session, table: EnrolledTable, health: TableHealth, policy: EffectivePolicy, now: datetime
 ) -> TableState:
-    active = session.exec(_ACTIVE, params={"table_id": table.id}).all()
-    present = {
-        JobKind(kind)
-        for kind, _, status, available_at in active
-        if status == JobStatus.RUNNING.value or available_at <= now
+    active = session.execute(_ACTIVE, {"table_id": table.id}).all()
+    spent = spent_budget(session, table, policy, now)
+    spent_of = {
+        kind: found
+        for kind in SCHEDULED
+        if (found := spent_budget_of(session, table, policy, kind, now)) is not None
     }
+
+    def has_turn(job: Row[Any]) -> bool:
+        may_start = job.trigger == REQUEST or (spent is None and JobKind(job.kind) not in spent_of)
+        return job.available_at <= now and job.priority >= policy.schedule.priority and may_start
+
+    present = {JobKind(job.kind) for job in active if job.status == JobStatus.RUNNING.value or has_turn(job)}
     kinds = set(session.exec(_KINDS, params={"table_id": table.id}))
     last = {kind: _last_job(session, health, kind, policy) for kind in SCHEDULED if kind.value in kinds}
     now_stored = health.reader_shapes.get("now")
@@ -93,18 +104,12 @@ def table_state(
         unverified=Volume(health.unverified_data_files, health.unverified_rows, health.unverified_bytes),
         has_index=any(key_set["generation"] for key_set in health.key_sets),
         enrolled_at=table.created_at,
-        active=frozenset(JobKind(kind) for kind, *_ in active),
-        held=frozenset(JobKind(kind) for kind, held_because, *_ in active if held_because is not None),
-        later=frozenset(JobKind(kind) for kind, *_ in active) - present,
-        running=frozenset(
-            JobKind(kind) for kind, _, status, _ in active if status == JobStatus.RUNNING.value
-        ),
-        spent=spent_budget(session, table, policy, now),
-        spent_of={
-            kind: spent
-            for kind in SCHEDULED
-            if (spent := spent_budget_of(session, table, policy, kind, now)) is not None
-        },
+        active=frozenset(JobKind(job.kind) for job in active),
+        held=frozenset(JobKind(job.kind) for job in active if job.held_because is not None),
+        later=frozenset(JobKind(job.kind) for job in active) - present,
+        running=frozenset(JobKind(job.kind) for job in active if job.status == JobStatus.RUNNING.value),
+        spent=spent,
+        spent_of=spent_of,
         last={kind: job for kind, job in last.items() if job is not None},
         shape=shape,
         fresh=fresh_shape(health, shape) if shape is not None else None,

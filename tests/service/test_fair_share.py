@@ -4,6 +4,7 @@ from collections import Counter
 from datetime import datetime, timedelta
 from typing import Any
 
+import pytest
 from sqlalchemy import update
 from sqlmodel import col, select
 
@@ -268,6 +269,19 @@ def test_waiting_jobs_of_a_catalog_are_held_when_its_budget_is_spent(
     assert job(database, held.id).requested_by == "test"
 
 
+@pytest.mark.parametrize(
+    ("priority", "convert"), [(-1, ("trigger", "delete-files")), (0, ("wait", "rewriting"))]
+)
+def test_no_conversion_waits_for_a_rewriting_that_goes_behind_it(
+    database: Database, priority: int, convert: tuple[str, str]
+) -> None:
+    budgeted = Budgeted(database)
+    table, _ = budgeted.tables
+    request(database, table, JobKind.REWRITE_DATA_FILES, priority=priority)
+    found = budgeted.schedule(table, START)
+    assert (found["action"], found["code"]) == convert
+
+
 def test_held_jobs_go_when_the_day_turns_or_the_budget_grows(database: Database) -> None:
     budgeted = Budgeted(database, catalog_seconds_per_day=5)
     first, second = budgeted.tables
@@ -293,8 +307,7 @@ def test_a_kind_of_maintenance_has_a_budget_of_its_own_that_holds_up_no_other(da
     budgeted = Budgeted(database, often | {"max_seconds_per_day": 100})
     first, second = budgeted.tables
     assert budgeted.schedule(first, START, kind)["action"] == "trigger"
-    budgeted.run(START, 1)  # the conversion, which goes first
-    budgeted.run(later(10), 100)
+    assert budgeted.run(START, 100) == first  # what is pending is left to it
     found = budgeted.schedule(first, later(200), kind)
     assert (found["action"], found["code"]) == ("skip", "budget-spent")
     assert (
@@ -302,12 +315,15 @@ def test_a_kind_of_maintenance_has_a_budget_of_its_own_that_holds_up_no_other(da
         "100 s); the day turns at 2026-01-02 00:00 Asia/Tokyo."
     ) in found["sentence"]
     assert budgeted.schedule(second, later(200), kind)["action"] == "trigger"
-    assert Counter(budgeted.run(later(at), 1) for at in (210, 220, 230)) == {first: 1, second: 2}
+    # A conversion of the one, since no rewriting comes that would convert, and a rewriting of the other.
+    assert Counter(budgeted.run(later(at), 1) for at in (210, 220)) == {first: 1, second: 1}
     assert claim(database, budgeted.worker, later(250)) is None
     # It was queued before the budget was made smaller.
     budgeted.change(rewrite_data_files=often | {"max_seconds_per_day": 1000})
     assert budgeted.schedule(first, later(300), kind)["action"] == "trigger"
+    assert budgeted.schedule(first, later(301))["code"] == "rewriting"
     budgeted.change(rewrite_data_files=often | {"max_seconds_per_day": 50})
+    assert budgeted.schedule(first, later(302))["action"] == "trigger", "the one that is queued has no turn"
     assert budgeted.run(later(310), 1) == first
     assert claim(database, budgeted.worker, later(320)) is None
     with database.read() as session:
