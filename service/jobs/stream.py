@@ -103,7 +103,7 @@ async def stream_events(
     table_id: str | None = None,
     job_id: str | None = None,
 ) -> AsyncIterator[dict[str, str]]:
-    """Events with an id above `after`, then new ones as they come; None starts now.
+    """Events with an id above `after`, then new ones as they come; None, or an id above all, starts now.
 
     While the database does not answer, the stream is silent; it ends once this process is `stopping`, or who
     reads it may no longer: `may_read` asks the database.
@@ -141,7 +141,7 @@ async def _follow(
     job_id: str | None,
 ) -> AsyncIterator[Sequence[Told]]:
     """What came since the last look of those events that were asked for, never empty."""
-    position = after
+    position, has_begun = 0, False
     checked_at = time.monotonic()
     while not stopping.is_set():
         found: Sequence[Told] = ()
@@ -150,8 +150,11 @@ async def _follow(
                 if not await run_in_threadpool(may_read):
                     return
                 checked_at = time.monotonic()
-            if position is None:
-                position = await recent.latest_id()
+            if not has_begun:
+                latest = await recent.latest_id()
+                # An id of another database, as of one that was restored, would wait for ids to come to it.
+                position = latest if after is None else min(after, latest)
+                has_begun = True
             found = await recent.after(position)
         except SQLAlchemyError as error:
             if not is_database_trouble(error):

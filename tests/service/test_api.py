@@ -21,7 +21,7 @@ from service.http.routing import IdempotentAnswer
 from service.jobs import stream
 from service.jobs.events import latest_event_id, record_job_event, record_table_event
 from service.jobs.models import EventView
-from service.jobs.stream import RecentEvents, _after, settled, stream_changes
+from service.jobs.stream import RecentEvents, _after, settled, stream_changes, stream_events
 from service.records.jobs import Event, Job, JobKind
 from service.records.keys import ApiKey, Role
 from tests.patience import PATIENCE_SECONDS
@@ -676,6 +676,23 @@ def test_streams_that_are_as_far_share_their_reads(
         assert read_from == [begun, begun, begun - 1, third, second]
 
     run_apart(follow())
+
+
+def test_a_stream_from_an_id_above_all_goes_on_with_the_next_event(
+    service: Running, table: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after the database was restored; it keeps nobody from the shared reads."""
+    monkeypatch.setattr(stream, "POLL_SECONDS", 0.01)
+    begun = add_table_event(service, table)
+
+    async def follow() -> str:
+        recent = RecentEvents(service.database)
+        monkeypatch.setattr(recent, "latest_id", lambda: asyncio.sleep(0, begun))
+        events = stream_events(recent, 2**62, threading.Event(), lambda: True)
+        add_table_event(service, table)
+        return (await asyncio.wait_for(anext(events), PATIENCE_SECONDS))["id"]
+
+    assert run_apart(follow()) == str(begun + 1)
 
 
 def test_events_that_are_no_longer_kept_are_read_again(
