@@ -296,7 +296,7 @@ def _give(
 ) -> Assignment | None:
     """Let a worker run the job whose turn it is. Raises _LostRaceError."""
     for _ in range(_TRIED_AT_ONCE):
-        found = _next_job(session, now)
+        found = _next_job(session, worker_id, now)
         if found is None:
             return None
         job, table = found.job, found.table
@@ -411,13 +411,14 @@ def running_attempts(session: Session, worker_id: str) -> list[RunningAttempt]:
     return sorted((job_id, attempt) for job_id, attempt in found)
 
 
-def _next_job(session: Session, now: datetime) -> _InTurn | None:
-    """The job whose turn it is, locked, with what goes along."""
+def _next_job(session: Session, worker_id: str, now: datetime) -> _InTurn | None:
+    """The job whose turn it is, locked, with what goes along. None for a worker that has one."""
     if session.get_bind().dialect.name == "sqlite":  # no other claim looks at a job meanwhile
         row = session.exec(_first_job(), params={"now": now}).first()
         return _InTurn._make(row) if row is not None else None
+    asked = {"now": now, "of_worker": worker_id}
     for catalog_id in session.connection().scalars(_catalogs_in_turn(), {"now": now}).all():
-        row = session.exec(_job_in_turn(), params={"now": now, "catalog_id": catalog_id}).first()
+        row = session.exec(_job_in_turn(), params={**asked, "catalog_id": catalog_id}).first()
         if row is not None:  # else other claims look at all that it has
             return _InTurn._make(row)
     return None
@@ -448,8 +449,14 @@ def _first_job() -> Any:
 
 @cache
 def _job_in_turn() -> Any:
-    """Of the catalog `catalog_id`, the first job that may start at `now` and that no other claim looks at."""
-    query = _claimable(select(Job, EnrolledTable)).where(Job.catalog_id == bindparam("catalog_id"))
+    """Of the catalog `catalog_id`, the first job that may start at `now` and that no other claim looks at.
+
+    What waited for the worker's row, which another claim had, learns only here what that one gave it: all
+    else of the statement that waited is as it was before.
+    """
+    query = _claimable(select(Job, EnrolledTable)).where(
+        Job.catalog_id == bindparam("catalog_id"), _HAS_NOTHING_TO_RUN
+    )
     return _with_all(query.order_by(*_turn(Job)).limit(1).with_for_update(skip_locked=True, of=Job))
 
 

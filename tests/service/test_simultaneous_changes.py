@@ -13,6 +13,7 @@ from sqlmodel import Session
 
 from service.auth.models import SYSTEM
 from service.db.database import utc_now
+from service.jobs import claims
 from service.jobs.models import JobRequest
 from service.jobs.service import request_job, retry_job
 from service.records.health import health_of
@@ -22,6 +23,7 @@ from service.tables.models import Staging, TablePatch
 from service.tables.service import update_table
 from tests.service.conftest import Running
 from tests.service.iceberg_tables import IcebergCatalog
+from tests.service.queue_calls import SETTINGS, START, add_tables, add_worker, claim, request
 
 AT_ONCE = 8
 ROUNDS = 5
@@ -221,3 +223,18 @@ def test_two_records_of_a_catalog_do_not_take_one_branch_at_once_for_different_t
         enrolling = begin_and_wait(service, pool, lambda: service.admin.post("/tables", json=branch))
 
     assert enrolling.result().json()["type"] == "/problems/staging-branch-in-use"
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("database_kind", ["postgresql"])
+def test_two_claims_of_a_worker_at_once_give_it_one_job(service: Running, pool: ThreadPoolExecutor) -> None:
+    database = service.database
+    for table in add_tables(database, ["a", "b"]):
+        request(database, table)
+    worker = add_worker(database)
+    with database.write() as session:
+        given = claims.claim(session, SETTINGS, SYSTEM, worker, START)
+        session.flush()
+        asking = begin_and_wait(service, pool, lambda: claim(database, worker))
+    assert given is not None
+    assert asking.result() is None
