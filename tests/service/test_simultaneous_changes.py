@@ -4,9 +4,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
-import httpx
 import pytest
 from sqlalchemy import text
 from sqlmodel import Session
@@ -27,7 +26,7 @@ from tests.service.queue_calls import SETTINGS, START, add_tables, add_worker, c
 
 AT_ONCE = 8
 ROUNDS = 5
-Call = Callable[[], httpx.Response]
+Answer = TypeVar("Answer")
 
 
 @pytest.fixture
@@ -92,7 +91,7 @@ def test_of_simultaneous_requests_for_one_name_or_place_one_wins(
         assert attached.keys() <= {200, 409}
 
 
-def begin_and_wait(service: Running, pool: ThreadPoolExecutor, call: Call) -> Future[httpx.Response]:
+def begin_and_wait(service: Running, pool: ThreadPoolExecutor, call: Callable[[], Answer]) -> Future[Answer]:
     """Call while a transaction is open; it has been answered, or waits for a lock, when this returns.
 
     On PostgreSQL, that is: on SQLite nobody writes while another one does.
