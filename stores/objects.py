@@ -54,26 +54,36 @@ def s3_store(
     client: ClientConfig = _NO_CLIENT,
     retries: RetryConfig = _RETRIES,
 ) -> S3Store:
-    """properties: PyIceberg's. keys: by which it is asked; None for without any."""
-    given = first_of(properties, endpoint=("s3.endpoint",), region=("s3.region", "client.region"))
-    if str(properties.get("s3.force-virtual-addressing", "")).lower() == "true":
-        given["virtual_hosted_style_request"] = True
-        if "endpoint" in given:  # obstore takes it as it is
-            scheme, _, host = given["endpoint"].partition("://")
-            given["endpoint"] = f"{scheme}://{bucket}.{host}"
-    if keys is None:
-        given["skip_signature"] = True
-    else:
-        named = ("access_key_id", "secret_access_key", "session_token")
-        given |= {name: value for name, value in zip(named, keys, strict=True) if value}
+    """properties: PyIceberg's. keys: by which it is asked; None for without any.
+
+    What obstore is not told it takes from AWS_* of the environment, and of endpoints one for S3 first.
+    """
+    given = first_of(properties, region=("s3.region", "client.region"))
+    is_virtual = str(properties.get("s3.force-virtual-addressing", "")).lower() == "true"
+    endpoint = properties.get("s3.endpoint")
+    if endpoint:
+        scheme, _, host = endpoint.partition("://")
+        # obstore takes it as it is
+        given["aws_endpoint_url_s3"] = f"{scheme}://{bucket}.{host}" if is_virtual else endpoint
+    if keys is not None:
+        named = ("access_key_id", "secret_access_key", "token")
+        found: Any = {**dict(zip(named, keys, strict=True)), "expires_at": None}
+        given["credential_provider"] = lambda: found
     usual: ClientConfig = {
-        "allow_http": str(given.get("endpoint")).startswith("http:"),
+        "allow_http": str(endpoint).startswith("http:"),
         "connect_timeout": timedelta(seconds=float(properties.get("s3.connect-timeout", _CONNECT_SECONDS))),
         "timeout": timedelta(seconds=float(properties.get("s3.request-timeout", _SECONDS))),
     }
     if proxy := properties.get("s3.proxy-uri"):
         usual["proxy_url"] = proxy
-    return S3Store(bucket, client_options=usual | client, retry_config=retries, **given)
+    return S3Store(
+        bucket,
+        client_options=usual | client,
+        retry_config=retries,
+        virtual_hosted_style_request=is_virtual,
+        skip_signature=keys is None,
+        **given,
+    )
 
 
 def first_of(properties: Mapping[str, Any], **names: tuple[str, ...]) -> dict[str, Any]:

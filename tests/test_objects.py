@@ -1,13 +1,16 @@
 """What is written to and read from S3 takes no request that is not needed."""
 
 from collections.abc import Iterator, Sequence
+from datetime import timedelta
 from functools import partial
 
+import obstore
 import pyarrow as pa
 import pytest
 
 from stores import objects
-from stores.objects import OpenObject
+from stores.objects import OpenObject, s3_store
+from tests.http_server import Answer, Request, answering
 from tests.slow_store import SlowStore
 from worker.io.storage import Storage
 
@@ -112,3 +115,44 @@ def test_a_metadata_file_comes_with_its_size(store: SlowStore, storage: Storage)
 
     assert store.counted(lambda: read(SMALL)).by_kind == {"GET": 1}
     assert store.counted(lambda: read(LARGE)).by_kind == {"GET": 2}
+
+
+def test_what_a_record_says_of_a_store_goes_before_the_environment(
+    store: SlowStore, storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {
+        "AWS_ENDPOINT_URL_S3": "http://127.0.0.1:1",
+        "AWS_ENDPOINT_URL": "http://127.0.0.1:1",
+        "AWS_ACCESS_KEY_ID": "another",
+        "AWS_SESSION_TOKEN": "token-of-this-machine",
+        "AWS_SKIP_SIGNATURE": "true",
+        "AWS_VIRTUAL_HOSTED_STYLE_REQUEST": "true",
+        "AWS_REGION": "eu-central-1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    assert storage.read(put(store, SMALL)) == SMALL
+    url = obstore.sign(
+        s3_store("lake", store.properties, ("key", "secret", None)), "GET", "a", timedelta(minutes=1)
+    )
+    assert url.startswith(f"http://127.0.0.1:{store.port}/lake/a?")
+    assert "X-Amz-Credential=key%2F" in url
+    assert "%2Fus-east-1%2F" in url
+    assert "Security-Token" not in url
+
+
+def test_what_a_record_says_of_googles_store_goes_before_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("BASE_URL", "BEARER_TOKEN", "SKIP_SIGNATURE"):
+        monkeypatch.setenv(f"GOOGLE_{name}", {"BASE_URL": "http://127.0.0.1:1"}.get(name, "true"))
+    shown = []
+
+    def written(request: Request) -> Answer:
+        shown.append(request.headers.get("authorization"))
+        headers = {"last-modified": "Thu, 26 Nov 2026 10:00:00 GMT", "etag": "1", "x-goog-generation": "1"}
+        return Answer("", 201, headers)
+
+    with answering({"/lake/new": written}) as server:
+        given = {"gcs.service.host": server.url, "gcs.oauth2.token": "given"}
+        assert Storage(given).create("gs://lake/new", SMALL)
+    assert shown == ["Bearer given"]

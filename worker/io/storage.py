@@ -57,6 +57,7 @@ _METADATA_BYTES = 1024**2
 """Of a metadata file that come with its size: most have less."""
 _ENDED = ("ExpiredToken", "UNAUTHENTICATED", "401 Unauthorized", "AuthenticationFailed")
 """By which errors of S3, Google's and Azure's stores tell that a session has ended, or is none."""
+_GOOGLE = "https://storage.googleapis.com"
 _CREATE_RETRIES: RetryConfig = {"max_retries": 3, "retry_timeout": timedelta(seconds=30)}
 _CREATE_CLIENT: ClientConfig = {"timeout": timedelta(seconds=20)}
 _CREATE_SECONDS = 60.0
@@ -393,12 +394,12 @@ class Storage:
             store = s3_store(netloc, io.properties, io.s3_keys(), _CREATE_CLIENT, _CREATE_RETRIES)
             return store, key
         if scheme in GOOGLE_SCHEMES:
-            given = first_of(
+            # What is left out here, obstore takes from GOOGLE_* of the environment.
+            given = {"base_url": _GOOGLE} | first_of(
                 io.properties, base_url=("gcs.service.host",), bearer_token=("gcs.oauth2.token",)
             )
-            client = _CREATE_CLIENT | {"allow_http": str(given.get("base_url")).startswith("http:")}
-            if "bearer_token" not in given and is_google_public(io.properties):
-                given["skip_signature"] = True
+            client = _CREATE_CLIENT | {"allow_http": given["base_url"].startswith("http:")}
+            given["skip_signature"] = "bearer_token" not in given and is_google_public(io.properties)
             return GCSStore(netloc, client_options=client, retry_config=_CREATE_RETRIES, **given), key
         if scheme in AZURE_SCHEMES:
             container = azure_container(netloc)
