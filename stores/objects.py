@@ -45,6 +45,8 @@ _KEPT_BYTES = 1024**2
 _PUT_BYTES = 8 * 1024**2
 """That a new object is put with at most, as a whole."""
 _REASON_LENGTH = 500
+_STATUS = "Server returned non-2xx status code: "
+"""What obstore tells a status after, and the store's own words with it; before stands the URL."""
 
 
 def s3_store(
@@ -137,20 +139,25 @@ class S3Object:
     def read(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """(start, end) of each in bytes, none of them empty: all are asked for at once.
 
-        Of a range that reaches beyond the end, less comes back.
+        Of a range that reaches beyond the end, less comes back, and nothing of one that begins there.
         """
 
-        async def one(start: int, end: int) -> obstore.Bytes:
+        async def one(start: int, end: int) -> bytes:
             async with _gate(asyncio.get_running_loop()).entered(end - start):
-                content: obstore.Bytes = await _within(
-                    obstore.get_range_async, self.store, self.key, start=start, end=end
-                )
-                return content
+                try:
+                    return bytes(
+                        await _within(obstore.get_range_async, self.store, self.key, start=start, end=end)
+                    )
+                except BaseError as error:
+                    if _is_beyond_end(error):
+                        return b""
+                    raise
 
-        async def all_of_them() -> list[obstore.Bytes]:
+        async def all_of_them() -> list[bytes]:
             return await asyncio.gather(*(one(start, end) for start, end in ranges))
 
-        return list(map(bytes, self._asked(all_of_them())))
+        found: list[bytes] = self._asked(all_of_them())
+        return found
 
     async def _open(self, tail_bytes: int) -> OpenObject:
         options: Any = {"range": {"suffix": tail_bytes}}
@@ -158,7 +165,7 @@ class S3Object:
             found = await _within(obstore.get_async, self.store, self.key, options=options)
             content = await _within(found.bytes_async)
         except BaseError as error:
-            if " 416 " in str(error) or "Range" in str(error):
+            if _is_beyond_end(error) or "Range" in str(error):
                 raise _NoTailError from None
             raise
         return OpenObject(self, found.meta["size"], bytes(content))
@@ -277,6 +284,11 @@ def told(location: str) -> Iterator[None]:
         raise OSError(f"{location}: {reason}") from None
     except TimeoutError:
         raise OSError(f"{location}: there was no answer within {_ALL_SECONDS:.0f} s") from None
+
+
+def _is_beyond_end(error: BaseError) -> bool:
+    """Whether a store has no such range: as of an empty object, of which it has none."""
+    return str(error).partition(_STATUS)[2].startswith("416")
 
 
 async def _within(request: Callable[..., Any], *arguments: Any, **named: Any) -> Any:

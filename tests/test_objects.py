@@ -84,6 +84,7 @@ def test_no_request_is_for_the_size_alone(store: SlowStore, storage: Storage) ->
 def test_a_file_may_be_empty_gone_or_shorter_than_it_should_be(store: SlowStore, storage: Storage) -> None:
     with storage.open_input(put(store, b"")) as file:
         assert (file.size(), file.read()) == (0, b"")
+    assert [storage.read("s3://lake/file", *place) for place in ((), (0, 4), (7, 4))] == [b""] * 3
     with pytest.raises(OSError, match="s3://lake/file ends before byte 12"):
         storage.open_input(put(store, SMALL), 12).read_at(10, 2)
     with pytest.raises(FileNotFoundError, match="s3://lake/none"):
