@@ -14,6 +14,7 @@ from functools import lru_cache, partial
 from typing import Any
 from urllib.parse import urlsplit
 
+import pyarrow as pa
 from pyarrow import fs as pafs
 from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.typedef import EMPTY_DICT
@@ -70,13 +71,17 @@ class LocationFileIO(PyArrowFileIO):
             return None
         return Identity.of(self.properties, "s3").keys()
 
+    def is_object(self, location: str) -> bool:
+        """Whether a location is on S3, and Arrow need not find the region of the bucket."""
+        scheme, _, _ = self.parse_location(location, self.properties)
+        return scheme in S3_SCHEMES and any(self.properties.get(name) for name in _S3_PLACES)
+
     def s3_object(self, location: str) -> S3Object | None:
-        """What a location on S3 names. None where Arrow has to find the region of the bucket."""
-        scheme, bucket, path = self.parse_location(location, self.properties)
-        if scheme not in S3_SCHEMES or not any(self.properties.get(name) for name in _S3_PLACES):
+        """What a location names; None unless `is_object`. Raises pa.ArrowInvalid as `object_key` does."""
+        if not self.is_object(location):
             return None
-        store = self._s3_stores(bucket, keys=self.s3_keys())
-        return S3Object(store, path.removeprefix(bucket).lstrip("/"), location)
+        bucket, key = object_key(location)
+        return S3Object(self._s3_stores(bucket, keys=self.s3_keys()), key, location)
 
     def _file_system(self, scheme: str, netloc: str | None = None) -> pafs.FileSystem:
         """Files that are open go on with the keys that they were opened with."""
@@ -93,6 +98,19 @@ class LocationFileIO(PyArrowFileIO):
         named = zip(S3_KEYS, keys, strict=True)
         given = others | {name: value for name, value in named if value}
         return PyArrowFileIO(given)._initialize_fs(scheme, netloc)
+
+
+def object_key(location: str) -> tuple[str, str]:
+    """(authority, key) of a location on an object store.
+
+    Raises pa.ArrowInvalid for a key with an empty name in it, as Arrow does: obstore would leave that out,
+    and open another object than Java and Spark.
+    """
+    place = parse_location(location)
+    key = place.path.removeprefix("/")
+    if not all(key.split("/")):
+        raise pa.ArrowInvalid(f"{location!r} has an empty name: two slashes in a row, or one at its end")
+    return place.authority, key
 
 
 def _google_file_system(properties: Mapping[str, str]) -> pafs.FileSystem:

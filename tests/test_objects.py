@@ -94,6 +94,29 @@ def test_a_file_may_be_empty_gone_or_shorter_than_it_should_be(store: SlowStore,
     assert not storage.exists("s3://lake/none")
 
 
+@pytest.mark.parametrize("key", ["/file", "file/", "a//file", ""])
+def test_a_name_that_libraries_read_differently_is_not_asked_for(
+    key: str, store: SlowStore, storage: Storage
+) -> None:
+    put(store, SMALL)
+    place = f"s3://lake/{key}"
+
+    def ask() -> None:
+        for work in (
+            lambda: storage.read(place),
+            lambda: storage.write(place, pa.py_buffer(SMALL)),
+            lambda: storage.create(place, SMALL),
+            lambda: storage.open_input(place, 5),
+            lambda: storage.open_output(place),
+            lambda: storage.io.new_input(place).open(),
+            lambda: storage.exists(place),
+        ):
+            with pytest.raises(pa.ArrowInvalid, match="has an empty name"):
+                work()
+
+    assert store.counted(ask).count == 0
+
+
 def test_ranges_that_are_asked_for_at_once_are_bounded_by_number_and_bytes(
     store: SlowStore, storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:

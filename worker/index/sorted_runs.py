@@ -345,7 +345,7 @@ class _StoreFileIO(PyArrowFileIO):  # type: ignore[misc]
         name = path.rstrip("/").rpartition("/")[2]
         if name in _HINTS:
             return False
-        return name.endswith(Catalog.DB_SUFFIX) or name in _FOLDERS or self._storage.exists(path)
+        return name.endswith(Catalog.DB_SUFFIX) or name in _FOLDERS or self._storage.exists(path.rstrip("/"))
 
     def mkdirs(self, path: str) -> bool:
         return self._storage.is_on_s3(path) or bool(super().mkdirs(path))

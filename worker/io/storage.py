@@ -9,7 +9,6 @@ import errno
 import json
 import math
 import os
-import re
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -31,7 +30,7 @@ from pyiceberg.io.pyarrow import PyArrowFile
 
 from stores.aws import S3_SCHEMES
 from stores.azure import AZURE_SCHEMES, AzureAccount, azure_container, without_signature
-from stores.file_io import GOOGLE_SCHEMES, LocationFileIO, is_google_public
+from stores.file_io import GOOGLE_SCHEMES, LocationFileIO, is_google_public, object_key
 from stores.objects import OpenObject, S3Object, Upload, first_of, s3_store
 from trust.locations import Places
 from trust.rest_answers import session_ends
@@ -260,10 +259,9 @@ class Storage:
 
         Raises LocationNotAllowedError, and OutOfTimeError for what is wanted no more.
         """
-        check_time()
-        self.io.check(location)
+        opener = self._opener(location)
         scheme, netloc, path = LocationFileIO.parse_location(location, self.properties)
-        return self.io.at(location).fs_by_scheme(scheme, netloc), path
+        return opener.fs_by_scheme(scheme, netloc), path
 
     def is_local(self, location: str) -> bool:
         return isinstance(self.resolve(location)[0], pafs.LocalFileSystem)
@@ -283,13 +281,16 @@ class Storage:
 
     def is_on_s3(self, location: str) -> bool:
         """Whether it is asked for as an object of S3."""
-        return "://" in location and self._s3_object(location) is not None
+        return "://" in location and self._opener(location).is_object(location)
 
     def _s3_object(self, location: str) -> S3Object | None:
-        """Raises as `resolve` does."""
+        """Raises as `resolve` does, and pa.ArrowInvalid as Arrow does."""
+        return self._opener(location).s3_object(location)
+
+    def _opener(self, location: str) -> LocationFileIO:
         check_time()
         self.io.check(location)
-        return self.io.at(location).s3_object(location)
+        return self.io.at(location)
 
     def open_output(self, location: str) -> pa.NativeFile:
         if (found := self._s3_object(location)) is not None:
@@ -386,10 +387,10 @@ class Storage:
         """Where an exclusive write of a location goes, and the path there: Arrow's file systems have none."""
         self.io.check(location)
         scheme, netloc, path = LocationFileIO.parse_location(location, self.properties)
-        key = path.removeprefix(netloc).lstrip("/")
         io = self.io.at(location)
         if scheme == "file":
-            return LocalStore(), re.sub("/+", "/", key)
+            return LocalStore(), path.removeprefix("/")
+        _, key = object_key(location)
         if scheme in S3_SCHEMES:
             store = s3_store(netloc, io.properties, io.s3_keys(), _CREATE_CLIENT, _CREATE_RETRIES)
             return store, key
@@ -402,9 +403,8 @@ class Storage:
             given["skip_signature"] = "bearer_token" not in given and is_google_public(io.properties)
             return GCSStore(netloc, client_options=client, retry_config=_CREATE_RETRIES, **given), key
         if scheme in AZURE_SCHEMES:
-            container = azure_container(netloc)
             account = AzureAccount.of(netloc, io.properties)
-            return account.container(container), path.removeprefix(container).lstrip("/")
+            return account.container(azure_container(netloc)), key
         raise OSError(f"an index can't lie at a {scheme} location, only on file, s3, gs and abfs")
 
     def list(self, location: str) -> list[StoredFile]:
