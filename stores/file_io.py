@@ -18,6 +18,7 @@ import pyarrow as pa
 from pyarrow import fs as pafs
 from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.typedef import EMPTY_DICT
+from pyiceberg.utils.properties import property_as_bool
 
 from stores.aws import S3_SCHEMES, Identity, Keys
 from stores.azure import AZURE_SCHEMES, AzureAccount, AzureHandler, azure_container
@@ -31,7 +32,7 @@ _S3_IDENTITY = (
     *(name.replace("s3.", "client.") for name in S3_KEYS),
     *(f"{prefix}.{name}" for prefix in ("s3", "client") for name in ("role-", "profile-name")),
 )
-_S3_PLACES = ("s3.endpoint", "s3.region", "client.region")
+_AMAZON = (".amazonaws.com", ".amazonaws.com.cn", ".api.aws")
 GOOGLE_SCHEMES = frozenset(("gs", "gcs"))
 
 _GOOGLE_RETRIES = timedelta(minutes=1)  # Arrow goes on for a quarter of an hour
@@ -74,7 +75,7 @@ class LocationFileIO(PyArrowFileIO):
     def is_object(self, location: str) -> bool:
         """Whether a location is on S3, and Arrow need not find the region of the bucket."""
         scheme, _, _ = self.parse_location(location, self.properties)
-        return scheme in S3_SCHEMES and any(self.properties.get(name) for name in _S3_PLACES)
+        return scheme in S3_SCHEMES and _knows_region(self.properties)
 
     def s3_object(self, location: str) -> S3Object | None:
         """What a location names; None unless `is_object`. Raises pa.ArrowInvalid as `object_key` does."""
@@ -98,6 +99,16 @@ class LocationFileIO(PyArrowFileIO):
         named = zip(S3_KEYS, keys, strict=True)
         given = others | {name: value for name, value in named if value}
         return PyArrowFileIO(given)._initialize_fs(scheme, netloc)
+
+
+def _knows_region(properties: Mapping[str, Any]) -> bool:
+    """Whether no bucket's region has to be found: it is named, or the store is not Amazon's and has none."""
+    if property_as_bool(dict(properties), "s3.resolve-region", False):
+        return False
+    if any(properties.get(name) for name in ("s3.region", "client.region")):
+        return True
+    endpoint = str(properties.get("s3.endpoint", ""))
+    return bool(endpoint) and not (urlsplit(endpoint).hostname or "").endswith(_AMAZON)
 
 
 def object_key(location: str) -> tuple[str, str]:

@@ -117,6 +117,26 @@ def test_a_name_that_libraries_read_differently_is_not_asked_for(
     assert store.counted(ask).count == 0
 
 
+@pytest.mark.parametrize(
+    ("properties", "is_known"),
+    [
+        ({}, False),
+        ({"s3.region": "eu-central-1"}, True),
+        ({"client.region": "eu-central-1"}, True),
+        ({"s3.region": "eu-central-1", "s3.resolve-region": "True"}, False),
+        ({"s3.endpoint": "http://minio:9000"}, True),
+        ({"s3.endpoint": "http://minio:9000", "s3.resolve-region": "true"}, False),
+        ({"s3.endpoint": "https://s3.eu-central-1.amazonaws.com"}, False),
+        ({"s3.endpoint": "https://S3.cn-north-1.amazonaws.com.cn:443"}, False),
+        ({"s3.endpoint": "https://s3.eu-central-1.amazonaws.com", "s3.region": "eu-central-1"}, True),
+    ],
+)
+def test_a_bucket_whose_region_has_to_be_found_is_left_to_arrow(
+    properties: dict[str, str], is_known: bool
+) -> None:
+    assert Storage(properties).is_on_s3("s3://lake/file") == is_known
+
+
 def test_ranges_that_are_asked_for_at_once_are_bounded_by_number_and_bytes(
     store: SlowStore, storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
