@@ -15,7 +15,7 @@ from trust import refusals
 from worker.attempt.job import Job
 from worker.contract.control_plane import Assignment
 from worker.index.key_set_index import database_name
-from worker.io.storage import Storage
+from worker.io.storage import Storage, digest_of
 from worker.process.errors import JobError
 from worker.table import catalogs
 from worker.table.files import NO_FILES, SnapshotFiles
@@ -60,6 +60,7 @@ def pin_table(job: Job, *, reads_files: bool = True) -> PinnedTable:
         catalogs.file_io_properties(java_table) | assignment.location_limits,
         # With a table comes what its catalog vends for it.
         renew=lambda: catalogs.file_io_properties(_load(job)),
+        identity=identity_of(assignment),
     )
     return _pin(job, java_table, storage, reads_files=reads_files)
 
@@ -89,6 +90,19 @@ def _load(job: Job) -> JavaObject:
     )
 
 
+def identity_of(assignment: Assignment) -> bytes:
+    """Of the table's files, for whoever may ask its catalog for them: what it vends changes at each load."""
+    table, catalog = assignment.table, assignment.catalog
+    return digest_of(
+        table.id,
+        table.identifier,
+        catalog.type,
+        catalog.name,
+        catalog_properties(assignment),
+        assignment.location_limits,
+    )
+
+
 def catalog_properties(assignment: Assignment) -> dict[str, str]:
     """Of the record, with what its references stand for."""
     known = assignment.catalog.properties
@@ -103,9 +117,9 @@ def index_storage(assignment: Assignment, tables: Storage) -> Storage:
     return index_storage_of(catalog_properties(assignment), assignment.index.warehouse, assignment, tables)
 
 
-def read_files(job: Job, metadata: TableMetadata, snapshot: Snapshot, storage: Storage) -> SnapshotFiles:
+def read_files(metadata: TableMetadata, snapshot: Snapshot, storage: Storage) -> SnapshotFiles:
     """The live files of a snapshot of the job's table; what this worker has read of it is not read again."""
-    return read_snapshot_files(metadata, snapshot, storage.io, (job.assignment.table.id, storage.identity))
+    return read_snapshot_files(metadata, snapshot, storage.io, storage.identity)
 
 
 def _pin(job: Job, java_table: JavaObject, storage: Storage, *, reads_files: bool = True) -> PinnedTable:
@@ -129,6 +143,6 @@ def _read(job: Job, java_table: JavaObject, storage: Storage, *, reads_files: bo
         raise BranchNotFoundError(f"it has no branch {branch}; it has {known}")
     snapshot = metadata.snapshot_by_id(reference.snapshot_id)
     assert snapshot is not None
-    files = read_files(job, metadata, snapshot, storage) if reads_files else NO_FILES
+    files = read_files(metadata, snapshot, storage) if reads_files else NO_FILES
     job.key_sets.update(one.equality_ids for one in files.equality_deletes)
     return PinnedTable(java_table, metadata, snapshot, files, storage, branch)

@@ -6,6 +6,7 @@ Invariant: a location is used as it was written; only comparisons normalise it.
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import math
 import os
@@ -220,39 +221,43 @@ def is_of_ended_session(error: Exception, end: float) -> bool:
     )
 
 
+def digest_of(*rights: Any) -> bytes:
+    """Names rights, as JSON has them, and keeps none of their secrets."""
+    return hashlib.sha256(json.dumps(rights, sort_keys=True).encode()).digest()
+
+
 class Storage:
     """Files by location. Pickles as its properties only, so tasks on other machines open their own handles.
 
     properties: Iceberg FileIO properties (`s3.endpoint`, `s3.access-key-id`, ...), secrets resolved.
     renew: gives them anew when half the time of a session is over. It does not travel: a task has what was
     good when it was sent.
+    identity: what it is equal by, and names what outlives a job: what one has read of an immutable file, the
+    next one need not read again. By default the properties; who has others at each load for the same rights,
+    as a catalog vends them, gives what stays.
     """
 
     def __init__(
         self,
         properties: Mapping[str, str] | None = None,
         renew: Callable[[], Mapping[str, str]] | None = None,
+        identity: Hashable = None,
     ) -> None:
         self.properties = dict(properties or {})
+        self.identity = frozenset(self.properties.items()) if identity is None else identity
         self.io = LimitedFileIO(self.properties, renew)
 
-    def __reduce__(self) -> tuple[type[Storage], tuple[dict[str, str]]]:
+    def __reduce__(self) -> tuple[type[Storage], tuple[dict[str, str], None, Hashable]]:
         properties, end = self.io.current()
         if (ends := _sent.get()) is not None and end < math.inf:
             ends.append(end)
-        return Storage, (dict(properties),)
+        return Storage, (dict(properties), None, self.identity)
 
     def __eq__(self, other: object) -> bool:
-        """By properties: what one job has read of an immutable file, the next one need not read again."""
-        return isinstance(other, Storage) and self.properties == other.properties
+        return isinstance(other, Storage) and self.identity == other.identity
 
     def __hash__(self) -> int:
         return hash(self.identity)
-
-    @property
-    def identity(self) -> Hashable:
-        """What it is equal by: for names of what outlives the job, whose renewal this would keep as well."""
-        return frozenset(self.properties.items())
 
     def resolve(self, location: str) -> tuple[pafs.FileSystem, str]:
         """The file system and the path on it that a location names.
@@ -462,7 +467,7 @@ class DryStorage(Storage):
     """Reads the same files and writes into nothing, to learn how much would be written."""
 
     def __init__(self, storage: Storage) -> None:
-        self.properties, self.io = storage.properties, storage.io
+        self.properties, self.io, self.identity = storage.properties, storage.io, storage.identity
 
     def write(self, location: str, _: pa.Buffer) -> None:
         self.resolve(location)

@@ -91,7 +91,7 @@ class _Rewriting(FileRewriting):
         if snapshot is None or snapshot == table.snapshot:
             return table
         with self.job.stage("plan"):
-            files = read_files(self.job, table.metadata, snapshot, table.storage)
+            files = read_files(table.metadata, snapshot, table.storage)
         return replace(table, snapshot=snapshot, files=files)
 
     def sequence_number(self, _: PinnedTable) -> int:

@@ -10,7 +10,7 @@ from tests.faults.tables import table_with_deletes
 from tests.jobs import Jobs, SqlCatalog
 from tests.s3 import s3_server
 from trust.egress import HostNotAllowedError
-from worker.attempt.pinned_table import index_storage
+from worker.attempt.pinned_table import identity_of, index_storage
 from worker.contract.control_plane import Assignment
 from worker.io.storage import ALLOWED_LOCATIONS, Storage
 from worker.spark.tasks import TaskRunner
@@ -86,3 +86,33 @@ def test_neither_gets_the_credentials_of_the_other() -> None:
 def test_the_store_of_the_index_must_be_a_host_that_is_allowed() -> None:
     with pytest.raises(HostNotAllowedError, match=r"127\.0\.0\.1"):
         index_storage(assignment({"index.s3.endpoint": NOBODY}, ["192.0.2.1"]), Storage())
+
+
+@pytest.mark.parametrize(
+    ("part", "other"),
+    [
+        ("table", {"id": "u", "identifier": ["db", "t"], "branch": "main"}),
+        ("table", {"id": "t", "identifier": ["db", "u"], "branch": "main"}),
+        ("catalog", {"name": "lake", "type": "glue", "properties": OF_TABLES}),
+        ("catalog", {"name": "pond", "type": "rest", "properties": OF_TABLES}),
+        ("catalog", {"name": "lake", "type": "rest", "properties": OF_TABLES | {"token": "of another"}}),
+        ("allowed_locations", ["abfss://elsewhere@acme.store.example"]),
+        ("own_files", ["/var/lib/icestream"]),
+    ],
+)
+def test_what_is_kept_is_found_with_the_same_rights_alone(part: str, other: object) -> None:
+    own = assignment(OF_TABLES, ["*"])
+    assert identity_of(own) == identity_of(own.model_copy(deep=True))
+    changed = Assignment.model_validate(own.model_dump() | {part: other})
+    assert identity_of(changed) != identity_of(own)
+
+
+def test_a_reference_that_leads_to_another_secret_gives_other_rights(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own = assignment(OF_TABLES | {"token": "env:CATALOG_TOKEN"}, ["*"])
+    monkeypatch.setenv("CATALOG_TOKEN", "former")
+    former = identity_of(own)
+    assert b"former" not in former
+    monkeypatch.setenv("CATALOG_TOKEN", "latter")
+    assert identity_of(own) != former

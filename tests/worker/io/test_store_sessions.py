@@ -111,6 +111,7 @@ def test_what_a_catalog_vends_is_had_anew_in_time(store: Vending, clock: SimpleN
     with sessions_sent() as ends:
         task: Storage = pickle.loads(pickle.dumps(storage))
     assert ends == [pytest.approx(clock.now + 3600, abs=0.01)]
+    assert task == storage, "what is kept is found again"
     store.over.add("token-1")
     store.used.clear()
     for one in (storage, task):

@@ -5,12 +5,13 @@ from __future__ import annotations
 import sqlite3
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import product
+from itertools import count, product
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pytest
+from py4j.java_gateway import JavaObject
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.io import FileIO
 from pyiceberg.schema import Schema
@@ -31,7 +32,7 @@ from worker.lookup import positions, resolution
 from worker.lookup.cost import COMMIT_SECONDS, WRITTEN_FILE_SECONDS
 from worker.process.errors import JobCancelledError, JobError
 from worker.spark.tasks import TaskRunner
-from worker.table import manifests
+from worker.table import catalogs, manifests
 from worker.table.manifests import Manifest
 from worker.table.row_delta import java_row_delta
 
@@ -128,6 +129,12 @@ def test_the_next_job_of_a_table_reads_what_has_come_since(
     spark: SparkSession, jobs: Jobs, table_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = upserted(spark, table_name, format_version=3, partitioned=False, key=["id"])
+    sessions, given = count(), catalogs.file_io_properties
+
+    def vend(java_table: JavaObject) -> dict[str, str]:
+        return given(java_table) | {"s3.session-token": str(next(sessions))}
+
+    monkeypatch.setattr(catalogs, "file_io_properties", vend)
     jobs.run("index")
     jobs.run("convert", takes_new_files=True)
     read, planned, loaded = list[Manifest](), list[RunTable](), list[Job]()
