@@ -29,10 +29,6 @@ class CachedFiles(Storage):
     def __init__(self, properties: Mapping[str, str], cache: Cache) -> None:
         super().__init__(properties)
         self._cache = cache
-        self._hash = super().__hash__()
-
-    def __hash__(self) -> int:
-        return self._hash
 
     def open_input(self, location: str, size_bytes: int | None = None) -> Any:
         """As that of `Storage`; a kept file that is gone says so when it is read."""

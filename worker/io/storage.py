@@ -12,7 +12,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -241,13 +241,13 @@ class Storage:
         self,
         properties: Mapping[str, str] | None = None,
         renew: Callable[[], Mapping[str, str]] | None = None,
-        identity: Hashable = None,
+        identity: bytes | None = None,
     ) -> None:
         self.properties = dict(properties or {})
-        self.identity = frozenset(self.properties.items()) if identity is None else identity
+        self.identity = digest_of(self.properties) if identity is None else identity
         self.io = LimitedFileIO(self.properties, renew)
 
-    def __reduce__(self) -> tuple[type[Storage], tuple[dict[str, str], None, Hashable]]:
+    def __reduce__(self) -> tuple[type[Storage], tuple[dict[str, str], None, bytes]]:
         properties, end = self.io.current()
         if (ends := _sent.get()) is not None and end < math.inf:
             ends.append(end)

@@ -1,6 +1,7 @@
 """Of a far file, what was read is there for whoever asks next, and nobody else pays for it."""
 
 import re
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,9 @@ from typing import Any
 import pytest
 
 from tests.benchmarks.waiting_files import WaitingFiles
-from worker.io.cache import Cache
+from worker.io.cache import _ENTRY_BYTES, Cache
 from worker.io.cached_files import _RANGE_BYTES, CachedFile, CachedFiles
+from worker.io.storage import Storage
 
 CONTENT = bytes(range(256)) * 8_192
 
@@ -113,3 +115,12 @@ def test_an_open_file_that_a_store_does_not_give_for_once_is_opened_anew(
         assert files.open_input(location).read_at(5, 0) == CONTENT[:5]
 
     assert files.counted(again).count == 2
+
+
+def test_a_name_has_room_in_what_is_counted_for_it_and_keeps_no_secret() -> None:
+    properties = {f"s3.property-{number}": f"secret-{number}" for number in range(50)}
+    storage = Storage(properties)
+    assert storage.identity == Storage(dict(reversed(properties.items()))).identity
+    assert storage.identity is storage.identity
+    assert sys.getsizeof(storage.identity) < _ENTRY_BYTES / 2
+    assert "secret" not in repr(storage.identity)
