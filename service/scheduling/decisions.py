@@ -31,9 +31,12 @@ SCHEDULED = (
 """Those that become due at the same time wait in this order: what is let go comes after what replaces it."""
 
 _PATIENCE_WITH_CONVERSIONS = 2
-"""Times `index.age_seconds` that new data files wait at most where conversions may index them."""
+"""Times `index.age_seconds` that new data files wait at most where conversions may index them, and times
+`convert.age_seconds` that a rewriting waits at most to take the place of one."""
 _SLACK_SECONDS = 30.0
 """By which a rewriting starts earlier than it must to end in time: a look may come late, so may its end."""
+WITH_CONVERSION = "with-conversion"
+"""The code of a decision to wait for a conversion that comes or may come."""
 
 
 class Action(StrEnum):
@@ -155,6 +158,9 @@ class TableState:
     """None before the first look."""
     spent_of: dict[JobKind, SpentBudget] = field(default_factory=dict)
     """Budgets of single kinds."""
+    rewriting_waits_since: datetime | None = None
+    """Since when a due rewriting of data files waits for a conversion, as of the last look; None if none
+    does."""
 
     @property
     def kinds(self) -> tuple[JobKind, ...]:
@@ -376,7 +382,7 @@ def _decide_index(state: TableState, policy: EffectivePolicy, now: datetime) -> 
         return _below(kind, (*volume, age))
     if JobKind.CONVERT in state.running:
         told = f"{files}, {age}. A conversion runs, which may index them; no index job could run beside it."
-        return Decision(kind, Action.WAIT, "with-conversion", told)
+        return Decision(kind, Action.WAIT, WITH_CONVERSION, told)
     # One that fails, or can't index them, leaves them to an index job in the end.
     patience = _PATIENCE_WITH_CONVERSIONS * policy_of_kind.age_seconds
     may_take = state.indexed_at is not None and not last.failed  # else it only converts
@@ -384,7 +390,7 @@ def _decide_index(state: TableState, policy: EffectivePolicy, now: datetime) -> 
         told = (
             f"{files}, {age}. The conversion that is due may index them; after {patience:.0f} s, a job does."
         )
-        return Decision(kind, Action.WAIT, "with-conversion", told)
+        return Decision(kind, Action.WAIT, WITH_CONVERSION, told)
     return Decision(kind, Action.TRIGGER, age.code, f"{files}, {age}.")
 
 
@@ -587,6 +593,7 @@ def _with_conversion(
         return _in_window(_within_budget(_conversion_due(state, policy, at, weighed), state, at), policy, at)
 
     conversion, last = due(now), state.last.get(kind)
+    until = (state.rewriting_waits_since or now) + _longest_wait(policy)
     if conversion.code == "active":
         told = "A conversion is queued or runs: the next one that is due is left to this job."
     elif Action.TRIGGER in (conversion.action, due(now + timedelta(seconds=seconds + _SLACK_SECONDS)).action):
@@ -595,16 +602,22 @@ def _with_conversion(
         told = "Pending deletes can't wait until this job has ended, so they are converted first."
     elif conversion.action is Action.WAIT and last is not None and last.committed_at is not None:
         waits = _patience_with_rewriting(policy, weighed)
-        since = (now - last.committed_at).total_seconds()
-        if since >= waits:
-            return rewriting
+        until = min(until, last.committed_at + timedelta(seconds=waits))
+        ago = (now - last.committed_at).total_seconds()
         told = (
-            f"The last conversion ended only {since:.0f} s ago: this job waits until the next one is due,"
-            f" and takes its place; after {waits:.0f} s, it starts."
+            f"The last conversion ended only {ago:.0f} s ago: this job takes the place of the next one, and"
+            f" starts {waits:.0f} s after the last one if none is due by then."
         )
     else:
         return rewriting
-    return Decision(rewriting.kind, Action.WAIT, "with-conversion", f"{rewriting.sentence} {told}")
+    if now >= until:
+        return rewriting
+    return Decision(rewriting.kind, Action.WAIT, WITH_CONVERSION, f"{rewriting.sentence} {told}")
+
+
+def _longest_wait(policy: EffectivePolicy) -> timedelta:
+    """That of a rewriting for conversions, however many come first since deletes get too old."""
+    return timedelta(seconds=_PATIENCE_WITH_CONVERSIONS * policy.convert.age_seconds)
 
 
 def _patience_with_rewriting(policy: EffectivePolicy, weighed: Weighing | None) -> float:
@@ -805,6 +818,8 @@ def _with_conversion_until(
     state: TableState, policy: EffectivePolicy, weighed: Weighing | None
 ) -> Iterator[datetime]:
     """When time alone ends that a rewriting waits for a conversion."""
+    if state.rewriting_waits_since is not None:
+        yield state.rewriting_waits_since + _longest_wait(policy)
     last = state.last.get(JobKind.CONVERT)
     if last is not None and last.committed_at is not None:
         yield last.committed_at + timedelta(seconds=_patience_with_rewriting(policy, weighed))

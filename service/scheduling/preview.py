@@ -164,6 +164,7 @@ def _after(state: TableState, policy: EffectivePolicy, kind: JobKind, at: dateti
                 grown_files=0,
                 new_small_files=0,
                 shape=state.fresh,
+                rewriting_waits_since=None,
             )
         case JobKind.REWRITE_POSITION_DELETE_FILES:
             return replace(state, small_delete_files=0)

@@ -22,6 +22,7 @@ from service.reader_cost import HEADLINE, SMALL_SHARE, TARGET_FILE_BYTES, Shape,
 from service.records.jobs import JobKind
 from service.scheduling.decisions import (
     SCHEDULED,
+    WITH_CONVERSION,
     Action,
     LastJob,
     TableState,
@@ -339,6 +340,7 @@ class _Table:
         self._reported = shape
         self._idle_at: tuple[int, int] | None = None
         """What was counted when a rewriting found nothing to take."""
+        self._rewriting_waits_since: datetime | None = None
         self._kinds = [kind for kind in REPLAYED if getattr(policy, kind.value).enabled]
 
     def lag_seconds(self, at: datetime) -> float:
@@ -398,6 +400,9 @@ class _Table:
             if kind in waiting or kind is busy:
                 continue
             decision = decide_kind(kind, state, self._policy, at, weighed, tells_cost=False)
+            if kind is JobKind.REWRITE_DATA_FILES:
+                waits = decision.code == WITH_CONVERSION
+                self._rewriting_waits_since = (self._rewriting_waits_since or at) if waits else None
             if decision.action is Action.TRIGGER:
                 self._queue.append((at + timedelta(seconds=self._costs.wait_seconds), kind))
         moments = [moment for moment in deadlines(state, self._policy, weighed) if moment > at]
@@ -460,6 +465,7 @@ class _Table:
             grown_files=grown,
             new_small_files=max(new_files, 0),
             has_sort_order=self._beginning.has_sort_order,
+            rewriting_waits_since=self._rewriting_waits_since,
         )
 
     def _touched(self, shape: Shape, deletes: float) -> float:

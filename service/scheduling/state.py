@@ -22,7 +22,7 @@ from service.records.catalogs import Catalog
 from service.records.health import TableHealth
 from service.records.jobs import REQUEST, Job, JobKind, JobStatus
 from service.records.tables import EnrolledTable
-from service.scheduling.decisions import SCHEDULED, LastJob, StagedState, TableState
+from service.scheduling.decisions import SCHEDULED, WITH_CONVERSION, LastJob, StagedState, TableState
 
 _LOOKED_BACK = 20
 """Jobs: after so many failures the pause is as long as it gets."""
@@ -116,7 +116,13 @@ def table_state(
         grown_files=_grown_files(health),
         new_small_files=_new_small_files(health),
         has_sort_order=health.has_sort_order,
+        rewriting_waits_since=_rewriting_waits_since(health),
     )
+
+
+def _rewriting_waits_since(health: TableHealth) -> datetime | None:
+    decided = health.decisions.get(JobKind.REWRITE_DATA_FILES.value, {})
+    return datetime.fromisoformat(decided["since"]) if decided.get("code") == WITH_CONVERSION else None
 
 
 def _grown_files(health: TableHealth) -> int:

@@ -282,6 +282,18 @@ def test_no_conversion_waits_for_a_rewriting_that_goes_behind_it(
     assert (found["action"], found["code"]) == convert
 
 
+def test_a_rewriting_waits_for_a_conversion_only_so_long_however_often_it_is_looked_at(
+    database: Database,
+) -> None:
+    budgeted = Budgeted(database)
+    table, _ = budgeted.tables
+    request(database, table)
+    for seconds in (0, 300, 599):
+        found = budgeted.schedule(table, later(seconds), "rewrite_data_files")
+        assert found["code"] == "with-conversion"
+    assert budgeted.schedule(table, later(600), "rewrite_data_files")["action"] == "trigger"
+
+
 def test_held_jobs_go_when_the_day_turns_or_the_budget_grows(database: Database) -> None:
     budgeted = Budgeted(database, catalog_seconds_per_day=5)
     first, second = budgeted.tables

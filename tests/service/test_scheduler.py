@@ -415,8 +415,8 @@ def test_a_rewriting_that_is_due_after_a_conversion_comes_in_place_of_the_next_o
     assert codes(waits) == ("nothing-pending", "with-conversion")
     told = decision(waits, JobKind.REWRITE_DATA_FILES).sentence
     assert told.endswith(
-        "The last conversion ended only 100 s ago: this job waits until the next one is due, and takes its"
-        " place; after 300 s, it starts."
+        "The last conversion ended only 100 s ago: this job takes the place of the next one, and starts 300 s"
+        " after the last one if none is due by then."
     )
     ends = NOW + timedelta(seconds=200)
     assert ends in deadlines(waits, POLICY)
@@ -431,6 +431,21 @@ def test_a_rewriting_that_is_due_after_a_conversion_comes_in_place_of_the_next_o
     running = replace(came, active=frozenset({JobKind.CONVERT}))
     assert codes(running) == ("active", "with-conversion")
     assert codes(replace(running, later=running.active)) == ("active", "small-data-files")
+
+
+@pytest.mark.parametrize("runs", [True, False])
+def test_a_rewriting_waits_for_no_more_conversions_than_twice_as_long_as_deletes_may_be_pending(
+    *,
+    runs: bool,
+) -> None:
+    """As where each conversion leaves deletes that are nearly too old."""
+    state = converted(10, age_seconds=290)
+    state = replace(state, active=frozenset({JobKind.CONVERT} if runs else ()))
+    waits = replace(state, rewriting_waits_since=NOW - timedelta(seconds=599))
+    ends = NOW + timedelta(seconds=1)
+    assert codes(waits)[1] == "with-conversion"
+    assert ends in deadlines(waits, POLICY)
+    assert codes(waits, now=ends)[1] == "small-data-files"
 
 
 @pytest.mark.parametrize(("convert", "failed"), [({"enabled": False}, 0), ({}, 1)])

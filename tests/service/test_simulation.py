@@ -134,6 +134,17 @@ def test_a_stream_that_is_rewritten_as_is_worthwhile_stays_cheap_to_read(
     assert not [each for each in by_cost.ran if each.is_idle]
 
 
+def test_a_table_is_rewritten_even_if_conversions_take_nearly_as_long_as_deletes_may_be_pending() -> None:
+    hold = policy(
+        convert={"age_seconds": 300},
+        rewrite_data_files={"enabled": True, "small_data_files": 40, "min_interval_seconds": 600},
+    )
+    slow = Costs({**USUAL, JobKind.CONVERT: JobCost(Cost(270), Cost(0)), REWRITE: JobCost(Cost(60), Cost(0))})
+    before = replace(TABLE, last={REWRITE: LastJob(TABLE.enrolled_at, seconds=60)})
+    found = stream(hold, hours=6, every=30, beginning=before, costs=slow)
+    assert found.jobs[REWRITE].jobs > 12
+
+
 def test_small_files_are_counted_by_index_jobs_too() -> None:
     """Nothing is ever converted."""
     appended = replace(UPSERT, equality_delete_files=0, equality_deletes=0, delete_bytes=0)
