@@ -285,7 +285,7 @@ def test_no_conversion_waits_for_a_rewriting_that_goes_behind_it(
 def test_a_rewriting_waits_for_a_conversion_only_so_long_however_often_it_is_looked_at(
     database: Database,
 ) -> None:
-    budgeted = Budgeted(database)
+    budgeted = Budgeted(database, {"enabled": True})
     table, _ = budgeted.tables
     request(database, table)
     for seconds in (0, 300, 599):
