@@ -119,9 +119,10 @@ def fires(expression: str, zone: str, after: datetime, until: datetime) -> Itera
             yield fire.astimezone(UTC)
 
 
-def is_open(windows: Sequence[Window], zone: str, now: datetime) -> bool:
-    """Whether some window is open; without windows, always."""
-    return not windows or any(begin <= now < end for begin, end in _around(windows, zone, now))
+def is_open(windows: Sequence[Window], zone: str, now: datetime, until: datetime | None = None) -> bool:
+    """Whether some window is open, and still is at `until`; without windows, always."""
+    last = max(until or now, now)
+    return not windows or any(begin <= now and last < end for begin, end in _around(windows, zone, now))
 
 
 def next_opening(windows: Sequence[Window], zone: str, now: datetime) -> datetime:

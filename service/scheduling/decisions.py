@@ -582,7 +582,10 @@ def _decide_rewrite_data_files(
 def _with_conversion(
     rewriting: Decision, state: TableState, policy: EffectivePolicy, now: datetime, weighed: Weighing | None
 ) -> Decision:
-    """A rewriting that is due right after a conversion waits until the next one is, and takes its place."""
+    """A rewriting that is due right after a conversion waits until the next one is, and takes its place.
+
+    It waits for none if it could not start at the end of the wait, since its window has closed by then.
+    """
     kind, seconds = JobKind.CONVERT, _rewriting_seconds(state, policy, weighed)
     # A long one would never be in time.
     is_long = seconds > policy.convert.age_seconds / 2
@@ -610,7 +613,8 @@ def _with_conversion(
         )
     else:
         return rewriting
-    if now >= until:
+    windows = windows_of(policy, rewriting.kind)
+    if now >= until or not is_open(windows, policy.schedule.time_zone, now, until):
         return rewriting
     return Decision(rewriting.kind, Action.WAIT, WITH_CONVERSION, f"{rewriting.sentence} {told}")
 

@@ -448,6 +448,20 @@ def test_a_rewriting_waits_for_no_more_conversions_than_twice_as_long_as_deletes
     assert codes(waits, now=ends)[1] == "small-data-files"
 
 
+@pytest.mark.parametrize(("end", "code"), [("02:04", "small-data-files"), ("02:30", "with-conversion")])
+@pytest.mark.parametrize("runs", [True, False])
+def test_a_rewriting_waits_for_no_conversion_beyond_its_window(*, end: str, code: str, runs: bool) -> None:
+    windows = [Window(start="02:00", end=end)]
+    limits = POLICY.rewrite_data_files.model_copy(update={"windows": windows})
+    policy = POLICY.model_copy(update={"rewrite_data_files": limits})
+    night = timedelta(hours=2)
+    last = {kind: replace(one, ended_at=one.ended_at + night) for kind, one in converted(0).last.items()}
+    last[JobKind.CONVERT] = replace(last[JobKind.CONVERT], committed_at=NOW + night)
+    state = replace(converted(0), last=last, active=frozenset({JobKind.CONVERT} if runs else ()))
+    assert codes(state, policy, NOW + night)[1] == code
+    assert codes(state, policy, NOW + night - timedelta(seconds=1))[1] == "outside-window"
+
+
 @pytest.mark.parametrize(("convert", "failed"), [({"enabled": False}, 0), ({}, 1)])
 def test_a_rewriting_waits_for_no_conversion_that_does_not_start_by_itself(
     convert: dict[str, object], failed: int
