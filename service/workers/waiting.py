@@ -27,6 +27,15 @@ class _Waiting:
     until: float
     """By the clock of the event loop."""
     answer: asyncio.Future[Assignment | None]
+    """Cancelled once nobody waits for it."""
+
+    def tell(self, assignment: Assignment | None) -> None:
+        if not self.answer.done():
+            self.answer.set_result(assignment)
+
+    def fail(self, error: Exception) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(error)
 
 
 class Claims:
@@ -65,11 +74,13 @@ class Claims:
             self._looks = asyncio.create_task(self._look())
         try:
             await asyncio.wait([mine.answer], timeout=seconds)
+            if mine in self._waiting:
+                return None
+            return await mine.answer  # perhaps a job that it is given just now
         finally:
-            is_left = mine in self._waiting
-            if is_left:
+            mine.answer.cancel()
+            if mine in self._waiting:
                 self._waiting.remove(mine)
-        return None if is_left else await mine.answer  # perhaps a job that it is given just now
 
     async def _look(self) -> None:
         """Give out jobs as they come up, as long as anybody waits."""
@@ -81,27 +92,28 @@ class Claims:
                     is_found = await self._serve(self._waiting.popleft())
             except Exception as error:  # the database's, which all were told by a look of their own
                 for each in self._waiting:
-                    each.answer.set_exception(error)
+                    each.fail(error)
                 self._waiting.clear()
         for each in self._waiting:
-            each.answer.set_result(None)
+            each.tell(None)
         self._waiting.clear()
 
     async def _serve(self, first: _Waiting) -> bool:
         """Answer the claim that waits longest; False if there was nothing for it."""
         try:
             if await first.is_gone():
-                first.answer.set_result(None)
+                first.tell(None)
                 return True
             assignment = await run_in_threadpool(self.claim, first.ask)
         except Exception as error:
-            first.answer.set_exception(error)
+            first.fail(error)
             return True
-        if assignment is None and first.until > asyncio.get_running_loop().time():
+        is_waited_for = not first.answer.done() and first.until > asyncio.get_running_loop().time()
+        if assignment is None and is_waited_for:
             # Another replica was faster, or its worker got a job by another call: let others go first.
             self._waiting.append(first)
         else:
-            first.answer.set_result(assignment)
+            first.tell(assignment)
         return assignment is not None
 
     def _has_work(self) -> bool:

@@ -12,6 +12,7 @@ from service.db.database import Database
 from service.jobs.claims import Ask
 from service.jobs.contract import Assignment
 from service.workers.waiting import Claims
+from tests.patience import PATIENCE_SECONDS
 from tests.service.conftest import alike_on_both, run_apart
 from tests.service.queue_calls import SETTINGS, add_tables, add_worker, request
 
@@ -96,3 +97,41 @@ def test_trouble_of_the_database_is_told_to_all_who_wait(
     monkeypatch.setattr(claims, "_has_work", fail)
     workers = [(add_worker(database), here) for _ in range(2)]
     assert all(isinstance(answer, OperationalError) for answer in wait_all(claims, *workers))
+
+
+def test_who_is_cancelled_while_served_is_served_no_more_and_harms_nobody(
+    database: Database, claims: Claims, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (table,) = add_tables(database, ["a"])
+    request(database, table)
+    left, other = add_worker(database), add_worker(database)
+    is_served, goes_on = threading.Event(), threading.Event()
+    asked = []
+    claim = claims.claim
+
+    def noted_claim(ask: Ask) -> Assignment | None:
+        asked.append(ask.worker_id)
+        if ask.worker_id == other:
+            return claim(ask)
+        is_served.set()
+        goes_on.wait(PATIENCE_SECONDS)
+        return None
+
+    monkeypatch.setattr(claims, "claim", noted_claim)
+
+    async def wait() -> Assignment | None:
+        cancelled, waiting = (
+            asyncio.create_task(claims.wait(Ask(SYSTEM, worker, has_waited=True), 60, here))
+            for worker in (left, other)
+        )
+        assert await asyncio.to_thread(is_served.wait, PATIENCE_SECONDS)
+        cancelled.cancel()
+        await asyncio.wait([cancelled])
+        goes_on.set()
+        assignment = await waiting
+        assert claims._looks is not None
+        await asyncio.wait([claims._looks], timeout=PATIENCE_SECONDS)
+        return assignment
+
+    assert run_apart(wait()) is not None
+    assert asked == [left, other]
