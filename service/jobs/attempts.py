@@ -55,14 +55,13 @@ _WITH_WORKER = (
     .join(Worker, col(Worker.id) == col(Attempt.worker_id))
     .where(Attempt.job_id == bindparam("job_id"), Attempt.attempt == bindparam("attempt"))
 )
-# What waits for the lock gets the job as it is by then, and the attempt as it was before: that it runs, if
-# the job does, stays so.
+# Of what is not locked too, whoever waits for the lock gets what was there before.
 _LOCKED_WITH_ATTEMPT = (
     select(Job, Attempt, Worker)
     .join(Attempt, col(Attempt.job_id) == col(Job.id))
     .join(Worker, col(Worker.id) == col(Attempt.worker_id))
     .where(Job.id == bindparam("job_id"), Attempt.attempt == bindparam("attempt"))
-    .with_for_update(of=Job)
+    .with_for_update(of=(Job, Attempt))
     .execution_options(populate_existing=True)
 )
 _TOOK = (

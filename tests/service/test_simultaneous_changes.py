@@ -12,17 +12,19 @@ from sqlmodel import Session
 
 from service.auth.models import SYSTEM
 from service.db.database import utc_now
-from service.jobs import claims
+from service.jobs import attempts, claims
+from service.jobs.contract import AnnouncedPlan, HeartbeatRequest
 from service.jobs.models import JobRequest
 from service.jobs.service import request_job, retry_job
 from service.records.health import health_of
+from service.records.jobs import Attempt, JobStatus
 from service.records.tables import get_table
 from service.scheduling.poller import Poller
 from service.tables.models import Staging, TablePatch
 from service.tables.service import update_table
 from tests.service.conftest import Running
 from tests.service.iceberg_tables import IcebergCatalog
-from tests.service.queue_calls import SETTINGS, START, add_tables, add_worker, claim, request
+from tests.service.queue_calls import SETTINGS, START, add_tables, add_worker, claim, finish, request
 
 AT_ONCE = 8
 ROUNDS = 5
@@ -237,3 +239,22 @@ def test_two_claims_of_a_worker_at_once_give_it_one_job(service: Running, pool: 
         asking = begin_and_wait(service, pool, lambda: claim(database, worker))
     assert given is not None
     assert asking.result() is None
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("database_kind", ["postgresql"])
+def test_a_plan_that_is_stored_while_its_attempt_succeeds_is_not_kept(
+    service: Running, pool: ThreadPoolExecutor
+) -> None:
+    database = service.database
+    (table,) = add_tables(database, ["a"])
+    job_id = request(database, table)
+    claim(database, add_worker(database))
+    report = HeartbeatRequest(plan=AnnouncedPlan(number=0, tasks=1, location="file:///wh/db/t0"))
+    with database.write() as session:
+        attempts.heartbeat(session, SETTINGS, SYSTEM, job_id, 1, report, START)
+        session.flush()
+        finishing = begin_and_wait(service, pool, lambda: finish(database, job_id, 1, "succeeded"))
+    assert finishing.result() is JobStatus.SUCCEEDED
+    with database.read() as session:
+        assert session.get_one(Attempt, (job_id, 1)).plans is None
