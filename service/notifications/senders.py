@@ -5,8 +5,8 @@ at enrolled tables of one catalog, and learns nothing of them.
 """
 
 import logging
+import math
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
@@ -15,7 +15,7 @@ from typing import Annotated, ClassVar
 
 from fastapi import Header, Request
 from fastapi.concurrency import run_in_threadpool
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import SQLAlchemyError
 from sqlmodel import Session, col, select
 from standardwebhooks import WebhookVerificationError
 
@@ -24,7 +24,13 @@ from service.auth.service import authorize
 from service.auth.tries import one_try
 from service.catalogs.service import get_catalog
 from service.db.database import Database, get_database, utc_now
-from service.errors import ConflictError, InvalidError, NotFoundError, UnauthenticatedError
+from service.errors import (
+    ConflictError,
+    InvalidError,
+    NotFoundError,
+    UnauthenticatedError,
+    is_database_trouble,
+)
 from service.http.guards import Guard
 from service.http.paging import Page, PageRequest, Sorting, read_page
 from service.notifications.models import SenderRequest, SenderView
@@ -36,6 +42,8 @@ from service.webhooks.signing import check_secret, signers_at
 
 _log = logging.getLogger("icestream.notifications")
 _NOTED_EVERY = timedelta(minutes=1)
+_tried_at: dict[tuple[str, bool], float] = {}
+"""By id of a sender, and whether it was heard: when this process last tried to note that."""
 _NO_SIGNATURE = "It has no signature that can be read"
 SORTING = Sorting(
     {"name": NotificationSender.name, "created_at": NotificationSender.created_at},
@@ -138,16 +146,25 @@ def _note(database: Database, row: NotificationSender, refusal: str | None = Non
     at = row.last_heard_at if refusal is None else row.last_refused_at
     if at is not None and now - at < _NOTED_EVERY:
         return
-    # What is heard counts though nothing can be noted.
-    with suppress(OperationalError), database.write() as session:
-        found = session.get(NotificationSender, row.id)
-        if found is None:
-            return
-        if refusal is None:
-            found.last_heard_at = now
-        else:
-            found.last_refused_at, found.last_refusal = now, refusal
-        session.add(found)
+    # Nor is it tried more often where nothing can be written: each try may stand for seconds.
+    kind = (row.id, refusal is None)
+    if monotonic() < _tried_at.get(kind, -math.inf) + _NOTED_EVERY.total_seconds():
+        return
+    _tried_at[kind] = monotonic()
+    try:
+        with database.write() as session:
+            found = session.get(NotificationSender, row.id)
+            if found is None:
+                return
+            if refusal is None:
+                found.last_heard_at = now
+            else:
+                found.last_refused_at, found.last_refusal = now, refusal
+            session.add(found)
+    except SQLAlchemyError as error:
+        # What is heard counts though nothing can be noted.
+        if not is_database_trouble(error):
+            raise
 
 
 @lru_cache(maxsize=1_000)

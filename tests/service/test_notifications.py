@@ -6,16 +6,18 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import httpx
 import pytest
+from sqlalchemy.exc import TimeoutError as NoConnectionError
 from sqlmodel import func, select
 from standardwebhooks import Webhook as Signer
 
-from service.db.database import utc_now
+from service.db.database import Database, utc_now
 from service.notifications import senders
-from service.records.notifications import Notification
+from service.records.notifications import Notification, NotificationSender
 from service.records.tables import EnrolledTable
 from service.settings import Settings
 from service.webhooks.signing import new_secret
@@ -461,6 +463,19 @@ def test_whoever_did_not_sign_is_refused_and_learns_nothing(
     assert len({answer.json()["detail"] for answer in refused}) == 1
     assert sender.send(b" " * 300_000).status_code == 413
     assert told(service) == []
+
+
+def test_what_cannot_be_noted_of_a_sender_fails_nothing_and_is_tried_once_a_minute() -> None:
+    tries = []
+
+    def write() -> None:
+        tries.append(1)
+        raise NoConnectionError("none of the connections was free")
+
+    row = NotificationSender(name="s", catalog_id="c", secret=SECRET, created_by="a")
+    for refusal in (None, None, "It is not signed", "It is not signed"):
+        senders._note(cast("Database", SimpleNamespace(write=write)), row, refusal)
+    assert len(tries) == 2
 
 
 def test_who_fails_to_sign_too_often_has_to_wait(settings: Settings, iceberg: IcebergCatalog) -> None:
