@@ -61,11 +61,15 @@ class Looks:
 
     def keep(self, catalog_id: str, names: Sequence[Identifier], seen: Sequence[Candidate]) -> None:
         with self._lock:
+            now = time.monotonic()
             for name, one in zip(names, seen, strict=True):
-                self._seen[catalog_id, name] = (time.monotonic(), one)
+                self._seen[catalog_id, name] = (now, one)
                 self._seen.move_to_end((catalog_id, name))
-            while len(self._seen) > _KEPT:
+            while self._seen and (len(self._seen) > _KEPT or self._oldest_at() <= now - _KEPT_SECONDS):
                 self._seen.popitem(last=False)
+
+    def _oldest_at(self) -> float:
+        return next(iter(self._seen.values()))[0]
 
     def of(self, catalog_id: str, name: Identifier) -> Candidate | None:
         with self._lock:

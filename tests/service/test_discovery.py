@@ -2,7 +2,8 @@
 
 import threading
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from pyiceberg.schema import Schema
@@ -13,7 +14,8 @@ from sqlalchemy.exc import IntegrityError
 from service.catalogs.iceberg import IcebergCatalogs
 from service.catalogs.metadata_locations import Identifier
 from service.discovery import patterns
-from service.discovery.candidates import list_names
+from service.discovery.candidates import Looks, list_names
+from service.discovery.models import Candidate
 from service.records.catalogs import Catalog
 from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.service.conftest import Running, alike_on_both
@@ -133,6 +135,18 @@ def test_the_table_comes_first_whose_readers_pay_most(
     assert (names([beyond]), beyond["looked_at"]) == ([[]], 0)
     rest = candidates(local, limit=2, all_tables=True, cursor=beyond["next_cursor"])
     assert (names([rest]), rest["next_cursor"]) == ([["db.u", "db.t"]], None)
+
+
+def test_what_was_seen_too_long_ago_is_kept_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks, now = Looks(), 1000.0
+    monkeypatch.setattr("service.discovery.candidates.time", SimpleNamespace(monotonic=lambda: now))
+    one = cast("Candidate", object())
+    looks.keep("c", [("db", "a"), ("db", "b")], [one, one])
+    now += 200
+    looks.keep("c", [("db", "b")], [one])
+    now += 200
+    looks.keep("c", [("db", "c")], [one])
+    assert list(looks._seen) == [("c", ("db", "b")), ("c", ("db", "c"))]
 
 
 def test_a_large_catalog_is_looked_at_a_few_tables_at_a_time(local: Running, iceberg: IcebergCatalog) -> None:
