@@ -29,6 +29,8 @@ _CHANGES_ACCESS_SECONDS = 15.0
 """Of a page's stream, which says no more than that something has happened."""
 _BATCH = 500
 _KEPT = 2 * _BATCH
+_LOOKED_BACK = 100
+"""So many ids before the newest may be those of transactions that have not ended."""
 _GAP_PATIENCE = timedelta(seconds=15)
 """Longer than a transaction may stand still (service.db.database)."""
 
@@ -69,14 +71,16 @@ class RecentEvents:
         Raises SQLAlchemyError if the database does not answer.
         """
         async with self._lock:
+            if position > self._until >= 0:
+                # Who begins now is a little further than the last read: the others go along.
+                await self._read_on()
             if position > self._until:
                 # From there on: who is not as far reads up to it.
                 self._since = self._until = position
                 self._kept.clear()
                 self._read_at = 0.0
             if position >= self._since and time.monotonic() - self._read_at >= POLL_SECONDS:
-                self._read_at = time.monotonic()
-                self._keep(await self._read(self._until))
+                await self._read_on()
         if position >= self._since:
             return [event for event in self._kept if event.id > position]
         return await self._read(position)
@@ -84,7 +88,9 @@ class RecentEvents:
     async def _read(self, position: int) -> Sequence[Told]:
         return [Told(event) for event in await run_in_threadpool(_after, self._database, position)]
 
-    def _keep(self, found: Sequence[Told]) -> None:
+    async def _read_on(self) -> None:
+        self._read_at = time.monotonic()
+        found = await self._read(self._until)
         self._kept += found
         if len(found) == _BATCH:
             self._read_at = 0.0  # there may be more
@@ -174,7 +180,13 @@ async def _follow(
 
 def _latest(database: Database) -> int:
     with database.read() as session:
-        return events.latest_event_id(session)
+        latest = events.latest_event_id(session)
+        if session.get_bind().dialect.name == "sqlite":
+            return latest
+        # Not beyond a gap: whoever begins now would never be told of what fills it.
+        begin = max(latest - _LOOKED_BACK, 0)
+        found = settled(events.events_after(session, begin, _BATCH), begin)
+        return found[-1].id if found else begin
 
 
 def _after(database: Database, position: int) -> list[EventView]:

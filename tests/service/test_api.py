@@ -21,7 +21,7 @@ from service.http.routing import IdempotentAnswer
 from service.jobs import stream
 from service.jobs.events import latest_event_id, record_job_event, record_table_event
 from service.jobs.models import EventView
-from service.jobs.stream import RecentEvents, _after, settled, stream_changes, stream_events
+from service.jobs.stream import RecentEvents, _after, _latest, settled, stream_changes, stream_events
 from service.records.jobs import Event, Job, JobKind
 from service.records.keys import ApiKey, Role
 from tests.patience import PATIENCE_SECONDS
@@ -668,12 +668,12 @@ def test_streams_that_are_as_far_share_their_reads(
         assert [event.id for event in await recent.after(first)] == [second]
         assert await recent.after(second) == []
         assert read_from == [begun, begun]
-        # Whoever is behind reads for itself, and whoever begins later takes no events from the others.
+        # Whoever is behind reads for itself, and whoever begins later takes the others along.
         assert [event.id for event in await recent.after(begun - 1)] == [begun, first, second]
         third = add_table_event(service, table)
         assert await recent.after(third) == []
         assert [event.id for event in await recent.after(second)] == [third]
-        assert read_from == [begun, begun, begun - 1, third, second]
+        assert read_from == [begun, begun, begun - 1, second]
 
     run_apart(follow())
 
@@ -778,6 +778,8 @@ def test_events_whose_transactions_end_in_another_order_are_not_skipped(
             assert add(fast, "job.fast") == second + 1
         assert [event.kind for event in _after(database, first - 1)] == ["job.first"]
         assert _after(database, first) == []
+        assert _latest(database) == first, "who begins now is told of it"
+    assert _latest(database) == second + 1
     assert [event.kind for event in _after(database, first)] == ["job.slow", "job.fast"]
     database.dispose()
 
