@@ -7,6 +7,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable
+from contextvars import Context, copy_context
 from dataclasses import dataclass
 
 from starlette.concurrency import run_in_threadpool
@@ -28,6 +29,8 @@ class _Waiting:
     """By the clock of the event loop."""
     answer: asyncio.Future[Assignment | None]
     """Cancelled once nobody waits for it."""
+    context: Context
+    """Of its request, which names it in the log."""
 
     def tell(self, assignment: Assignment | None) -> None:
         if not self.answer.done():
@@ -68,10 +71,10 @@ class Claims:
         It holds neither a connection nor a thread meanwhile. A worker that `is_gone` gets none.
         """
         loop = asyncio.get_running_loop()
-        mine = _Waiting(ask, is_gone, loop.time() + seconds, loop.create_future())
+        mine = _Waiting(ask, is_gone, loop.time() + seconds, loop.create_future(), copy_context())
         self._waiting.append(mine)
         if self._looks is None or self._looks.done():
-            self._looks = asyncio.create_task(self._look())
+            self._looks = asyncio.create_task(self._look(), context=Context())  # it is of no request
         try:
             await asyncio.wait([mine.answer], timeout=seconds)
             if mine in self._waiting:
@@ -104,7 +107,7 @@ class Claims:
             if await first.is_gone():
                 first.tell(None)
                 return True
-            assignment = await run_in_threadpool(self.claim, first.ask)
+            assignment = await run_in_threadpool(first.context.run, self.claim, first.ask)
         except Exception as error:
             first.fail(error)
             return True

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
 
 import pytest
 from sqlalchemy.exc import OperationalError
@@ -135,3 +136,40 @@ def test_who_is_cancelled_while_served_is_served_no_more_and_harms_nobody(
 
     assert run_apart(wait()) is not None
     assert asked == [left, other]
+
+
+def test_each_claim_is_served_in_the_context_of_its_own_request(
+    database: Database, claims: Claims, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
+    (table,) = add_tables(database, ["a"])
+    request(database, table)
+    workers = [add_worker(database) for _ in range(2)]
+    served, looked = [], []
+    has_work = claims._has_work
+
+    def noted_claim(ask: Ask) -> None:
+        served.append((ask.worker_id, request_id.get()))
+
+    def noted_look() -> bool:
+        looked.append(request_id.get())
+        return has_work()
+
+    monkeypatch.setattr(claims, "claim", noted_claim)
+    monkeypatch.setattr(claims, "_has_work", noted_look)
+
+    async def wait(worker: str) -> None:
+        request_id.set(f"of {worker}")
+        await claims.wait(Ask(SYSTEM, worker, has_waited=True), 60, here)
+
+    async def wait_for_both() -> None:
+        waiting = [asyncio.create_task(wait(worker)) for worker in workers]
+        while len(served) < 2:
+            await asyncio.sleep(0.01)
+        for one in waiting:
+            one.cancel()
+        await asyncio.wait(waiting)
+
+    run_apart(wait_for_both())
+    assert served[:2] == [(worker, f"of {worker}") for worker in workers]
+    assert set(looked) == {None}
