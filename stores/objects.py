@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import io
 import os
+import re
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
@@ -45,6 +46,7 @@ _KEPT_BYTES = 1024**2
 _PUT_BYTES = 8 * 1024**2
 """That a new object is put with at most, as a whole."""
 _REASON_LENGTH = 500
+_CAUSE = r'(?:error|message): ("[^"]*"|\w+(?:\( \w+)?)'
 _STATUS = "Server returned non-2xx status code: "
 """What obstore tells a status after, and the store's own words with it; before stands the URL."""
 
@@ -275,8 +277,7 @@ def told(location: str) -> Iterator[None]:
     try:
         yield
     except (BaseError, FileNotFoundError) as error:
-        # The store's own words may follow on further lines: by them, the end of a session is told.
-        reason = " ".join(str(error).partition("\n\nDebug source")[0].split())[:_REASON_LENGTH]
+        reason = _reason(str(error))
         if isinstance(error, NotFoundError | FileNotFoundError):
             raise FileNotFoundError(ENOENT, os.strerror(ENOENT), location) from None
         if isinstance(error, PermissionDeniedError | UnauthenticatedError):
@@ -284,6 +285,16 @@ def told(location: str) -> Iterator[None]:
         raise OSError(f"{location}: {reason}") from None
     except TimeoutError:
         raise OSError(f"{location}: there was no answer within {_ALL_SECONDS:.0f} s") from None
+
+
+def _reason(said: str) -> str:
+    """What a store answers, by which the end of a session is told, or else why there is no answer."""
+    text, _, innards = said.partition("\n\nDebug source")
+    asked, status, answer = " ".join(text.split()).partition(_STATUS)
+    causes = re.findall(_CAUSE, " ".join(innards.split()))
+    if not status and causes:
+        answer = ": " + causes[-1].strip('"').replace("( ", ": ")
+    return asked[:_REASON_LENGTH] + status + answer[:_REASON_LENGTH]
 
 
 def _is_beyond_end(error: BaseError) -> bool:

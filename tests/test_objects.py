@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from functools import partial
+from urllib.parse import quote
 
 import obstore
 import pyarrow as pa
@@ -135,6 +136,20 @@ def test_a_bucket_whose_region_has_to_be_found_is_left_to_arrow(
     properties: dict[str, str], is_known: bool
 ) -> None:
     assert Storage(properties).is_on_s3("s3://lake/file") == is_known
+
+
+def test_an_error_tells_what_the_store_answers_or_why_it_does_not() -> None:
+    def refused(_: Request) -> Answer:
+        return Answer("<Error>\n<Code>ExpiredToken</Code></Error>", 400)
+
+    given = {"s3.region": "us-east-1", "s3.access-key-id": "key", "s3.secret-access-key": "secret"}
+    key = "город/" * 60
+    with answering({f"/lake/{quote(key)}a": refused}) as server:
+        storage = Storage(given | {"s3.endpoint": server.url})
+        with pytest.raises(OSError, match="400 Bad Request: <Error> <Code>ExpiredToken"):
+            storage.read(f"s3://lake/{key}a", 0, 4)
+    with pytest.raises(OSError, match="Connection refused"):
+        storage.read("s3://lake/a", 0, 4)
 
 
 def test_ranges_that_are_asked_for_at_once_are_bounded_by_number_and_bytes(
