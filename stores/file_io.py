@@ -9,6 +9,7 @@ as PyIceberg or as Iceberg's Java has them, secrets resolved.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import Future
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache, partial
 from typing import Any
@@ -22,7 +23,7 @@ from pyiceberg.utils.properties import property_as_bool
 
 from stores.aws import S3_SCHEMES, Identity, Keys
 from stores.azure import AZURE_SCHEMES, AzureAccount, AzureHandler, azure_container
-from stores.objects import S3Object, s3_store
+from stores.objects import ResultOf, S3Object, s3_store
 from trust.locations import parse_location
 from trust.properties import without_code
 
@@ -77,12 +78,16 @@ class LocationFileIO(PyArrowFileIO):
         scheme, _, _ = self.parse_location(location, self.properties)
         return scheme in S3_SCHEMES and _knows_region(self.properties)
 
-    def s3_object(self, location: str) -> S3Object | None:
-        """What a location names; None unless `is_object`. Raises pa.ArrowInvalid as `object_key` does."""
+    def s3_object(self, location: str, result_of: ResultOf = Future.result) -> S3Object | None:
+        """What a location names; None unless `is_object`. Raises pa.ArrowInvalid as `object_key` does.
+
+        result_of: waits for an answer.
+        """
         if not self.is_object(location):
             return None
         bucket, key = object_key(location)
-        return S3Object(self._s3_stores(bucket, keys=self.s3_keys()), key, location)
+        store_name = f"{self.properties.get('s3.endpoint', '')}/{bucket}"
+        return S3Object(self._s3_stores(bucket, keys=self.s3_keys()), key, location, store_name, result_of)
 
     def _file_system(self, scheme: str, netloc: str | None = None) -> pafs.FileSystem:
         """Files that are open go on with the keys that they were opened with."""

@@ -11,8 +11,9 @@ import io
 import os
 import re
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -30,8 +31,9 @@ from stores.ranges import RangeReader
 if TYPE_CHECKING:  # names that obstore has for type checkers only
     from obstore.store import ClientConfig, RetryConfig
 
+ResultOf = Callable[[Future[Any]], Any]
 REQUESTS = 256
-"""That wait for stores at a time, of all tasks of a process: each costs its latency and hardly any CPU."""
+"""That wait for a store at a time, of all tasks of a process: each costs its latency and hardly any CPU."""
 _HELD_BYTES = 128 * 1024**2
 """That these bring at most: what all wait for has to come within the time that one has."""
 _SECONDS = 60.0
@@ -100,7 +102,10 @@ def first_of(properties: Mapping[str, Any], **names: tuple[str, ...]) -> dict[st
 
 @dataclass(frozen=True, slots=True)
 class S3Object:
-    """A name in a bucket, where there may be an object. location: as errors tell it.
+    """A name in a bucket, where there may be an object.
+
+    location: as errors tell it. store_name: of those whose requests wait for each other. result_of: waits for
+    an answer, and may give up by an error of its own.
 
     Its methods raise FileNotFoundError, PermissionError, or another OSError, which a retry can help.
     """
@@ -108,6 +113,8 @@ class S3Object:
     store: S3Store
     key: str
     location: str
+    store_name: str = ""
+    result_of: ResultOf = Future.result
 
     def open(self, tail_bytes: int = TAIL_BYTES) -> OpenObject:
         """With its size and its last bytes, which one request brings."""
@@ -145,7 +152,7 @@ class S3Object:
         """
 
         async def one(start: int, end: int) -> bytes:
-            async with _gate(asyncio.get_running_loop()).entered(end - start):
+            async with _gate(asyncio.get_running_loop()).entered(self.store_name, end - start):
                 try:
                     return bytes(
                         await _within(obstore.get_range_async, self.store, self.key, start=start, end=end)
@@ -156,7 +163,12 @@ class S3Object:
                     raise
 
         async def all_of_them() -> list[bytes]:
-            return await asyncio.gather(*(one(start, end) for start, end in ranges))
+            try:
+                async with asyncio.TaskGroup() as group:  # ends them all if one fails
+                    asked = [group.create_task(one(start, end)) for start, end in ranges]
+            except ExceptionGroup as failed:
+                raise failed.exceptions[0] from None
+            return [task.result() for task in asked]
 
         found: list[bytes] = self._asked(all_of_them())
         return found
@@ -174,10 +186,14 @@ class S3Object:
 
     def _asked(self, request: Coroutine[Any, Any, Any]) -> Any:
         with told(self.location):
-            return asyncio.run_coroutine_threadsafe(request, _loop(os.getpid())).result()
+            return self.result_of(asyncio.run_coroutine_threadsafe(request, _loop(os.getpid())))
 
 
 class _NoTailError(Exception):
+    pass
+
+
+class _NoAnswerError(Exception):
     pass
 
 
@@ -283,7 +299,7 @@ def told(location: str) -> Iterator[None]:
         if isinstance(error, PermissionDeniedError | UnauthenticatedError):
             raise PermissionError(EACCES, f"the store refuses it: {reason}", location) from None
         raise OSError(f"{location}: {reason}") from None
-    except TimeoutError:
+    except _NoAnswerError:
         raise OSError(f"{location}: there was no answer within {_ALL_SECONDS:.0f} s") from None
 
 
@@ -303,41 +319,58 @@ def _is_beyond_end(error: BaseError) -> bool:
 
 
 async def _within(request: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    async with asyncio.timeout(_ALL_SECONDS):
-        return await request(*arguments, **named)
+    try:
+        async with asyncio.timeout(_ALL_SECONDS):
+            return await request(*arguments, **named)
+    except TimeoutError:
+        raise _NoAnswerError from None
 
 
 class _Gate:
-    """Lets requests through in their order, so many at a time, for so many bytes; one alone may have more."""
+    """Lets each store's requests through in their order, so many at a time, for so many bytes of all stores.
+
+    One of a store that has no other may have more: none waits for another store's answers alone.
+    """
 
     def __init__(self) -> None:
-        self._requests = self._bytes = 0
-        self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
+        self._bytes = 0
+        self._requests: Counter[str] = Counter()
+        self._waiting: dict[str, deque[tuple[asyncio.Future[None], int]]] = {}
 
     @asynccontextmanager
-    async def entered(self, size: int) -> AsyncIterator[None]:
+    async def entered(self, store: str, size: int) -> AsyncIterator[None]:
         coming: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((coming, size))
+        self._waiting.setdefault(store, deque()).append((coming, size))
         self._let_in()
         try:
             await coming
             yield
         finally:
             if coming.done() and not coming.cancelled():
-                self._requests -= 1
                 self._bytes -= size
+                self._requests[store] -= 1
+                if not self._requests[store]:
+                    del self._requests[store]
             self._let_in()
 
     def _let_in(self) -> None:
-        while self._waiting:
-            coming, size = self._waiting[0]
-            if not coming.cancelled():
-                if self._requests and (self._requests >= REQUESTS or self._bytes + size > _HELD_BYTES):
-                    return
-                self._requests += 1
-                self._bytes += size
-                coming.set_result(None)
-            self._waiting.popleft()
+        for store, waiting in list(self._waiting.items()):
+            while waiting and self._takes(store, *waiting[0]):
+                waiting.popleft()
+            if not waiting:
+                del self._waiting[store]
+
+    def _takes(self, store: str, coming: asyncio.Future[None], size: int) -> bool:
+        """Whether one need not wait: it goes on, unless it has been given up."""
+        if coming.cancelled():
+            return True
+        running = self._requests[store]
+        if running and (running >= REQUESTS or self._bytes + size > _HELD_BYTES):
+            return False
+        self._requests[store] += 1
+        self._bytes += size
+        coming.set_result(None)
+        return True
 
 
 @cache

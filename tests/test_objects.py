@@ -1,8 +1,11 @@
 """What is written to and read from S3 takes no request that is not needed."""
 
+import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
+from threading import Event
 from urllib.parse import quote
 
 import obstore
@@ -14,6 +17,7 @@ from stores.objects import OpenObject, s3_store
 from tests.http_server import Answer, Request, answering
 from tests.slow_store import SlowStore
 from worker.io.storage import Storage
+from worker.process.deadline import OutOfTimeError, within
 
 SMALL, LARGE = b"small", bytes(9 * 1024**2)
 
@@ -165,6 +169,48 @@ def test_ranges_that_are_asked_for_at_once_are_bounded_by_number_and_bytes(
         asked = store.counted(partial(_read_into, found, file, ranges))
         assert (asked.by_kind, asked.most_at_once <= most) == ({"GET": 100}, True)
         assert [one[0] for one in found] == [start % 256 for start, _ in ranges]
+
+
+def test_nobody_waits_for_another_store_or_for_longer_than_there_is_time(
+    store: SlowStore, storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(objects, "REQUESTS", 1)
+    is_over = Event()
+
+    def hang(_: Request) -> Answer:
+        is_over.wait()
+        return Answer("", 404)
+
+    place = put(store, SMALL)
+    with ThreadPoolExecutor() as threads, answering({"/lake/a": hang, "/lake/b": Answer("", 404)}) as server:
+        hung = Storage(store.properties | {"s3.endpoint": server.url, "s3.request-timeout": "5"})
+        with pytest.raises(OutOfTimeError), within(0.2):
+            hung.read("s3://lake/a", 0, 4)
+        with pytest.raises(FileNotFoundError):  # that one has let go of its place
+            hung.read("s3://lake/b", 0, 4)
+
+        waiting = threads.submit(hung.read, "s3://lake/a", 0, 4)
+        while len(server.requests) < 3:
+            time.sleep(0.01)
+        assert storage.read(place, 0, 2) == b"sm"
+        assert not waiting.done()
+        is_over.set()
+        with pytest.raises(FileNotFoundError):
+            waiting.result()
+
+
+def test_of_many_ranges_one_that_fails_ends_all(
+    store: SlowStore, storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(objects, "REQUESTS", 5)
+    place = put(store, SMALL)
+
+    def ask() -> None:
+        with pytest.raises(FileNotFoundError):
+            storage.open_input("s3://lake/none", 100).read_many([(start, start + 1) for start in range(100)])
+        storage.read(place, 0, 1)  # after all that wait
+
+    assert store.counted(ask).count < 50
 
 
 def test_a_metadata_file_comes_with_its_size(store: SlowStore, storage: Storage) -> None:

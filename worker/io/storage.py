@@ -35,7 +35,7 @@ from stores.file_io import GOOGLE_SCHEMES, LocationFileIO, is_google_public, obj
 from stores.objects import OpenObject, S3Object, Upload, first_of, s3_store
 from trust.locations import Places
 from trust.rest_answers import session_ends
-from worker.process.deadline import check_time
+from worker.process.deadline import check_time, result_in_time
 from worker.process.errors import JobError
 from worker.process.threads import CANT_START
 
@@ -136,7 +136,7 @@ class LimitedFileIO(FileIO):
         self.check(location)
         openers = self.at(location)
         file = openers.new_input(location)
-        found = openers.s3_object(location)
+        found = openers.s3_object(location, result_in_time)
         return file if found is None else _S3Input(file, found)
 
     def new_output(self, location: str) -> PyArrowFile:
@@ -290,7 +290,7 @@ class Storage:
 
     def _s3_object(self, location: str) -> S3Object | None:
         """Raises as `resolve` does, and pa.ArrowInvalid as Arrow does."""
-        return self._opener(location).s3_object(location)
+        return self._opener(location).s3_object(location, result_in_time)
 
     def _opener(self, location: str) -> LocationFileIO:
         check_time()

@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import TypeVar
+
+R = TypeVar("R")
 
 _until: ContextVar[float | None] = ContextVar("until", default=None)
 """By the monotonic clock; without any, there is time."""
@@ -33,3 +37,12 @@ def check_time() -> None:
     until = _until.get()
     if until is not None and time.monotonic() > until:
         raise OutOfTimeError("its time is over")
+
+
+def result_in_time(asked: Future[R]) -> R:
+    """What others were asked for. Raises OutOfTimeError if the time is over before, and asks no more."""
+    until = _until.get()
+    if until is not None and not wait([asked], max(0.0, until - time.monotonic())).done:
+        asked.cancel()
+        raise OutOfTimeError("its time is over")
+    return asked.result()
