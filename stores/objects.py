@@ -45,8 +45,8 @@ _ALL_SECONDS = 180.0
 TAIL_BYTES = 64 * 1024
 """What is read of a file with its size: a Parquet file is read from its end."""
 _KEPT_BYTES = 1024**2
-_PUT_BYTES = 8 * 1024**2
-"""That a new object is put with at most, as a whole."""
+PART_BYTES = 8 * 1024**2
+"""That one request brings at most, or puts a new object with as a whole."""
 _REASON_LENGTH = 500
 _CAUSE = r'(?:error|message): ("[^"]*"|\w+(?:\( \w+)?)'
 _STATUS = "Server returned non-2xx status code: "
@@ -78,7 +78,9 @@ def s3_store(
     usual: ClientConfig = {
         "allow_http": str(endpoint).startswith("http:"),
         "connect_timeout": timedelta(seconds=float(properties.get("s3.connect-timeout", _CONNECT_SECONDS))),
-        "timeout": timedelta(seconds=float(properties.get("s3.request-timeout", _SECONDS))),
+        # Of silence, as Arrow takes it; a PUT has to be over by then.
+        "read_timeout": timedelta(seconds=float(properties.get("s3.request-timeout", _SECONDS))),
+        "timeout": timedelta(seconds=_ALL_SECONDS),
     }
     if proxy := properties.get("s3.proxy-uri"):
         usual["proxy_url"] = proxy
@@ -165,10 +167,16 @@ class S3Object:
         async def all_of_them() -> list[bytes]:
             try:
                 async with asyncio.TaskGroup() as group:  # ends them all if one fails
-                    asked = [group.create_task(one(start, end)) for start, end in ranges]
+                    asked = [
+                        [
+                            group.create_task(one(at, min(at + PART_BYTES, end)))
+                            for at in range(start, end, PART_BYTES)
+                        ]
+                        for start, end in ranges
+                    ]
             except ExceptionGroup as failed:
                 raise failed.exceptions[0] from None
-            return [task.result() for task in asked]
+            return [b"".join(part.result() for part in parts) for parts in asked]
 
         found: list[bytes] = self._asked(all_of_them())
         return found
@@ -268,7 +276,7 @@ class Upload(io.RawIOBase):
             self._parts.write(content)
             return count
         self._small += content
-        if len(self._small) > _PUT_BYTES:
+        if len(self._small) > PART_BYTES:
             self._parts = self._open_parts()
             self._parts.write(self._small)
             self._small = bytearray()

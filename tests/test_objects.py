@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Event
 from urllib.parse import quote
 
@@ -14,7 +15,7 @@ import pytest
 
 from stores import objects
 from stores.objects import OpenObject, s3_store
-from tests.http_server import Answer, Request, answering
+from tests.http_server import Answer, Request, answering, serving
 from tests.slow_store import SlowStore
 from worker.io.storage import Storage
 from worker.process.deadline import OutOfTimeError, within
@@ -55,6 +56,9 @@ def test_a_file_is_put_as_a_whole_unless_it_is_large(store: SlowStore, storage: 
     asked = store.counted(lambda: storage.write("s3://lake/vector", pa.py_buffer(SMALL)))
     assert asked.by_kind == {"PUT": 1}
     assert (store.folder / "lake" / "vector").read_bytes() == SMALL
+    asked = store.counted(lambda: storage.write("s3://lake/vector", pa.py_buffer(LARGE)))
+    assert asked.by_kind["END UPLOAD"] == 1
+    assert (store.folder / "lake" / "vector").read_bytes() == LARGE
     assert store.counted(lambda: streamed(SMALL)).by_kind == {"PUT": 1}
     assert store.counted(lambda: streamed(LARGE)).by_kind["END UPLOAD"] == 1
 
@@ -211,6 +215,37 @@ def test_of_many_ranges_one_that_fails_ends_all(
         storage.read(place, 0, 1)  # after all that wait
 
     assert store.counted(ask).count < 50
+
+
+def test_an_answer_may_take_long_as_long_as_it_comes() -> None:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(206)
+            self.send_header("content-length", "8")
+            self.send_header("content-range", "bytes 0-7/8")
+            for name in ("last-modified", "etag"):
+                self.send_header(name, "Thu, 26 Nov 2026 10:00:00 GMT")
+            self.end_headers()
+            for _ in range(8):
+                time.sleep(0.2)
+                self.wfile.write(b"x")
+
+        def log_message(self, *_: object) -> None:
+            """Into nobody's terminal."""
+
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as port:
+        given = {"s3.endpoint": f"http://127.0.0.1:{port}", "s3.anonymous": "true"}
+        assert Storage(given | {"s3.request-timeout": "1"}).read("s3://lake/a", 0, 8) == b"x" * 8
+
+
+def test_a_large_range_comes_in_parts(store: SlowStore, storage: Storage) -> None:
+    content = bytes(range(256)) * (40 * 1024)
+    place, end = put(store, content), len(content)
+    found: list[bytes] = []
+    ranges = [(0, 3), (1, end), (end - 2, end)]
+    file = storage.open_input(place, end)
+    assert store.counted(lambda: _read_into(found, file, ranges)).by_kind == {"GET": 4}
+    assert found == [content[start:end] for start, end in ranges]
 
 
 def test_a_metadata_file_comes_with_its_size(store: SlowStore, storage: Storage) -> None:

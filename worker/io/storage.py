@@ -32,7 +32,7 @@ from pyiceberg.io.pyarrow import PyArrowFile
 from stores.aws import S3_SCHEMES
 from stores.azure import AZURE_SCHEMES, AzureAccount, azure_container, without_signature
 from stores.file_io import GOOGLE_SCHEMES, LocationFileIO, is_google_public, object_key
-from stores.objects import OpenObject, S3Object, Upload, first_of, s3_store
+from stores.objects import PART_BYTES, OpenObject, S3Object, Upload, first_of, s3_store
 from trust.locations import Places
 from trust.rest_answers import session_ends
 from worker.process.deadline import check_time, result_in_time
@@ -358,7 +358,7 @@ class Storage:
         A writer that ends in the middle spoils nothing of what another has written: an object store takes a
         file as a whole, and a local one is written in place and never cut off.
         """
-        if (found := self._s3_object(location)) is not None:
+        if content.size <= PART_BYTES and (found := self._s3_object(location)) is not None:
             found.put(content.to_pybytes())
             return
         filesystem, path = self._resolve_to_write(location)
