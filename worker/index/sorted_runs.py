@@ -9,6 +9,7 @@ rows are the union of the files' rows.
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import re
 import time
@@ -29,14 +30,12 @@ from pypaimon import CatalogFactory, Schema
 from pypaimon.catalog.catalog import Catalog
 from pypaimon.catalog.catalog_exception import DatabaseNotExistException, TableNotExistException
 from pypaimon.common.identifier import Identifier
-from pypaimon.common.json_util import JSON
 from pypaimon.common.options.options import Options
 from pypaimon.filesystem.pyarrow_file_io import PyArrowFileIO
 from pypaimon.manifest.manifest_file_manager import ManifestFileManager
 from pypaimon.manifest.manifest_list_manager import ManifestListManager
 from pypaimon.manifest.schema.data_file_meta import DataFileMeta
 from pypaimon.manifest.schema.simple_stats import SimpleStats
-from pypaimon.snapshot.snapshot import Snapshot
 from pypaimon.table.file_store_table import FileStoreTable
 from pypaimon.table.row.generic_row import GenericRow
 from pypaimon.table.row.internal_row import InternalRow
@@ -409,18 +408,24 @@ class RunTable:
         was dropped while it slept. Nobody commits after one that is not its own, so the latest tells of all.
         """
         if known is not None and self._is_latest(known):
+            # It may be one that this process has committed late.
+            self._properties_of(known.paimon_snapshot_id, known.snapshot_file)
             return known
         snapshot_id, metas = self._latest()
         if snapshot_id is None:
             return LiveFiles(None, ())
         content = self._table.file_io.new_input_stream(self._snapshot_path(snapshot_id)).read()
-        properties = JSON.from_json(content.decode(), Snapshot).properties or {}
+        beside = int(self._properties_of(snapshot_id, content).get(BESIDE, 0))
+        return LiveFiles(snapshot_id, tuple(self._run_file(meta) for meta in metas), beside, content)
+
+    def _properties_of(self, snapshot_id: int | None, content: bytes) -> dict[str, str]:
+        """What a snapshot's file has of ours. Raises IndexCommitConflictError if it is none of this table."""
+        properties: dict[str, str] = json.loads(content).get("properties") or {}
         if properties.get(TABLE_ID) != self.options.get(TABLE_ID):
             raise IndexCommitConflictError(
                 f"snapshot {snapshot_id} in {self.location} was written for an earlier table of that name"
             )
-        files = tuple(self._run_file(meta) for meta in metas)
-        return LiveFiles(snapshot_id, files, int(properties.get(BESIDE, 0)), content)
+        return properties
 
     def _is_latest(self, known: LiveFiles) -> bool:
         """By its content: the snapshots of a table that is made anew get the same numbers."""

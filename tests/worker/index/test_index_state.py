@@ -15,7 +15,7 @@ from worker.index import key_set_index
 from worker.index.build import build_tasks
 from worker.index.commit import commit_index, forget_files
 from worker.index.dictionary import assign_row_addresses, read_parts
-from worker.index.key_set_index import IndexState, KeySetIndex, open_index
+from worker.index.key_set_index import DamagedIndexError, IndexState, KeySetIndex, open_index
 from worker.index.sorted_runs import RunFile, RunTable, write_run
 from worker.io.storage import Storage
 from worker.keys.read import KeyReader
@@ -114,6 +114,18 @@ def test_an_index_that_was_made_anew_is_none_that_is_known(tmp_path: Path) -> No
     assert other.files.paimon_snapshot_id == known.files.paimon_snapshot_id
     live = DataFiles.of([file])
     assert described(opened(tmp_path, known.state), live) == described(opened(tmp_path), live)
+
+
+def test_a_late_commit_of_our_own_to_an_index_that_was_made_anew_is_none_that_is_known(
+    tmp_path: Path,
+) -> None:
+    planned, _ = grow(tmp_path, opened(tmp_path, create=True), 0)
+    warehouse(tmp_path).drop(DATABASE)
+    grow(tmp_path, opened(tmp_path, create=True), 1)
+    late, _ = grow(tmp_path, planned, 2)
+    for known in (None, late.state):
+        with pytest.raises(DamagedIndexError, match="was written for an earlier table"):
+            opened(tmp_path, known)
 
 
 def test_what_was_forgotten_since_is_known_no_more(tmp_path: Path) -> None:
