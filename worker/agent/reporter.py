@@ -31,6 +31,12 @@ _FRESH_FRACTION = 1 / 30
 """Of a lease: a renewal that was asked for so recently is as good as one now, after which a process may sleep
 as well."""
 HUNG_SECONDS = 60.0  # for a job to end once its attempt has, and a lease on top
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+def _now() -> float:
+    """In seconds, by a clock that nobody sets. Linux has one that goes on while the machine is suspended."""
+    return time.clock_gettime(_CLOCK)
 
 
 class AttemptReporter:
@@ -59,11 +65,11 @@ class AttemptReporter:
         self._stopped = threading.Event()
         self._ended: Exception | None = None
         self._is_interrupted = False
-        self._renewed_at = time.monotonic()
+        self._renewed_at = _now()
         self._confirmed_at = -math.inf
         """When the last renewal was asked for that no cancellation came with."""
         # Heartbeats go on: an attempt that hangs is taken away by the service, which says why.
-        self._ends_at = time.monotonic() + timeout_seconds if timeout_seconds else math.inf
+        self._ends_at = _now() + timeout_seconds if timeout_seconds else math.inf
         self._thread = threading.Thread(
             target=copy_context().run, args=[outliving_shortage(self._beat)], name="heartbeat", daemon=True
         )
@@ -94,7 +100,7 @@ class AttemptReporter:
     def confirm_lease(self) -> None:
         """Renews the lease, unless that was just done, since what follows can't be taken back."""
         self._raise_if_ended()
-        if time.monotonic() - self._confirmed_at < _FRESH_FRACTION * self._lease_seconds:
+        if _now() - self._confirmed_at < _FRESH_FRACTION * self._lease_seconds:
             return
         if self._answered(self._send):
             raise JobCancelledError
@@ -142,7 +148,7 @@ class AttemptReporter:
             raise KeyboardInterrupt
         if self._ended is not None:
             raise self._ended
-        if time.monotonic() >= self._ends_at:
+        if _now() >= self._ends_at:
             raise JobTimedOutError
 
     def _beat(self) -> None:
@@ -155,7 +161,7 @@ class AttemptReporter:
                 self._ended = error
             except ControlPlaneError as error:
                 log.warning("Heartbeat failed: %s", error)
-                if time.monotonic() - self._renewed_at > self._lease_seconds:
+                if _now() - self._renewed_at > self._lease_seconds:
                     self._ended = StaleAttemptError(
                         "the lease ran out while the service could not be reached"
                     )
@@ -169,13 +175,13 @@ class AttemptReporter:
         self._take_lines()
         with self._lock:
             progress, events, self._events = self._progress, self._events, []
-        asked_at = time.monotonic()
+        asked_at = _now()
         try:
             cancel_requested = self._report.heartbeat(progress, events, plan)
         except (ControlPlaneError, MemoryError):
             with self._lock:
                 self._events = events + self._events
             raise
-        self._renewed_at = time.monotonic()
+        self._renewed_at = _now()
         self._confirmed_at = -math.inf if cancel_requested else asked_at
         return cancel_requested

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from math import inf
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import httpx
@@ -557,3 +558,26 @@ def test_a_lease_that_was_just_renewed_is_not_renewed_again(
     monkeypatch.setattr("worker.agent.worker.run_job", look)
     assert worker.run_attempt(ASSIGNMENT.model_copy(update={"lease_seconds": 600.0}))
     assert counts == [1, 2, 3, 4]
+
+
+def test_a_lease_is_renewed_anew_after_the_machine_was_suspended(
+    worker: Worker, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The monotonic clock stands still meanwhile."""
+    now, counts = [0.0], list[int]()
+
+    def look(_: object, __: object, reporter: AttemptReporter, ___: object) -> Outcome:
+        reporter._stopped.set()  # no heartbeat comes in between
+        for hours in (0, 0, 3):
+            now[0] += hours * 3600
+            reporter.confirm_lease()
+            counts.append(service.heartbeats)
+        return Outcome({}, {})
+
+    clocks = SimpleNamespace(
+        monotonic=lambda: 0.0, clock_gettime=lambda clock: now[0] * (clock == time.CLOCK_BOOTTIME)
+    )
+    monkeypatch.setattr("worker.agent.reporter.time", clocks)
+    monkeypatch.setattr("worker.agent.worker.run_job", look)
+    assert worker.run_attempt(ASSIGNMENT.model_copy(update={"lease_seconds": 600.0}))
+    assert counts == [1, 1, 2]
