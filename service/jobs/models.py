@@ -51,14 +51,17 @@ class PublishParameters(ClosedMessage):
     of it is published."""
 
 
+SnapshotAge = Annotated[float, ModelField(ge=0, le=31_536_000_000, allow_inf_nan=False)]
+"""Seconds."""
+SnapshotsRetained = Annotated[int, ModelField(ge=1, le=1_000_000)]
+
+
 class ExpireParameters(ClosedMessage):
     """Options of a job that lets snapshots expire."""
 
-    older_than_seconds: Annotated[float, ModelField(ge=0, le=31_536_000_000, allow_inf_nan=False)] | None = (
-        None
-    )
+    older_than_seconds: SnapshotAge | None = None
     """Snapshots that are older expire, unless something holds them; the policy's age if left out."""
-    retain_last: Annotated[int, ModelField(ge=1, le=1_000_000)] | None = None
+    retain_last: SnapshotsRetained | None = None
     """So many snapshots of each branch stay, however old they are; as the policy says if left out."""
 
 

@@ -151,7 +151,7 @@ def show_job(
         key_set_table=key_set_table(job),
         differences=differences_of(job),
         duplicates=duplicates_of(job),
-        may_delete_orphans=orphan_removals.counts(job.ended_at, now),
+        is_recent=orphan_removals.counts(job.ended_at, now),
         now=now,
     )
 

@@ -19,7 +19,7 @@ from service.index_health import service as index_health
 from service.index_health.models import HealthSampleView, HealthView
 from service.jobs import events
 from service.jobs import service as jobs
-from service.jobs.models import JobRequest, JobView, RequestableKind
+from service.jobs.models import JobRequest, JobView, RequestableKind, SnapshotAge, SnapshotsRetained
 from service.policies.effective import explain_policy
 from service.policies.settings import NO_BRANCH
 from service.records.health import HealthStatus, Resolution, TableHealth
@@ -225,8 +225,15 @@ def request_job(
     priority: Annotated[int | None, Form(ge=-100, le=100)] = None,
     skip: Annotated[SnapshotId | None, Form()] = None,
     dry_run_job_id: Annotated[str | None, Form(max_length=100)] = None,
+    older_than_seconds: Annotated[SnapshotAge | None, Form()] = None,
+    retain_last: Annotated[SnapshotsRetained | None, Form()] = None,
 ) -> Response:
-    typed = {"skip": skip, "dry_run_job_id": dry_run_job_id}
+    typed = {
+        "skip": skip,
+        "dry_run_job_id": dry_run_job_id,
+        "older_than_seconds": older_than_seconds,
+        "retain_last": retain_last,
+    }
     parameters = {name: value for name, value in typed.items() if value is not None}
     asked = JobRequest(kind=kind, dry_run=dry_run, parameters=parameters, run_at=run_at, priority=priority)
     with database.write() as session:

@@ -616,13 +616,33 @@ def test_an_expiry_tells_what_went_and_what_holds_the_rest(
     asked = {"kind": "expire_snapshots", "dry_run": True}
     dry_run = service.admin.post(f"/tables/{table}/jobs", json=asked).json()["id"]
     service.finish(claim(service, worker, dry_run), result={"expiry": expiry})
-    assert "deleted. That can't be undone. Expire snapshots" in words(admin.open(f"/jobs/{dry_run}"))
+    assert "deleted. That can't be undone." in words(admin.open(f"/jobs/{dry_run}"))
     job = admin.send(f"/tables/{table}/jobs", kind="expire_snapshots").path.rpartition("/")[2]
     service.finish(claim(service, worker, job), result={"expiry": expiry}, health=index_report())
     shown = words(admin.open(f"/jobs/{job}"))
     assert "Snapshots expired 1,200 7 are left" in shown
     assert "Old ones that are held 2 by v1" in shown
     assert "Data files deleted 3,000" in shown
+
+
+def test_an_expiry_after_a_dry_run_goes_by_what_the_dry_run_went_by(
+    service: Running, admin: Person, table: str, worker: str
+) -> None:
+    by = {"older_than_seconds": 2_592_000.0, "retain_last": 100}
+    dry_run = request_job(service, table, "expire_snapshots", dry_run=True, parameters=by)
+    service.finish(claim(service, worker, dry_run), result={"expiry": {"snapshots_expired": 3}})
+    shown = words(admin.open(f"/jobs/{dry_run}"))
+    assert "older than 30 d by then, but for the last 100 snapshots of each branch" in shown
+
+    which = {"kind": "expire_snapshots"}
+    admin.send(f"/tables/{table}/jobs", which, run_at="2031-01-01T02:00", priority="7")
+
+    (queued,) = service.admin.get("/jobs", params={"table_id": table, "status": "queued"}).json()["items"]
+    assert (queued["dry_run"], queued["parameters"]) == (False, by)
+    assert (queued["run_at"][:16], queued["priority"]) == ("2031-01-01T02:00", 7)
+    with service.database.write() as session:
+        session.get_one(Job, dry_run).ended_at = utc_now() - timedelta(days=8)
+    assert "Let them expire" not in words(admin.open(f"/jobs/{dry_run}"))
 
 
 def test_a_rewriting_of_data_files_tells_how_many_became_how_many(
