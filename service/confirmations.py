@@ -33,6 +33,7 @@ _CALLS = {
 }
 """By the operation's id."""
 _JOBS = {
+    "delete": _CALLS["delete_rows"],
     "expire_snapshots": (
         "The snapshots can be read no more, and the files that only they needed are deleted. That can't be "
         "undone."
@@ -46,18 +47,19 @@ _JOBS = {
         "that nothing else has put its files into the table's location."
     ),
 }
-"""Of jobs that are requested, by their kind."""
+"""Of jobs that are requested or retried, by their kind."""
+_OF_JOBS = ("request_job", "retry_job")
 
 
 def words_before(operation_id: str, body: Mapping[str, Any] = MappingProxyType({})) -> str | None:
     """What a call of the API would do that is to be asked about first; None for all others.
 
-    body: as it is sent. A policy takes the place of another one only where one is, which is for the caller to
-    look at.
+    body: as it is sent; of a retry, the job that is to run again. A policy takes the place of another one
+    only where one is, which is for the caller to look at.
     """
     if body.get("dry_run"):
         return None
-    if operation_id != "request_job":
+    if operation_id not in _OF_JOBS:
         return _CALLS.get(operation_id)
     if body.get("kind") == "publish" and "skip" not in (body.get("parameters") or {}):
         return None
@@ -66,4 +68,4 @@ def words_before(operation_id: str, body: Mapping[str, Any] = MappingProxyType({
 
 def may_ask(operation_id: str) -> bool:
     """Whether the call may be one that is asked about."""
-    return operation_id == "request_job" or operation_id in _CALLS
+    return operation_id in _OF_JOBS or operation_id in _CALLS

@@ -90,8 +90,8 @@ before `ICESTREAM_URL`, and that before the file; without any, it is `http://127
 - A table is its name with its catalog, `lake.shop.orders`, or `shop.orders` where that is clear, or its id.
   A job is its id, or the name of its table: the newest job. A webhook, a sender or a key is its id
   or its name, a standing pattern its id or what it matches.
-- What can't be undone asks before it is done, on a terminal, as the pages do, and so does what stops or
-  replaces something for many tables. Elsewhere it does nothing without `--yes`.
+- What can't be undone asks before it is done or retried, on a terminal, as the pages do, and so does what
+  stops or replaces something for many tables. Elsewhere it does nothing without `--yes`.
 - An empty word (`--policy ""`) is none where there may be none.
 - `-o` says how an answer is printed. `table` is for people: a line for each item, as wide as the terminal,
   and why it is as it is; of one item, a tree. `wide` has more columns, and cuts nothing off. `json` and

@@ -65,7 +65,7 @@ def call(operation: Operation, given: Json, output: Output, *, is_sure: bool) ->
         if operation.id == "enroll_table":
             given = client.split_name(given)
         path, query, body = client.fill(operation, given)
-        if not is_sure and (words := client.words_before(operation, body or {})):
+        if not is_sure and (words := client.words_before(operation, path, body or {})):
             _make_sure(client, operation, given, body or {}, words)
         if operation.is_stream:
             client.follow(path, query)
@@ -218,8 +218,10 @@ class Client:
         has_body = any(field.place == "body" for field in operation.fields)
         return operation.path.format(**places["path"]), places["query"], places["body"] if has_body else None
 
-    def words_before(self, operation: Operation, body: Json) -> str | None:
+    def words_before(self, operation: Operation, path: str, body: Json) -> str | None:
         """Why somebody is to be asked before a call; None if it is made at once."""
+        if operation.id == "retry_job":
+            body = self.send("GET", path.removesuffix("/retry"))
         words = words_before(operation.id, body)
         if operation.id != "attach_policy":
             return words

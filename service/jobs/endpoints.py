@@ -130,7 +130,10 @@ def retry_job(session: WriteSession, caller: Operator, job_id: JobId) -> JobView
 
 @router.post("/jobs/bulk")
 def act_on_jobs(session: WriteSession, caller: Operator, body: BulkRequest) -> BulkResult:
-    """Cancel or retry up to 100 jobs; each that can't be is refused with its own problem."""
+    """Cancel or retry up to 100 jobs; each that can't be is refused with its own problem.
+
+    So is the retry of what can't be undone, such as an expiry: that is retried by itself.
+    """
     return service.act_on_jobs(session, caller, body)
 
 

@@ -17,6 +17,7 @@ from service import __version__
 from service.auth.models import Principal
 from service.auth.service import authorize
 from service.catalogs.service import find_catalog
+from service.confirmations import words_before
 from service.db.database import utc_now
 from service.errors import ConflictError, ForbiddenError, IcestreamError, InvalidError
 from service.http.paging import (
@@ -471,7 +472,7 @@ def retry_job(session: Session, principal: Principal, job_id: str) -> JobView:
 
 def act_on_jobs(session: Session, principal: Principal, request: BulkRequest) -> BulkResult:
     """Cancel or retry many jobs. What can't be done with one is told, and changes nothing of the others."""
-    act = cancel_job if request.action == "cancel" else retry_job
+    act = cancel_job if request.action == "cancel" else _retry_among_others
     items = []
     for job_id in dict.fromkeys(request.job_ids):
         try:
@@ -484,6 +485,19 @@ def act_on_jobs(session: Session, principal: Principal, request: BulkRequest) ->
             items.append(BulkItem(job_id=job_id, job=None, problem=problem))
     refused = sum(item.problem is not None for item in items)
     return BulkResult(done=len(items) - refused, refused=refused, items=items)
+
+
+def _retry_among_others(session: Session, principal: Principal, job_id: str) -> JobView:
+    """But for what is asked about first: nobody can be, about each of many."""
+    job = queue.get_job(session, job_id)
+    asked = {"kind": job.kind, "parameters": job.parameters, "dry_run": job.dry_run}
+    if JobStatus(job.status).is_retryable and (words := words_before("retry_job", asked)):
+        raise ConflictError(
+            "job-not-retryable",
+            f"Job {job_id} is not retried among others. {words}",
+            "Retry it by itself, if that is meant.",
+        )
+    return retry_job(session, principal, job_id)
 
 
 def system_view(session: Session) -> SystemView:

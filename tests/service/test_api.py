@@ -832,6 +832,12 @@ def test_many_jobs_are_cancelled_or_retried_at_once_each_for_itself(
     assert (problem["type"], problem["status"]) == ("/problems/job-not-found", 404)
     again = service.admin.post("/jobs/bulk", json={"action": "retry", "job_ids": ids}).json()
     assert [item["job"]["retry_of"] for item in again["items"]] == ids
+    expiry = request_job(service, table, kind="expire_snapshots")["id"]
+    service.admin.post(f"/jobs/{expiry}/cancel").raise_for_status()
+    (item,) = service.admin.post("/jobs/bulk", json={"action": "retry", "job_ids": [expiry]}).json()["items"]
+    assert item["problem"]["type"] == "/problems/job-not-retryable"
+    assert "That can't be undone." in item["problem"]["detail"]
+    assert service.admin.post(f"/jobs/{expiry}/retry").json()["retry_of"] == expiry
     viewer = service.client(Role.VIEWER).post("/jobs/bulk", json=asked)
     assert viewer.status_code == 403
     too_many = {"action": "cancel", "job_ids": ["x"] * 101}

@@ -248,7 +248,11 @@ def test_what_the_pages_ask_about_is_done_by_no_script_unasked(call: Call, servi
         assert unasked.exit_code == 2, unasked.output
         assert "say so with --yes" in " ".join(unasked.stderr.split()), unasked.output
     assert service.admin.get("/jobs").json()["items"] == []
-    assert call("jobs", "request", "db.t", "--kind", "expire_snapshots", "--dry-run").exit_code == 0
+    for dry_run, done in ((True, 0), (False, 2)):
+        made = ("jobs", "request", "db.t", "--kind", "expire_snapshots", "--yes", "-o", "json")
+        job = answer(call(*made, *(["--dry-run"] if dry_run else [])))["id"]
+        assert call("jobs", "cancel", job).exit_code == 0
+        assert call("jobs", "retry", job).exit_code == done
 
 
 def test_a_question_names_what_would_be_gone(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -645,6 +645,19 @@ def test_an_expiry_after_a_dry_run_goes_by_what_the_dry_run_went_by(
     assert "Let them expire" not in words(admin.open(f"/jobs/{dry_run}"))
 
 
+def test_a_retry_of_what_can_not_be_undone_asks_as_the_request_does(
+    service: Running, admin: Person, table: str
+) -> None:
+    again = {}
+    for kind in ("index", "expire_snapshots"):
+        job = request_job(service, table, kind)
+        service.admin.post(f"/jobs/{job}/cancel").raise_for_status()
+        again[kind] = admin.open(f"/jobs/{job}")
+    assert "can't be undone" not in words(again["index"])
+    assert "That can't be undone. Run it again" in words(again["expire_snapshots"])
+    assert admin.send("/retry").path != f"/jobs/{job}"
+
+
 def test_a_rewriting_of_data_files_tells_how_many_became_how_many(
     service: Running, admin: Person, table: str, worker: str
 ) -> None:
