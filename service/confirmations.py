@@ -24,6 +24,7 @@ _CALLS = {
         "running one is asked to stop."
     ),
     "delete_webhook": "What waits to be sent is forgotten, too.",
+    "pause_catalog": "No job of its tables starts until the catalog is resumed; running ones end as usual.",
     "pause_system": ("No job of any table starts until the system is resumed; running ones end as usual."),
     "revoke_api_key": (
         "Whoever uses the key is refused from now on, and browsers that it signed in are signed out. That "

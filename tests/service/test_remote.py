@@ -237,6 +237,7 @@ def test_what_the_pages_ask_about_is_done_by_no_script_unasked(call: Call, servi
         "jobs request local.db.t --kind expire_snapshots",
         'jobs request local.db.t --kind publish --parameters {"skip":1}',
         'jobs request local.db.t --kind remove_orphan_files --parameters {"dry_run_job_id":"1"}',
+        "catalogs pause local",
         "jobs pause-system",
         "auth rotate-api-key worker --grace-seconds 0",
         "policies attach --level system --policy manual",
