@@ -83,7 +83,9 @@ def _off_by(known: Sequence[tuple[float, float]]) -> float | None:
 
 def _work(kind: JobKind, result: Mapping[str, Any]) -> int:
     """0 for nothing, and where it is not known."""
-    if kind not in _WORK or result.get("equality_delete_files_removed", 1) == 0:
+    if kind not in _WORK:
+        return 0
+    if kind is JobKind.CONVERT and result.get("equality_delete_files_removed") == 0:
         return 0
     part, names = _WORK[kind]
     report = result if part is None else result.get(part) or {}

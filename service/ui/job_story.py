@@ -411,14 +411,14 @@ def _time_figures(result: dict[str, Any]) -> list[Figure]:
 
 
 def _done_figures(result: dict[str, Any]) -> list[Figure]:
+    if result.get("data_files"):  # first of all: such a job may have converted, too
+        return _data_files_figures(result, result["data_files"])
     if "equality_delete_files_removed" in result:
         return _convert_figures(result)
     if result.get("erasure"):
         return _erasure_figures(result["erasure"])
     if result.get("expiry"):
         return _expiry_figures(result["expiry"])
-    if result.get("data_files"):
-        return _data_files_figures(result["data_files"])
     if result.get("delete_files"):
         return _rewritten_figures(result["delete_files"], "delete_files")
     if result.get("manifests"):
@@ -488,10 +488,12 @@ def _expiry_figures(report: dict[str, Any]) -> list[Figure]:
     ]
 
 
-def _data_files_figures(report: dict[str, Any]) -> list[Figure]:
+def _data_files_figures(result: dict[str, Any], report: dict[str, Any]) -> list[Figure]:
     left_out = report.get("data_files_left_out")
+    converted = result.get("equality_delete_files_removed")
     return [
         *_rewritten_figures(report, "data_files"),
+        *([_resolved_figure(result)] if converted else []),
         Figure("Delete files that went with them", count(report.get("delete_files_removed"))),
         *([Figure("Data files left as they are", count(left_out))] if left_out else []),
     ]
@@ -557,6 +559,14 @@ def _erasure_figures(report: dict[str, Any]) -> list[Figure]:
     ]
 
 
+def _resolved_figure(result: dict[str, Any]) -> Figure:
+    return Figure(
+        "Equality deletes resolved",
+        count(result.get("equality_deletes_resolved")),
+        f"in {plural(result.get('equality_delete_files_removed'), 'file')}",
+    )
+
+
 def _convert_figures(result: dict[str, Any]) -> list[Figure]:
     vectors, positions = result.get("deletion_vectors_added"), result.get("position_delete_files_added")
     written = [
@@ -566,11 +576,7 @@ def _convert_figures(result: dict[str, Any]) -> list[Figure]:
     ]
     commits = result.get("commits")
     return [
-        Figure(
-            "Equality deletes resolved",
-            count(result.get("equality_deletes_resolved")),
-            f"in {plural(result.get('equality_delete_files_removed'), 'file')}",
-        ),
+        _resolved_figure(result),
         Figure("Rows deleted by position", count(result.get("rows_deleted"))),
         Figure(
             "Data files touched", count(result.get("data_files_touched")), "their contents stay as they are"

@@ -45,6 +45,7 @@ def test_a_dry_run_is_estimated_by_the_jobs_of_its_table_and_kind_that_worked_at
         result = {
             "dry_run": dry_run,
             "data_files": {"data_files_rewritten": 1, "bytes_rewritten": size},
+            "equality_delete_files_removed": 0,  # it had none to convert first
             "estimate": {"seconds": 1},
         }
         queue.finish(database, job_id, 1, "succeeded", now + timedelta(seconds=seconds), result=result)

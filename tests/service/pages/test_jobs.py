@@ -662,11 +662,16 @@ def test_a_rewriting_of_data_files_tells_how_many_became_how_many(
     service: Running, admin: Person, table: str, worker: str
 ) -> None:
     told = {"data_files_rewritten": 1_200, "data_files_added": 2, "data_files_left_out": 3}
+    converted = {"equality_delete_files_removed": 4, "equality_deletes_resolved": 40, "rows_deleted": 39}
     job = request_job(service, table, "rewrite_data_files")
-    service.finish(claim(service, worker, job), result={"data_files": told}, health=index_report())
+    result = converted | {"data_files": told}
+    service.finish(claim(service, worker, job), result=result, health=index_report())
     shown = words(admin.open(f"/jobs/{job}"))
     assert "Data files rewritten 1,200 as 2" in shown
+    assert "Equality deletes resolved 40 in 4 files" in shown
     assert "Data files left as they are 3" in shown
+    assert "Data files touched" not in shown, "that it converted first makes it no conversion"
+    assert "40 deletes resolved" not in words(admin.open("/jobs"))
 
 
 def test_a_rewriting_of_position_deletes_tells_how_many_became_how_many(
