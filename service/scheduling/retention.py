@@ -123,22 +123,23 @@ def _totals(session: Session, settings: Settings, now: datetime) -> int:  # noqa
 def _merge_totals(session: Session, settings: Settings, now: datetime) -> int:  # noqa: ARG001 - as the others
     """Merge changes as they grow old; how many rows went."""
     gone = 0
+    keys = inspect(PendingChange).primary_key
     for age, minutes in MERGED_CHANGES:
         minute, part = col(PendingChange.minute), col(PendingChange.part)
         whole = minute_of(now - age) // minutes * minutes
-        finer = session.exec(
-            select(PendingChange)
-            .where(minute < whole, or_(part != 0, minute % minutes != 0))
-            .order_by(minute)
-            .limit(BATCH - gone)
+        finer = select(*keys).where(minute < whole, or_(part != 0, minute % minutes != 0)).order_by(minute)
+        # What another replica has merged meanwhile is not there any more: no change counts twice.
+        removed = session.execute(
+            delete(PendingChange)
+            .where(tuple_(*keys).in_(finer.limit(BATCH - gone)))
+            .returning(minute, col(PendingChange.equality_deletes))
         ).all()
         merged: Counter[int] = Counter()
-        for row in finer:
+        for row in removed:
             merged[row.minute // minutes * minutes] += row.equality_deletes
-            session.delete(row)
-        for first, change in merged.items():
+        for first, change in sorted(merged.items()):
             add_change(session, first, 0, change)
-        gone += len(finer)
+        gone += len(removed)
     return gone
 
 

@@ -2,12 +2,15 @@
 
 import math
 import random
+import time
 from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from itertools import product
 from typing import NamedTuple
 
 import pytest
+from sqlalchemy import text
 from sqlmodel import Session, col, func, select
 
 from service.auth.models import SYSTEM
@@ -211,6 +214,32 @@ def test_changes_are_merged_as_they_grow_old_and_totals_stay_as_they_are(
         step = next((minutes for least, minutes in MERGED_CHANGES if age > least + timedelta(hours=1)), None)
         assert step is None or (row.part, row.minute % step) == (0, 0)
     assert len(rows) < 25
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("database_kind", ["postgresql"])
+def test_changes_that_two_replicas_merge_at_once_count_once(database: Database) -> None:
+    (table,) = add_tables(database, ["a"])
+    now = START + timedelta(days=20)
+    for minutes in (1, 2, 3):
+        sample(database, table, 10**minutes, START + timedelta(minutes=minutes))
+    waiting = text(
+        "SELECT count(*) FROM pg_stat_activity"
+        " WHERE wait_event_type = 'Lock' AND datname = current_database()"
+    )
+    with ThreadPoolExecutor(1) as pool:
+        with database.write() as session:
+            assert retention._merge_totals(session, SETTINGS, now) == 3
+            session.flush()
+            other = pool.submit(forget, database, SETTINGS, now)
+            while not other.done():
+                with database.engine.connect() as connection:
+                    if connection.execute(waiting).scalar_one():
+                        break
+                time.sleep(0.01)
+        other.result()
+    with database.read() as session:
+        assert session.exec(select(PendingChange.equality_deletes)).all() == [1000]
 
 
 def test_conversions_are_summed_up_by_the_database_and_what_no_number_is_counts_nothing(
