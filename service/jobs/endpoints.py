@@ -169,7 +169,8 @@ async def follow_events(
     last_event_id: Annotated[str | None, Header(description="The stream goes on after this event.")] = None,
 ) -> EventSourceResponse:
     """Send events as they happen (server-sent events); `data` is one event in JSON, with the job's status.
-    The stream ends some seconds after the credentials that opened it.
+    First comes an `id` alone: a stream that breaks before its first event goes on after that one. The stream
+    ends some seconds after the credentials that opened it.
     """
     if last_event_id is not None and not _is_event_id(last_event_id):
         raise InvalidError("invalid-last-event-id", f"{last_event_id[:50]!r} is no number of 64 bits.")

@@ -111,10 +111,17 @@ async def stream_events(
 ) -> AsyncIterator[dict[str, str]]:
     """Events with an id above `after`, then new ones as they come; None, or an id above all, starts now.
 
+    The first message has an id alone, that of the start: whoever reads no event before the stream breaks
+    goes on from there.
+
     While the database does not answer, the stream is silent; it ends once this process is `stopping`, or who
     reads it may no longer: `may_read` asks the database.
     """
-    async for found in _follow(recent, after, stopping, may_read, ACCESS_SECONDS, table_id, job_id):
+    async for position, found in _follow(
+        recent, after, stopping, may_read, ACCESS_SECONDS, table_id, job_id
+    ):
+        if not found:
+            yield {"id": str(position)}
         for event in found:
             yield event.message
 
@@ -131,7 +138,11 @@ async def stream_changes(
 
     It is `turned` where what happened is more than progress or a line of a log, else `changed`.
     """
-    async for found in _follow(recent, None, stopping, may_read, _CHANGES_ACCESS_SECONDS, table_id, job_id):
+    async for _, found in _follow(
+        recent, None, stopping, may_read, _CHANGES_ACCESS_SECONDS, table_id, job_id
+    ):
+        if not found:
+            continue
         has_turned = not all(event.is_detail for event in found)
         # Browsers pass on no event without data.
         yield {"event": "turned" if has_turned else "changed", "data": str(found[-1].id)}
@@ -145,8 +156,11 @@ async def _follow(
     access_seconds: float,
     table_id: str | None,
     job_id: str | None,
-) -> AsyncIterator[Sequence[Told]]:
-    """What came since the last look of those events that were asked for, never empty."""
+) -> AsyncIterator[tuple[int, Sequence[Told]]]:
+    """What came of those events that were asked for, and the id up to which was looked.
+
+    None came at the start, which is told once; later, there is something each time.
+    """
     position, has_begun = 0, False
     checked_at = time.monotonic()
     while not stopping.is_set():
@@ -161,6 +175,7 @@ async def _follow(
                 # An id of another database, as of one that was restored, would wait for ids to come to it.
                 position = latest if after is None else min(after, latest)
                 has_begun = True
+                yield position, ()
             found = await recent.after(position)
         except SQLAlchemyError as error:
             if not is_database_trouble(error):
@@ -173,7 +188,7 @@ async def _follow(
             if (table_id is None or event.table_id == table_id) and (job_id is None or event.job_id == job_id)
         ]
         if asked_for:
-            yield asked_for
+            yield position, asked_for
         if len(found) < _BATCH:
             await asyncio.sleep(POLL_SECONDS)
 

@@ -138,7 +138,11 @@ def test_events_go_on_after_the_last_one_when_the_service_is_started_anew(
 ) -> None:
     monkeypatch.setenv("ICESTREAM_API_KEY", "some-key")
     events = [f'id: {number}\nevent: job\ndata: {{"id": {number}}}\n\n' for number in (7, 8)]
-    answers = [httpx.Response(200, text=events[0]), httpx.Response(503)]
+    answers = [
+        httpx.Response(200, text="id: 6\n\n"),
+        httpx.Response(200, text=events[0]),
+        httpx.Response(503),
+    ]
     answers += [httpx.Response(200, text=events[1]), httpx.Response(401)]
     asked = []
 
@@ -152,7 +156,7 @@ def test_events_go_on_after_the_last_one_when_the_service_is_started_anew(
     followed = CliRunner().invoke(app, ["jobs", "follow-events"])
     assert followed.exit_code == 1, "the key is good no more"
     assert followed.stdout == '{"id": 7}\n{"id": 8}\n'
-    assert asked == [None, "7", "7", "8"]
+    assert asked == [None, "6", "7", "7", "8"]
     assert "The service has ended the stream. It is asked again" in followed.stderr
 
 
