@@ -28,6 +28,8 @@ class RecordingReporter:
         self.told: list[tuple[str, int, int]] = []
         """Stage, done, total."""
         self.next_address = 0
+        self.asked_anew = 0
+        """How often the lease was confirmed in any case."""
         self.announced: dict[int, AnnouncedPlan] = {}
         self.before_commit: Callable[[], None] = lambda: None
         self.seconds_ahead = 0.0
@@ -41,7 +43,8 @@ class RecordingReporter:
     def decide(self, sentence: str) -> None:
         self.decisions.append(sentence)
 
-    def confirm_lease(self) -> None:
+    def confirm_lease(self, *, anew: bool = False) -> None:
+        self.asked_anew += anew
         self.before_commit()
 
     def left_by(self, job_id: str, attempt: int = 1) -> EndedAttempt:

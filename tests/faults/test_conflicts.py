@@ -51,7 +51,7 @@ class InterruptedReporter(RecordingReporter):
         if stage != COMMIT:  # that one comes when the lease is confirmed
             self._reached(PINNED if stage == "plan" and self._plans == 2 else _STAGES.get(stage, stage))
 
-    def confirm_lease(self) -> None:
+    def confirm_lease(self, *, anew: bool = False) -> None:
         self._reached(COMMIT)
 
     def _reached(self, boundary: str) -> None:

@@ -27,7 +27,7 @@ def _forget_earlier_attempts(patch: pytest.MonkeyPatch) -> None:
 
 def _go_on_without_a_lease(patch: pytest.MonkeyPatch) -> None:
     for call in ("announce", "confirm_lease", "_beat"):
-        patch.setattr(f"worker.agent.reporter.AttemptReporter.{call}", lambda *_: None)
+        patch.setattr(f"worker.agent.reporter.AttemptReporter.{call}", lambda *_, **__: None)
 
 
 FAULTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {

@@ -97,10 +97,13 @@ class AttemptReporter:
             self._events.append(Event("info", sentence))
         self._raise_if_ended()
 
-    def confirm_lease(self) -> None:
-        """Renews the lease, unless that was just done, since what follows can't be taken back."""
+    def confirm_lease(self, *, anew: bool = False) -> None:
+        """Renews the lease, unless that was just done, since what follows can't be taken back.
+
+        anew: in any case. A virtual machine that stands still may have no clock that tells.
+        """
         self._raise_if_ended()
-        if _now() - self._confirmed_at < _FRESH_FRACTION * self._lease_seconds:
+        if not anew and _now() - self._confirmed_at < _FRESH_FRACTION * self._lease_seconds:
             return
         if self._answered(self._send):
             raise JobCancelledError

@@ -28,8 +28,11 @@ class Reporter(Protocol):
     def decide(self, sentence: str) -> None:
         """Records a decision for the job's history."""
 
-    def confirm_lease(self) -> None:
-        """Asks the control plane whether this attempt still holds the job; raises if not."""
+    def confirm_lease(self, *, anew: bool = False) -> None:
+        """Asks the control plane whether this attempt still holds the job; raises if not.
+
+        anew: even if it has just said so, as before deletions that no commit would stop.
+        """
 
     def announce(self, plan: AnnouncedPlan) -> None:
         """Confirms the lease, and tells which delete files are about to be written or committed."""

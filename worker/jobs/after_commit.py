@@ -93,8 +93,8 @@ class AfterCommit:
         with suppress(JobCancelledError):
             self.reporter.decide(sentence)
 
-    def confirm_lease(self) -> None:
-        self.reporter.confirm_lease()
+    def confirm_lease(self, *, anew: bool = False) -> None:
+        self.reporter.confirm_lease(anew=anew)
 
     def announce(self, plan: AnnouncedPlan) -> None:
         self.reporter.announce(plan)

@@ -67,7 +67,7 @@ class ErasedIndexes:
             if database == table.index_database:
                 self._remove_reports(database)
             elif database not in branches:
-                self._job.reporter.confirm_lease()
+                self._job.reporter.confirm_lease(anew=True)
                 self._warehouse.drop(database)
                 self._job.decide("The index of a branch that was dropped was deleted: it may have the keys.")
 
@@ -82,7 +82,7 @@ class ErasedIndexes:
             try:
                 key_set = resolve_key_set(table.metadata, ids)
             except KeyColumnError:  # of no use to anybody
-                job.reporter.confirm_lease()
+                job.reporter.confirm_lease(anew=True)
                 drop_index_of(warehouse, database, ids)
                 continue
             index = usable_index(job, table, warehouse, key_set)
@@ -92,7 +92,7 @@ class ErasedIndexes:
 
     def _remove_reports(self, database: str) -> None:
         if self._reports(database):
-            self._job.reporter.confirm_lease()
+            self._job.reporter.confirm_lease(anew=True)
             self._warehouse.drop_table(database, REPORTS)
             self._job.decide("The table's reports on duplicates were deleted, since they may have the keys.")
 

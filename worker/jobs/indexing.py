@@ -156,7 +156,7 @@ def drop_index(job: Job) -> Outcome:
     names = warehouse.table_names(database)
     with job.stage("drop"):
         # A table that was registered again keeps its index.
-        job.reporter.confirm_lease()
+        job.reporter.confirm_lease(anew=True)
         warehouse.drop(database)
     job.decide(f"The index of {'.'.join(table.identifier)} was deleted: {len(names)} index tables.")
     return Outcome({"index_tables_deleted": len(names), "decisions": job.decisions, "stages": job.stages}, {})

@@ -448,7 +448,7 @@ class _Removal:
         deleted, failed = set[str](), set[str]()
         for start in range(0, len(orphans), _DELETED_AT_ONCE):
             some = self._still_unneeded(orphans[start : start + _DELETED_AT_ONCE])
-            job.reporter.confirm_lease()
+            job.reporter.confirm_lease(anew=True)
             gone, left = expiry.delete_paths(job, self._table, [one.location for one in some], "delete")
             deleted |= gone
             failed |= left

@@ -133,7 +133,7 @@ class ReportPlace:
         # What another attempt writes after the lease was confirmed is no part of these.
         files = [file for file in self.storage.list(folder) if not file.name.startswith(self._prefix)]
         if files:
-            self._job.reporter.confirm_lease()
+            self._job.reporter.confirm_lease(anew=True)
         for file in files:
             self.storage.delete(file.location)
 

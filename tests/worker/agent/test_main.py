@@ -548,6 +548,10 @@ def test_a_lease_that_was_just_renewed_is_not_renewed_again(
                 reporter.confirm_lease()
             counts.append(service.heartbeats)
             reporter._confirmed_at -= 20.0
+        reporter.confirm_lease()
+        reporter.confirm_lease(anew=True)
+        counts.append(service.heartbeats)
+        reporter._confirmed_at -= 20.0
         service.cancel_requested = True
         for _ in range(2):
             with pytest.raises(JobCancelledError):
@@ -557,7 +561,7 @@ def test_a_lease_that_was_just_renewed_is_not_renewed_again(
 
     monkeypatch.setattr("worker.agent.worker.run_job", look)
     assert worker.run_attempt(ASSIGNMENT.model_copy(update={"lease_seconds": 600.0}))
-    assert counts == [1, 2, 3, 4]
+    assert counts == [1, 2, 4, 5, 6]
 
 
 def test_a_lease_is_renewed_anew_after_the_machine_was_suspended(

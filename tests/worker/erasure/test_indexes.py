@@ -73,9 +73,11 @@ def test_of_a_branch_that_was_dropped_no_index_and_no_report_stays(
         for branch in ("main", "work"):
             jobs.run(kind, key_sets=[["id"]], branch=branch)
     table.java.manageSnapshots().removeBranch("work").commit()
+    asked = jobs.reporter.asked_anew
 
     assert erase(0)["counts"] == ALL_GONE
 
+    assert jobs.reporter.asked_anew == asked + 2
     assert files_with([0], place_of(table), jobs.index) == []
     assert len(list(jobs.index.glob("*.db"))) == 1
     assert jobs.run("verify").result["key_sets"], "that of the branch is whole"

@@ -145,6 +145,7 @@ def test_orphans_go_that_a_dry_run_has_listed_and_nothing_that_is_needed_or_anot
 
     assert before - files_of(table) == {*orphans}, "and not what has become old enough since"
     assert (done["files_deleted"], done["bytes_deleted"], done["files_kept"]) == (4, 24, 0)
+    assert jobs.reporter.asked_anew == 1
     assert visible_rows(spark, table.identifier) == duckdb_rows(table) == shown
     assert visible_rows(spark, table.identifier, branch="kept").total() == 10
     assert visible_rows(spark, table.identifier, branch="staged").total() == 11

@@ -51,6 +51,7 @@ def drop(warehouse: IndexWarehouse, reporter: RecordingReporter) -> dict[str, ob
 def test_the_index_of_this_branch_is_deleted_and_no_other(warehouse: IndexWarehouse, tmp_path: Path) -> None:
     reporter = RecordingReporter()
     assert drop(warehouse, reporter)["index_tables_deleted"] == 2
+    assert reporter.asked_anew == 1, "no commit would stop an attempt that has lost its lease"
     assert [path.name for path in tmp_path.iterdir()] == [f"{database_name(UUID, 'audit')}.db"]
     assert reporter.decisions == ["The index of db.gone was deleted: 2 index tables."]
 

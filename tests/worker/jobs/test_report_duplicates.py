@@ -248,6 +248,7 @@ def test_the_newest_report_is_kept_and_goes_with_the_index(
     uuid = str(table.metadata.table_uuid)
     assert jobs.run("drop_index", table_uuid=uuid).result["index_tables_deleted"] == 2
     assert not folder.exists()
+    assert jobs.reporter.asked_anew == 3
 
 
 @pytest.mark.parametrize("stage", ["sort_rows", "find_duplicates"])
