@@ -276,10 +276,12 @@ class JobView(Message):
     staged snapshot at which it stopped, with the reason and what to do (`stopped_at`), or that it was to skip
     (`skipped_snapshot_id`). Of an expiry:
     `expiry`, with how many snapshots and files went, and what holds the others. Of a rewriting of data files:
-    `data_files`, with how many were written anew as how many. Of one of position deletes or manifests:
-    `delete_files` or `manifests`, with the same of these. Of a removal of orphan files: `orphans`, with what
-    was deleted, or of its dry run with what may be (`files`). Of a job of an erasure: `erasure`, with keys by
-    their numbers in the request; receipts have their hashes. Of a conversion: counts, `bytes_read` (of index,
+    `data_files`, with how many were written anew as how many, and of what it converted first
+    `equality_delete_files_removed`, `equality_deletes_resolved` and `rows_deleted`, as a conversion has them.
+    Of one of position deletes or manifests: `delete_files` or `manifests`, with the same of these. Of a
+    removal of orphan files: `orphans`, with what was deleted, or of its dry run with what may be (`files`).
+    Of a job of an erasure: `erasure`, with keys by their numbers in the request; receipts have their hashes.
+    Of a conversion: counts, `bytes_read` (of index,
     data files and equality deletes) and `bytes_written` (of new delete files), both in bytes, and of its dry
     run also `estimated_seconds`: how long the conversion would take, as the dry run measured it, and for its
     commits as measured elsewhere; none if it would convert nothing. Of a dry run of any of these but a

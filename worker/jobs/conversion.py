@@ -3,7 +3,7 @@
 Plans, and plans again while others commit first. Safe to repeat: what is done already is found to be done.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from math import ceil
@@ -17,7 +17,7 @@ from worker.deletes.locations import DeleteFileLocations
 from worker.deletes.write import WrittenDeletes
 from worker.index.sorted_runs import IndexWarehouse
 from worker.jobs.after_commit import AfterCommit, index_new_files
-from worker.jobs.conversion_plan import COMMITS_LEFT, PLAN, SUMMARY, Part, Plan
+from worker.jobs.conversion_plan import COMMITS_LEFT, PLAN, Part, Plan, counts
 from worker.jobs.orphan_files import remove_orphan_files
 from worker.jobs.own_commits import commits_of, told_as_unreachable
 from worker.lookup.cost import conversion_seconds
@@ -147,6 +147,11 @@ class Conversion:
     def plans(self) -> int:
         """How many numbers of plans are taken."""
         return self._plans
+
+    @property
+    def commits(self) -> Mapping[int, CommittedSnapshot]:
+        """Those of the job that this conversion has made or met, by snapshot id."""
+        return self._commits
 
     @property
     def head(self) -> int | None:
@@ -297,7 +302,7 @@ class Conversion:
         dry_run = self._job.assignment.job.dry_run
         made = sorted(self._commits.values(), key=lambda commit: commit.sequence_number)
         summaries = [part.summary for part in self._parts] if dry_run else [one.summary for one in made]
-        totals = {name: sum(int(s.get(key, 0)) for s in summaries) for name, key in SUMMARY.items()}
+        totals = counts(summaries)
         vectors = table.metadata.format_version >= 3
         result = {
             "dry_run": dry_run,

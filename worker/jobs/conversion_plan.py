@@ -3,7 +3,7 @@
 plan -> read -> index | scan -> deletes -> commit.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -38,6 +38,11 @@ SUMMARY = {
 } | {"delete_files_removed": "icestream.delete-files-merged"}
 
 
+def counts(summaries: Collection[Mapping[str, str]]) -> dict[str, int]:
+    """What these came to, by names of a job's result; 0 for what none of them tells."""
+    return {name: sum(int(one.get(key, 0)) for one in summaries) for name, key in SUMMARY.items()}
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """What a plan resolved: the equality delete files that it removes, and what it writes for them."""
@@ -57,7 +62,7 @@ class Part:
     @property
     def summary(self) -> dict[str, str]:
         """Snapshot properties that tell what the commit did; see `SUMMARY`."""
-        counts = {
+        told = {
             "equality_delete_files_removed": len(self.delete_files),
             "equality_deletes_resolved": sum(file.record_count for file in self.delete_files),
             "rows_deleted": self.deletes.rows_deleted,
@@ -66,8 +71,8 @@ class Part:
             "delete_files_removed": len(self.deletes.removed),
             "bytes_written": self.deletes.bytes_written,
         }
-        told = {SUMMARY[name]: str(count) for name, count in counts.items()}
-        return told | told_key_sets(self.delete_files)
+        kept = {SUMMARY[name]: str(count) for name, count in told.items()}
+        return kept | told_key_sets(self.delete_files)
 
 
 class Plan:

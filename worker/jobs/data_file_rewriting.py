@@ -26,6 +26,7 @@ from worker.io.paths import may_repeat
 from worker.jobs import spark_actions
 from worker.jobs.after_commit import index_new_files
 from worker.jobs.conversion import Conversion
+from worker.jobs.conversion_plan import counts
 from worker.jobs.file_rewriting import SOURCE, Choice, FileRewriting
 from worker.process.errors import JobError
 from worker.process.plurals import counted
@@ -36,6 +37,9 @@ from worker.table.files import DataFiles, DeleteFile
 from worker.table.plan import affected_files
 from worker.table.row_delta import java_list
 from worker.table.small_files import target_file_bytes
+
+_CONVERTED = ("equality_delete_files_removed", "equality_deletes_resolved", "rows_deleted")
+"""Figures of a conversion; its others are about files, of which the rewriting has its own."""
 
 
 class DataFileRewritingError(spark_actions.ActionError):
@@ -83,6 +87,7 @@ class _Rewriting(FileRewriting):
             return table
         conversion = Conversion(self.job, self.warehouse, self.plans)
         conversion.convert_all(table, conversion.batches(pending), commits_left=1)  # the rewriting is to come
+        self.own.seen |= conversion.commits
         self.plans = conversion.plans + 1
         self.refused |= {one.file_path: one for one in conversion.refused}
         self.job.decide(f"{counted(len(conversion.converted), 'equality delete file')} converted first.")
@@ -203,6 +208,13 @@ class _Rewriting(FileRewriting):
             "delete_files_removed": removed,
             "data_files_left_out": choice.left_out,
         }
+
+    def converted(self) -> dict[str, int]:
+        """By whichever attempt; nothing of a dry run, which has not looked for the rows."""
+        if self.job.assignment.job.dry_run:
+            return {}
+        totals = counts([one.summary for one in self.own.seen.values()])
+        return {name: totals[name] for name in _CONVERTED}
 
     def after_commit(self, table: PinnedTable) -> PinnedTable:
         return index_new_files(self.job, table, self.warehouse, self._of_this_job)

@@ -79,7 +79,7 @@ class FileRewriting(ABC):
         self.job = job
         self.warehouse = warehouse
         self.rewritten = f"icestream.rewritten-{self.kind}"
-        self._own = OwnCommit(
+        self.own = OwnCommit(
             job, lambda summary: self.rewritten in summary, "there is nothing left to rewrite"
         )
         self.plans = 0
@@ -90,7 +90,7 @@ class FileRewriting(ABC):
         for number in range(PLANNING_ATTEMPTS):
             if number:
                 table = pin_again(self.job)
-            if committed := self._own.of_earlier_attempt(table):
+            if committed := self.own.of_earlier_attempt(table):
                 job.reporter = AfterCommit(job.reporter)
                 return self.outcome(table, Choice(), committed)
             table = self.ready(table)
@@ -139,6 +139,10 @@ class FileRewriting(ABC):
     @abstractmethod
     def figures(self, choice: Choice, told: Mapping[str, str] | None) -> dict[str, int]:
         """What was written anew as what, as the commit's summary has it, or what would be."""
+
+    def converted(self) -> dict[str, int]:
+        """What the job has done before, in a conversion's own figures."""
+        return {}
 
     # choose
 
@@ -209,7 +213,7 @@ class FileRewriting(ABC):
         fate = CommitFate()
         try:
             rewrite = self._written(table, choice, folder)
-            committed = self._own.made_by(table, lambda: self._commit(table, choice, plan, rewrite, fate))
+            committed = self.own.made_by(table, lambda: self._commit(table, choice, plan, rewrite, fate))
         except Exception:
             if not fate.may_be_committed:
                 _remove(table, folder)
@@ -299,6 +303,7 @@ class FileRewriting(ABC):
             job.decide(f"{counted(choice.left_out, self.called)} stay as they are: {self.why_left_out}.")
         result: dict[str, Any] = {
             **of_commit,
+            **self.converted(),
             self.files: {
                 **figures,
                 "bytes_rewritten": size_bytes,

@@ -71,6 +71,8 @@ class OwnCommit:
         self._job = job
         self._is_it = is_it
         self._nothing_left = nothing_left
+        self.seen: dict[int, CommittedSnapshot] = {}
+        """Whatever the job is known to have committed, by snapshot id."""
 
     def of_earlier_attempt(self, table: PinnedTable) -> CommittedSnapshot | None:
         """What an earlier attempt has committed before it was lost. Raises CatalogUnreachableError."""
@@ -144,4 +146,5 @@ class OwnCommit:
 
     def _find(self, table: PinnedTable) -> CommittedSnapshot | None:
         found = commits_of(self._job, table)
+        self.seen |= {one.snapshot_id: one for one in found}
         return next((one for one in found if self._is_it(one.summary)), None)

@@ -50,6 +50,11 @@ def rewrite(jobs: Jobs, **how: Any) -> dict[str, Any]:
     return jobs.run("rewrite_data_files", **how).result
 
 
+def converted(told: dict[str, Any]) -> list[Any]:
+    names = ("equality_delete_files_removed", "equality_deletes_resolved", "rows_deleted")
+    return [told.get(name) for name in names]
+
+
 def lineage(table: TableBuilder) -> Counter[Any]:
     """Rows with their ids and the numbers of their last changes."""
     columns = "*, _row_id, _last_updated_sequence_number" if table.metadata.format_version == 3 else "*"
@@ -78,6 +83,7 @@ def test_small_data_files_become_one_and_every_reader_and_the_index_find_the_sam
     told = rewrite(jobs)
 
     assert sorted(foretold["data_files"]["files"]) == sorted(files[:5])
+    assert (converted(foretold), converted(told)) == ([None] * 3, [0] * 3)
     for name in ("data_files_rewritten", "data_files_added", "bytes_rewritten"):
         assert told["data_files"][name] == foretold["data_files"][name]
     assert (told["data_files"]["data_files_rewritten"], told["data_files"]["data_files_added"]) == (5, 1)
@@ -132,6 +138,7 @@ def test_what_is_pending_is_converted_first_and_what_a_writer_commits_meanwhile_
     monkeypatch.setattr(Conversion, "convert", convert)
 
     assert (told["commits"], told["data_files"]["data_files_left_out"]) == (1, 0)
+    assert converted(told) == [1, 1, 1]
     assert "1 equality delete file converted first." in jobs.reporter.decisions
     assert "looks again" not in " ".join(jobs.reporter.decisions)
     assert len(equality_delete_files(spark, table.identifier)) == 5, "what came meanwhile is left for later"
@@ -152,6 +159,7 @@ def test_what_is_pending_is_converted_in_as_many_commits_as_a_conversion_takes(
     told = rewrite(jobs, policy={"convert": {"max_delete_files_per_commit": 1}})
     assert "2 equality delete files take 2 commits" in " ".join(jobs.reporter.decisions)
     assert len(table.metadata.snapshots) - before == 2 + told["commits"] == 3
+    assert converted(told) == [2, 2, 2]
     assert not equality_delete_files(spark, table.identifier)
     assert not {1, 2, 10} & {one[0] for one in visible_rows(spark, table.identifier)}
 
@@ -267,6 +275,7 @@ def test_a_killed_rewriting_is_followed_by_one_that_removes_what_it_left(
     new_table: NewTable, jobs: Jobs, when: str
 ) -> None:
     table = new_table()
+    table.delete_keys([{"id": 2}], partition_of={"region": "eu"})
     jobs.run("index", key_sets=[["id"]])
     shown = lineage(table)
     with killed_at_call_of(file_rewriting, "commit_snapshot", when) as death:
@@ -280,6 +289,7 @@ def test_a_killed_rewriting_is_followed_by_one_that_removes_what_it_left(
     )
     figures = outcome.result["data_files"]
     assert (figures["data_files_rewritten"], figures["data_files_added"]) == (5, 1)
+    assert converted(outcome.result) == [1, 1, 1], "by the attempt that was lost"
     assert [one.job_id for one in outcome.cleared] == ["killed"]
     assert len(folders(table)) == 1, "of the attempt that committed"
     assert lineage(table) == shown
