@@ -227,6 +227,9 @@ def arrivals_of(history: History) -> list[Arrival]:
             # It drops rows that were deleted, as many as positions went or more: no report counts them.
             owed["rows"] = max(owed["rows"] + max(-positions, 0.0), 0.0)
             positions = max(positions, 0.0)
+            # Nor does each report count what it converted first: those of earlier versions don't.
+            for name in ("equality_delete_files", "equality_deletes"):
+                owed[name] = max(owed[name], 0.0)
         if now.snapshot_id == before.snapshot_id and not did_any:
             continue
         # A job's commit may be seen before the job has ended: until then something seems to be gone.

@@ -137,6 +137,29 @@ def test_rows_that_a_rewriting_drops_are_told_from_those_that_come_meanwhile() -
     assert (only.added.data_files, only.added.rows) == (1, 50)
 
 
+@pytest.mark.parametrize("is_told", [True, False])
+def test_deletes_that_a_rewriting_converts_are_not_taken_from_later_commits(is_told: bool) -> None:
+    """is_told: not so by workers of earlier versions; then only what came meanwhile is not known."""
+    minute, samples, jobs = timedelta(minutes=1), [sample(NOW, FIRST, 0)], []
+    came = {"equality_delete_files": 1, "equality_deletes": 50, "delete_bytes": 1_000}
+    shape, pending = FIRST, 0
+    for number in range(1, 61):
+        shape, pending = add(shape, came), pending + 1
+        at = NOW + minute * number
+        samples.append(sample(at, shape, 2 * number))
+        if number % 10 == 0:
+            shape = FIRST
+            done = {"equality_delete_files_removed": pending, "equality_deletes_resolved": 50 * pending}
+            result = {"data_files": {"data_files_rewritten": 1, "data_files_added": 1}}
+            told = result | (done if is_told else {})
+            jobs.append(PastJob(JobKind.REWRITE_DATA_FILES, at, at, at + TOOK, told))
+            samples.append(sample(at + 2 * TOOK, shape, 2 * number + 1))
+            pending = 0
+    found = arrivals_of(History(samples, jobs))
+    assert [one.at for one in found] == [NOW + minute * number for number in range(1, 61)]
+    assert {(one.added.equality_delete_files, one.added.equality_deletes) for one in found} == {(1, 50)}
+
+
 def test_commits_of_an_hour_of_which_one_sample_is_kept_come_evenly() -> None:
     known = history(12)
     hourly = [one for one in known.samples if one.at <= NOW or one.at == NOW + timedelta(hours=2)]
