@@ -1,4 +1,13 @@
-"""The Spark session and catalog of the worker's tests."""
+"""The Spark session of the worker's tests, and a catalog of their own."""
 
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.factories import Catalog, sqlite_catalog
 from tests.spark import spark as spark
-from tests.worker.conftest import catalog as catalog
+
+
+@pytest.fixture(scope="session")
+def catalog(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Catalog:
+    """Spark opens a catalog once by its name, so that of other tests would be this one."""
+    return sqlite_catalog(spark, "lake", tmp_path_factory.mktemp("catalog"))
