@@ -1,5 +1,6 @@
 """Tables over time, and what ran for them, on one axis."""
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from sqlmodel import Session
@@ -90,7 +91,7 @@ def get_timeline(
                 ended_at=attempt.ended_at,
             )
         )
-    latest = {table_id: list(dict.fromkeys(run.job_id for run in ran)) for table_id, ran in runs.items()}
+    latest = {table_id: _by_last_end(ran) for table_id, ran in runs.items()}
     shown = {table_id: set(jobs[-_JOBS_OF_EACH:]) for table_id, jobs in latest.items()}
     return Timeline(
         since=intervals.since,
@@ -110,3 +111,9 @@ def get_timeline(
         ],
         next_cursor=found.next_cursor,
     )
+
+
+def _by_last_end(runs: Sequence[Run]) -> list[str]:
+    """Jobs in the order in which their last attempts ended, those that run last. runs: by their starts."""
+    ends = {run.job_id: (run.ended_at is None, run.ended_at or run.started_at) for run in runs}
+    return sorted(ends, key=ends.__getitem__)

@@ -180,8 +180,11 @@ def test_more_runs_than_are_shown_are_told_of(service: Running, iceberg: Iceberg
     service.register(iceberg)
     table = service.enroll(policy="manual")["id"]
     worker = add_worker(service.database)
-    for minute in range(40):
+    for minute in range(39):
         run(service.database, table, worker, minute, 0.5)
+    # It goes on beside all that come later, and before them in the order of starts.
+    running = request(service.database, table, JobKind.CONVERT, START - MINUTE, dry_run=True)
+    assert claim(service.database, add_worker(service.database), START - MINUTE) is not None
     asked = {"since": f"{START:%Y-%m-%dT%H:%M:%SZ}", "until": f"{START + MINUTE * 60:%Y-%m-%dT%H:%M:%SZ}"}
 
     def told() -> Any:
@@ -191,6 +194,7 @@ def test_more_runs_than_are_shown_are_told_of(service: Running, iceberg: Iceberg
     assert (len(told()["runs"]), told()["has_more_runs"]) == (40, False)
     last = run(service.database, table, worker, 50, 0.5)
     assert (len(told()["runs"]), told()["has_more_runs"], told()["runs"][-1]["job_id"]) == (40, True, last)
+    assert told()["runs"][0]["job_id"] == running
 
 
 def test_the_call_shows_tables_with_most_pending_first_and_pages_through_them(
