@@ -31,7 +31,6 @@ from sqlmodel.sql.expression import Select, SelectOfScalar
 from service.auth.models import Principal
 from service.catalogs.service import index_warehouse
 from service.db.database import UtcDateTime
-from service.errors import IcestreamError
 from service.jobs import orphan_removals
 from service.jobs.attempts import CLAIM_ANSWER_LOST, RunningAttempt, end_attempt, is_current
 from service.jobs.budgets import spent_budget, spent_budget_of
@@ -217,44 +216,17 @@ def claim(
     A worker runs one job at a time, so an attempt that it has when it asks is one that it does not run: it
     has `given_up` that one, or never heard of it. If it `has_waited` since it asked, it got that attempt by
     another call and needs no job from this one. If it `is_stopping`, it gets none, and hands that one back.
-    """
-    (answer,) = claim_each(
-        session, settings, [Ask(caller, worker_id, given_up, has_waited, is_stopping)], now
-    )
-    if isinstance(answer, IcestreamError):
-        raise answer
-    return answer
-
-
-def claim_each(
-    session: Session, settings: Settings, asks: Sequence[Ask], now: datetime
-) -> list[Assignment | IcestreamError | None]:
-    """What `claim` gives to each, one after the other in one transaction, or raises for it.
 
     The session is for that alone: it is rolled back where the transaction must begin again.
     """
+    ask = Ask(caller, worker_id, given_up, has_waited, is_stopping)
     for _ in range(_TRIED_AT_ONCE):
         try:
-            return _claim_each(session, settings, asks, now)
+            worker_name = _see(session, ask, now)
+            return None if worker_name is None else _give(session, settings, worker_id, worker_name, now)
         except _LostRaceError:
             session.rollback()  # the next try sees that the other job runs
-    return [None] * len(asks)
-
-
-def _claim_each(
-    session: Session, settings: Settings, asks: Sequence[Ask], now: datetime
-) -> list[Assignment | IcestreamError | None]:
-    answers: list[Assignment | IcestreamError | None] = []
-    for ask in asks:
-        try:
-            worker_name = _see(session, ask, now)
-            answers.append(
-                None if worker_name is None else _give(session, settings, ask.worker_id, worker_name, now)
-            )
-        except IcestreamError as error:
-            # Nothing was written for it.
-            answers.append(error)
-    return answers
+    return None
 
 
 def _see(session: Session, ask: Ask, now: datetime) -> str | None:
