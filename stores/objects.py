@@ -47,6 +47,7 @@ TAIL_BYTES = 64 * 1024
 _KEPT_BYTES = 1024**2
 PART_BYTES = 8 * 1024**2
 """That one request brings at most, or puts a new object with as a whole."""
+_PARTS_AT_ONCE = 4
 _REASON_LENGTH = 500
 _CAUSE = r'(?:error|message): ("[^"]*"|\w+(?:\( \w+)?)'
 _STATUS = "Server returned non-2xx status code: "
@@ -253,15 +254,13 @@ class OpenObject(RangeReader):
 
 
 class Upload(io.RawIOBase):
-    """A new object, which is there once it is closed: a small one by one request.
+    """A new object, which is there once it is closed: a small one by one request, a larger one in parts."""
 
-    open_parts: what takes a larger one, and sends it in parts.
-    """
-
-    def __init__(self, at: S3Object, open_parts: Callable[[], pa.NativeFile]) -> None:
-        self._object, self._open_parts = at, open_parts
-        self._small, self._size = bytearray(), 0
-        self._parts: pa.NativeFile | None = None
+    def __init__(self, at: S3Object) -> None:
+        self._object, self._size = at, 0
+        self._writer = obstore.open_writer_async(
+            at.store, at.key, buffer_size=PART_BYTES, max_concurrency=_PARTS_AT_ONCE
+        )
 
     def writable(self) -> bool:
         return True
@@ -270,29 +269,38 @@ class Upload(io.RawIOBase):
         return self._size
 
     def write(self, content: Any) -> int:
+        try:
+            self._object._asked(_within(self._writer.write, bytes(content)))
+        except BaseException:
+            self.give_up()
+            raise
         count = len(content)
         self._size += count
-        if self._parts is not None:
-            self._parts.write(content)
-            return count
-        self._small += content
-        if len(self._small) > PART_BYTES:
-            self._parts = self._open_parts()
-            self._parts.write(self._small)
-            self._small = bytearray()
         return count
 
     def close(self) -> None:
-        if self.closed:
-            return
+        if not self.closed:
+            super().close()
+            self._object._asked(_within(self._writer.close))
+
+    def give_up(self) -> None:
+        """Nothing will be there."""
         super().close()
-        if self._parts is not None:
-            self._parts.close()
-        else:
-            self._object.put(bytes(self._small))
 
     def __del__(self) -> None:
         """Nothing: Python's own would close, and a file that nobody finished would be there."""
+
+
+class Sink(pa.PythonFile):  # type: ignore[misc]  # Arrow has no types
+    """An upload as a file of Arrow's, of which nothing is there after a block that ends with an error."""
+
+    def __init__(self, upload: Upload, mode: str) -> None:  # noqa: ARG002  # Arrow's constructor has taken it
+        self._upload = upload
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        if kind is not None:
+            self._upload.give_up()
+        super().__exit__(kind, error, trace)
 
 
 @contextmanager

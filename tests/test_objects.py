@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -63,10 +64,17 @@ def test_a_file_is_put_as_a_whole_unless_it_is_large(store: SlowStore, storage: 
     assert store.counted(lambda: streamed(LARGE)).by_kind["END UPLOAD"] == 1
 
 
-def test_what_nobody_has_closed_is_not_there(store: SlowStore, storage: Storage) -> None:
-    sink = storage.open_output("s3://lake/unfinished")
-    sink.write(SMALL)
-    del sink
+@pytest.mark.parametrize("content", [SMALL, LARGE], ids=["small", "large"])
+def test_what_nobody_has_closed_is_not_there(content: bytes, store: SlowStore, storage: Storage) -> None:
+    def write() -> None:
+        sink = storage.open_output("s3://lake/unfinished")
+        sink.write(content)
+        del sink
+        with suppress(RuntimeError), storage.open_output("s3://lake/unfinished") as sink:
+            sink.write(content)
+            raise RuntimeError
+
+    assert "END UPLOAD" not in store.counted(write).by_kind
     assert not (store.folder / "lake" / "unfinished").exists()
 
 

@@ -32,7 +32,7 @@ from pyiceberg.io.pyarrow import PyArrowFile
 from stores.aws import S3_SCHEMES
 from stores.azure import AZURE_SCHEMES, AzureAccount, azure_container, without_signature
 from stores.file_io import GOOGLE_SCHEMES, LocationFileIO, is_google_public, object_key
-from stores.objects import PART_BYTES, OpenObject, S3Object, Upload, first_of, s3_store
+from stores.objects import PART_BYTES, OpenObject, S3Object, Sink, Upload, first_of, s3_store
 from trust.locations import Places
 from trust.rest_answers import session_ends
 from worker.process.deadline import check_time, result_in_time
@@ -299,10 +299,7 @@ class Storage:
 
     def open_output(self, location: str) -> pa.NativeFile:
         if (found := self._s3_object(location)) is not None:
-            return pa.PythonFile(Upload(found, partial(self._open_stream, location)), mode="w")
-        return self._open_stream(location)
-
-    def _open_stream(self, location: str) -> pa.NativeFile:
+            return Sink(Upload(found), "w")
         filesystem, path = self._resolve_to_write(location)
         return filesystem.open_output_stream(path)
 
