@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from urllib.parse import urlencode
 
 import sqlalchemy as sa
 from fastapi import APIRouter, Request, Response
@@ -42,7 +43,7 @@ _WITH_IDS: Sequence[tuple[type[SQLModel], str, str]] = (
 
 @dataclass(frozen=True)
 class Kind:
-    """What was found of one kind: pairs of words and an address, and where the rest is, if there is more."""
+    """What was found of one kind: pairs of words and an address, and that of the rest, if there is more."""
 
     name: str
     items: Sequence[tuple[str, str]]
@@ -70,20 +71,27 @@ def _found(session: Session, settings: Settings, reader: Principal, words: str) 
     if reader.role.allows(Role.ADMIN):
         lists.append(("Webhooks", "/webhooks", webhooks.list_webhooks(session, _BY_NAME, search=words)))
     kinds = [Kind("By id", by_id)]
-    catalog, _, rest = words.partition(".")
-    if rest and catalogs.find_catalog(session, catalog) is not None:
-        # As the command line writes them.
-        whole = tables.list_tables(session, settings, _BY_NAME, catalog=catalog, search=rest).items
-        named = [(f"{item.catalog}.{item.name}", f"/tables/{item.id}") for item in whole]
-        kinds.append(Kind(f"Tables of {catalog}", named))
+    # As the command line writes them. A catalog's name may have dots itself.
+    for catalog in catalogs.list_names(session):
+        rest = words.removeprefix(f"{catalog}.")
+        if rest in ("", words):
+            continue
+        whole = tables.list_tables(session, settings, _BY_NAME, catalog=catalog, search=rest)
+        named = [(f"{item.catalog}.{item.name}", f"/tables/{item.id}") for item in whole.items]
+        more = _rest("/tables", whole.next_cursor, catalog=catalog, search=rest)
+        kinds.append(Kind(f"Tables of {catalog}", named, more))
     for name, place, page in lists:
         items = [(item.name, f"{place}/{item.id}") for item in page.items]
-        kinds.append(Kind(name, items, place if page.next_cursor else None))
+        kinds.append(Kind(name, items, _rest(place, page.next_cursor, search=words)))
     names = catalogs.list_names(session, search=words)
     registered = [(name, f"/catalogs/{name}") for name in names[:_FIRST]]
-    of_catalogs = Kind("Catalogs", registered, "/catalogs" if len(names) > _FIRST else None)
+    of_catalogs = Kind("Catalogs", registered, _rest("/catalogs", len(names) > _FIRST, search=words))
     kinds.insert(len(kinds) - len(lists) + 1, of_catalogs)
     return [kind for kind in kinds if kind.items]
+
+
+def _rest(place: str, is_more: object, **filters: str) -> str | None:
+    return f"{place}?{urlencode(filters)}" if is_more else None
 
 
 def _ids(session: Session, kind: type[SQLModel], words: str) -> list[str]:

@@ -52,6 +52,26 @@ def test_what_has_an_id_is_found_by_it_as_long_as_it_is_there(
     assert "Nothing has" in admin.open(f"/search?search={table}").text
 
 
+def test_a_table_is_found_by_its_name_with_that_of_its_catalog_which_may_have_dots(
+    service: Running, admin: Person, iceberg: IcebergCatalog
+) -> None:
+    dotted = IcebergCatalog(iceberg.directory, "prod.eu")
+    catalog = service.register(dotted)["id"]
+    made = []
+    for number in range(_FIRST + 1):
+        dotted.create(f"mill.grain-{number}")
+        made.append(service.enroll(f"mill.grain-{number}", catalog="prod.eu")["id"])
+    links = admin.open("/search?search=prod.eu.mill.grain-0").links
+    assert links["prod.eu.mill.grain-0"].endswith(f"/tables/{made[0]}")
+    links = admin.open("/search?search=prod.eu.mill.grain").links
+    assert f"prod.eu.mill.grain-{_FIRST}" not in links
+    rest = links["All tables of prod.eu with “prod.eu.mill.grain” in their names"]
+    assert f"mill.grain-{_FIRST}" in admin.open(rest.removeprefix(service.url)).text
+    for table in made:
+        service.admin.delete(f"/tables/{table}").raise_for_status()
+    service.admin.delete(f"/catalogs/{catalog}").raise_for_status()
+
+
 def test_of_many_the_first_are_named_and_the_list_has_the_rest(service: Running, admin: Person) -> None:
     for number in range(_FIRST + 1):
         service.admin.post("/policies", json={"name": f"many-{number}", "settings": {}})
