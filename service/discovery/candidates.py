@@ -50,6 +50,8 @@ _KEPT_SECONDS = 300.0
 """So long what was seen is good for the pages that follow."""
 _KEPT = 10_000
 _TABLE_SECONDS = 20.0
+_LONGEST_KEY = 500
+"""Characters, in a sentence about it."""
 
 
 class Looks:
@@ -328,10 +330,11 @@ def _check_keys(table: Table, files: Sequence[EqualityDelete], staying: Sequence
     if not staying:
         return
     keys = "; ".join(", ".join(key_set) for key_set in _key_sets(table, staying))
+    some = keys if len(keys) <= _LONGEST_KEY else f"{keys[:_LONGEST_KEY]}…"
     raise InvalidError(
         "key-not-supported",
         f"{len(staying):,} of {counted(len(files), 'equality delete file')} cannot be converted: "
-        f"the key ({keys}) has floating-point columns, about which engines disagree.",
+        f"the key ({some}) has floating-point columns, about which engines disagree.",
         "Give the writer a key without floating-point columns. "
         + (
             "Until then nothing of this table can be converted."

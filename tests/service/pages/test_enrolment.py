@@ -3,6 +3,8 @@
 from typing import Any
 
 import pytest
+from pyiceberg.schema import Schema
+from pyiceberg.types import DoubleType, LongType, NestedField
 
 from service.records.keys import Role
 from tests.service.conftest import Running
@@ -64,6 +66,20 @@ def test_a_table_that_cannot_be_enrolled_is_told_beside_those_that_were(
         "/catalogs/local/candidates", data={"csrf_token": token, "identifier": "nonsense"}
     )
     assert answer.status_code == 422
+
+
+def test_a_candidate_with_a_long_key_makes_no_long_page(
+    service: Running, admin: Person, iceberg: IcebergCatalog
+) -> None:
+    long_name = "c" * 20_000
+    for name, id_type in (("wide.t", LongType()), ("wide.floats", DoubleType())):
+        table = iceberg.create(name, Schema(NestedField(1, "id", id_type)))
+        iceberg.delete_keys(name, [1])
+        with table.refresh().update_schema() as change:
+            change.rename_column("id", long_name)
+    shown = admin.open("/catalogs/local/candidates?namespace=wide")
+    assert shown.text.count("c…") >= 3, "in both keys, and in why the one can't be converted"
+    assert len(shown.html) < 20_000
 
 
 def test_a_pattern_shows_what_it_matches_before_it_enrols_that(
