@@ -1,7 +1,7 @@
 """What ran lately, table by table, for pages and programs that show many tables at once."""
 
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from sqlalchemy import func, union_all
 from sqlalchemy import select as columns
@@ -9,8 +9,6 @@ from sqlmodel import Session, col, or_, select
 
 from service.records.jobs import Attempt, Job, JobStatus
 
-_LONGEST = timedelta(days=1)
-"""A job that has ended, and was made so long before a span, is not looked for in it."""
 _UNFINISHED = [status.value for status in JobStatus if not status.is_final]
 
 
@@ -18,7 +16,6 @@ def latest_job_ids(
     session: Session,
     table_ids: Sequence[str],
     number: int,
-    since: datetime | None = None,
     until: datetime | None = None,
 ) -> list[str]:
     """The jobs of each table that were made last, or last before `until`, so many of each at most."""
@@ -27,8 +24,6 @@ def latest_job_ids(
     of_each = []
     for table_id in table_ids:
         newest = select(Job.id).where(Job.table_id == table_id)
-        if since is not None:
-            newest = newest.where(Job.created_at >= since - _LONGEST)
         if until is not None:
             newest = newest.where(Job.created_at < until)
         newest = newest.order_by(col(Job.created_at).desc()).limit(number)
@@ -57,8 +52,9 @@ def attempts_within(
     session: Session, table_ids: Sequence[str], since: datetime, until: datetime, *, of_each: int
 ) -> Sequence[tuple[Job, Attempt]]:
     """Attempts that ran at some time of a span, the oldest first: of so many jobs of each table at most."""
-    chosen = latest_job_ids(session, table_ids, of_each, since, until)
-    # Held up by a budget or a window, tried again and again, or just long: few are, and an index has them.
+    # However long before the span they were made: a budget, a window or retries may hold a job up for days.
+    chosen = latest_job_ids(session, table_ids, of_each, until)
+    # Beyond these, what has not ended yet: few have not, and an index has them.
     chosen += session.exec(
         select(Job.id).where(col(Job.status).in_(_UNFINISHED), col(Job.table_id).in_(table_ids))
     ).all()

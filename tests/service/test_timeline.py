@@ -165,14 +165,21 @@ def test_what_ran_within_a_span_is_told_with_its_worker_and_so_many_of_each_tabl
     assert latest[other] == [(of_other, "convert", False, "succeeded", START + MINUTE * 16)]
 
 
-def test_a_job_that_was_made_long_before_is_told_of_while_it_runs(database: Database) -> None:
+def test_a_job_that_was_made_long_before_is_told_of_while_it_runs_and_after(database: Database) -> None:
     (table,) = add_tables(database, ["a"])
     held_up = request(database, table, JobKind.CONVERT, START)
     begin = START + timedelta(days=3)
-    assert claim(database, add_worker(database), begin) is not None
+    assignment = claim(database, add_worker(database), begin)
+    assert assignment is not None
+    for ended in (False, True):
+        if ended:
+            finish(database, held_up, assignment.attempt, "succeeded", begin + MINUTE * 3)
+        with database.read() as session:
+            # What runs is found though it is none of the latest.
+            of_each = 10 if ended else 0
+            found = attempts_within(session, [table], begin, begin + MINUTE * 60, of_each=of_each)
+            assert [job.id for job, _ in found] == [held_up]
     with database.read() as session:
-        found = attempts_within(session, [table], begin, begin + MINUTE * 60, of_each=10)
-        assert [job.id for job, _ in found] == [held_up]
         assert attempts_within(session, [table], START, START + MINUTE * 60, of_each=10) == []
 
 
