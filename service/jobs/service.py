@@ -268,9 +268,13 @@ def last_failure_at(session: Session) -> datetime | None:
     return session.exec(select(func.max(Job.ended_at)).where(FAILED)).one()
 
 
+_CONVERTING = [JobKind.CONVERT.value, JobKind.REWRITE_DATA_FILES.value]
+"""A rewriting converts what is pending first."""
+
+
 @dataclass(frozen=True)
 class Converted:
-    """What conversions came to; those that converted nothing are none."""
+    """What jobs that converted came to; those that converted nothing are none."""
 
     jobs: int
     equality_deletes: int
@@ -284,7 +288,7 @@ _CONVERTED: WeakKeyDictionary[Engine, dict[int, Converted]] = WeakKeyDictionary(
 
 
 def converted_since(session: Session, since: datetime, now: datetime) -> Converted:
-    """All conversions that succeeded since a time, which is a day ago or less if this is to be fast.
+    """All jobs that converted and succeeded since a time, which is a day ago or less if this is to be fast.
 
     Of a day, stretches that are over are read once by each process: nothing in them changes any more.
     """
@@ -368,7 +372,7 @@ def _amount(told: str | None) -> int:
 
 
 def list_conversion_times(session: Session, table_id: str, since: datetime) -> list[datetime]:
-    """When conversions of a table ended since a time, oldest first.
+    """When jobs that converted a table's deletes ended since a time, oldest first.
 
     Of more than LISTED_CONVERSIONS every second, third, ... one, counted from the latest.
     """
@@ -386,7 +390,7 @@ def _has_converted(since: datetime) -> tuple[ColumnElement[bool], ...]:
     # As text: workers of any version reported it, and PostgreSQL fails on a number that is none.
     removed = cast(col(Job.result)["equality_delete_files_removed"].as_string(), String)
     return (
-        col(Job.kind) == JobKind.CONVERT.value,
+        col(Job.kind).in_(_CONVERTING),
         # As most are: an index of the table, or of the time, leads to fewer.
         col(Job.status).not_in([status.value for status in JobStatus if status is not JobStatus.SUCCEEDED]),
         ~col(Job.dry_run),

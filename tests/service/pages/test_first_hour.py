@@ -6,6 +6,7 @@ from pathlib import Path
 
 from fastapi import Request
 from sqlalchemy import update
+from sqlmodel import col
 
 from service.auth.models import SYSTEM
 from service.catalogs.service import register_embedded_catalog
@@ -121,6 +122,9 @@ def test_who_follows_the_steps_sees_what_the_first_conversion_has_changed(
         assert "The first conversion" not in admin.page.text
         with Person(service) as other:
             assert "The first conversion" in other.open("/").text
+            with service.database.write() as session:
+                session.execute(update(Job).where(~col(Job.dry_run)).values(kind="rewrite_data_files"))
+            assert "A rewriting of data files of shop.orders took" in other.open("/").text
             with service.database.write() as session:
                 session.execute(update(Job).values(ended_at=utc_now() - timedelta(days=2)))
             assert "The first conversion" not in other.open("/").text

@@ -133,14 +133,21 @@ def marks(page: Page, now: datetime) -> list[float]:
     return [round((now.timestamp() - told["began"] - second) / 60, 1) for second in told["marks"]]
 
 
-def test_every_conversion_of_the_span_is_marked_however_many_jobs_came_after_it(fleet: Running) -> None:
+def test_all_that_converted_in_the_span_counts_however_many_jobs_came_after_it(fleet: Running) -> None:
     now = utc_now()
     measured(fleet, now, [("a", 100, 160_000), ("a", 50, 0)])
     later: list[Ended] = [(minutes / 10, None, {"kind": "index"}) for minutes in range(60)]
-    table = ended(fleet, now, [(50, 3, {}), (25, 1, {}), *later])
+    rewriting = {"equality_delete_files_removed": 2, "equality_deletes_resolved": 40, "data_files": {}}
+    others: list[Ended] = [
+        (40, None, {"kind": "rewrite_data_files", "result": rewriting}),
+        (30, 0, {"kind": "rewrite_data_files"}),
+    ]
+    table = ended(fleet, now, [(50, 3, {}), *others, (25, 1, {}), *later])
     with Person(fleet) as admin:
         page = admin.open(f"/tables/{table}")
-    assert marks(page, now) == [50, 25]
+        overview = admin.open("/").text.replace("\N{NO-BREAK SPACE}", " ")
+    assert marks(page, now) == [50, 40, 25]
+    assert "Deletes resolved 40 in the last 24 hours, by 3 jobs" in overview
     assert "Pending equality deletes conversion 24 hours" in page.text
 
 
@@ -161,7 +168,7 @@ def test_what_converted_nothing_is_neither_marked_nor_counted_as_a_conversion(fl
         overview = admin.open("/").text
     assert marks(page, now) == []
     assert "Pending equality deletes 24 hours" in page.text
-    assert "by 0 conversions" in overview.replace("\N{NO-BREAK SPACE}", " ")
+    assert "by 0 jobs" in overview.replace("\N{NO-BREAK SPACE}", " ")
 
 
 def test_conversions_too_many_to_be_marked_one_by_one_share_marks_and_the_page_says_so(
