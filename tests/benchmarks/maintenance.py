@@ -142,8 +142,9 @@ def report_of(rows: Iterable[Sequence[object]]) -> str:
             " place of the next conversion. Write amplification is what writers and jobs wrote for each byte"
             " of a writer's: a rewriting takes all files below three quarters of the target size, so a table"
             " smaller than that is written anew each time. Reads are how many times as much a full read by"
-            " Spark costs over time as had the table just been rewritten, on average over tables and of the"
-            " dearest one.",
+            " Spark costs as had the table just been rewritten, by [the model](reader-cost.md#the-model): on"
+            " average over time and tables, and over time for the dearest table. So reads cost more than this"
+            " at times, such as right before a conversion; how long is not counted.",
         ]
     )
 
