@@ -25,8 +25,12 @@ _WORK: Mapping[JobKind, tuple[str | None, tuple[str, ...]]] = {
     JobKind.REWRITE_DATA_FILES: ("data_files", ("bytes_rewritten",)),
     JobKind.REWRITE_POSITION_DELETE_FILES: ("delete_files", ("bytes_rewritten",)),
     JobKind.REWRITE_MANIFESTS: ("manifests", ("bytes_rewritten",)),
+    JobKind.REMOVE_ORPHAN_FILES: ("orphans", ("files", "files_deleted")),
 }
-"""Where a result tells how much there was to do: the report, and what of it counts."""
+"""Where a result tells how much there was to do: the report, and what of it counts.
+
+A list counts as many as it has: a dry run lists the orphan files that a removal may delete, and deletes none.
+"""
 
 
 def estimate(session: Session, dry_run: Job, result: Mapping[str, Any]) -> EstimateReport | None:
@@ -89,4 +93,8 @@ def _work(kind: JobKind, result: Mapping[str, Any]) -> int:
         return 0
     part, names = _WORK[kind]
     report = result if part is None else result.get(part) or {}
-    return sum(int(report.get(name) or 0) for name in names)
+    return sum(_amount(report.get(name)) for name in names)
+
+
+def _amount(told: Any) -> int:
+    return len(told) if isinstance(told, list) else int(told or 0)

@@ -285,9 +285,9 @@ class JobView(Message):
     data files and equality deletes) and `bytes_written` (of new delete files), both in bytes, and of its dry
     run also `estimated_seconds`: how long the conversion would take, as the dry run measured it, and for its
     commits as measured elsewhere; none if it would convert nothing. Of a dry run of any of these but a
-    publication and orphan files: `estimate`, how many `seconds` the job would take by what the latest of its
-    kind took on this table (`jobs` of them), and the factor by which estimates of these from those before
-    each were `off_by`, in the middle; null if there were none.
+    publication: `estimate`, how many `seconds` the job would take by what the latest of its kind took on this
+    table (`jobs` of them), and the factor by which estimates of these from those before each were `off_by`,
+    in the middle; null if there were none.
     """
     error: dict[str, Any] | None
     """This is why it failed: code, title, detail and remedy; null if it did not."""

@@ -66,3 +66,35 @@ def test_a_dry_run_is_estimated_by_the_jobs_of_its_table_and_kind_that_worked_at
     assert claim(database, worker, now + timedelta(hours=1))
     queue.finish(database, failing, 1, "failed", now + timedelta(hours=2), FATAL)
     assert run(table, 300, 1, dry_run=True)["jobs"] == 3
+
+
+def test_a_removal_of_orphan_files_is_estimated_by_how_many_earlier_ones_deleted(database: Database) -> None:
+    (table,) = add_tables(database, ["u1"])
+    worker = add_worker(database)
+    kind = JobKind.REMOVE_ORPHAN_FILES
+    now = START
+
+    def run(orphans: dict[str, Any], seconds: float, dry_run_job_id: str | None = None) -> str:
+        nonlocal now
+        now += timedelta(hours=1)
+        dry_run = dry_run_job_id is None
+        parameters = {"older_than_seconds": 604_800, "dry_run_job_id": dry_run_job_id}
+        job_id = queue.request(database, table, kind, now, dry_run=dry_run, parameters=parameters)
+        assert claim(database, worker, now)
+        told = {"files_in_location": 5_000, "orphan_files": 3_000, **orphans}
+        result = {"dry_run": dry_run, "orphans": told}
+        queue.finish(database, job_id, 1, "succeeded", now + timedelta(seconds=seconds), result=result)
+        return job_id
+
+    def estimated(files: int) -> Any:
+        return (job(database, looked(files)).result or {}).get("estimate")
+
+    def looked(files: int) -> str:
+        return run({"files": [f"s3://b/t/data/{number}.parquet" for number in range(files)]}, 1)
+
+    assert estimated(10) is None
+    run({"files_deleted": 10, "files_kept": 90}, 4, looked(100))
+    assert estimated(40) == {"seconds": 4.0, "jobs": 1, "off_by": None}
+    run({"files_deleted": 20}, 6, looked(20))
+    assert estimated(40) == {"seconds": 10.0, "jobs": 2, "off_by": 1.5}
+    assert estimated(0) is None
