@@ -38,6 +38,7 @@ from service.confirmations import words_before
 from service.quantities import counted
 
 _WAITS_SECONDS = 1.0
+_STREAM_ENDED = "The service has ended the stream."
 _PASSING = (429, 502, 503, 504)
 """Of a service, or what stands before it, while it is started anew or has too much to do."""
 _PATIENCE_SECONDS = 600.0
@@ -379,7 +380,7 @@ class Client:
                             # As JSON that has no character but those of ASCII.
                             sys.stdout.write(json.dumps(json.loads(line.removeprefix("data:"))) + "\n")
                             sys.stdout.flush()
-                    error: IcestreamError = UnreachableError("The service has ended the stream.", "")
+                    error: IcestreamError = UnreachableError(_STREAM_ENDED, "")
                 except IcestreamError as problem:
                     error = problem
                 if patience is None:

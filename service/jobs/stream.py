@@ -117,9 +117,7 @@ async def stream_events(
     While the database does not answer, the stream is silent; it ends once this process is `stopping`, or who
     reads it may no longer: `may_read` asks the database.
     """
-    async for position, found in _follow(
-        recent, after, stopping, may_read, ACCESS_SECONDS, table_id, job_id
-    ):
+    async for position, found in _follow(recent, after, stopping, may_read, ACCESS_SECONDS, table_id, job_id):
         if not found:
             yield {"id": str(position)}
         for event in found:

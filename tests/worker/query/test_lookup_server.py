@@ -45,7 +45,6 @@ from worker.io.storage import Storage
 from worker.keys.read import KeyReader, key_reader
 from worker.keys.schema_fields import resolve_key_set
 from worker.lookup import index_lookup
-from worker.lookup.index_lookup import LookupTask
 from worker.lookup_server import app
 from worker.lookup_server.admission import Admission
 from worker.lookup_server.app import create_app
@@ -408,7 +407,7 @@ POSITION_DELETE = DeleteFile(
         (snapshot, "existing_deletes"),
         (key_set_index, "FileDictionary"),
         (KeyReader, "_to_key_batch"),
-        (LookupTask, "_read"),
+        (index_lookup, "_read"),
         (PendingKeys, "_read"),
         (app, "selected"),  # matches
         (app, "report"),  # rows
@@ -422,7 +421,7 @@ def test_what_questions_hold_is_bounded_together(
     iceberg.create("db.t")
     iceberg.append("db.t", [1, 2])
     table = described(iceberg.catalog.load_table("db.t").metadata_location, tmp_path)
-    if place in (LookupTask, key_set_index):
+    if place in (index_lookup, key_set_index):
         Indexed(table)
     if name == "existing_deletes":
         monkeypatch.setattr(TableSnapshot, "deletes_of", lambda *_: (POSITION_DELETE,))
@@ -702,7 +701,7 @@ def test_an_answer_that_nobody_waits_for_is_not_made(
     [
         (places, "_key_batches"),  # data files
         (KeyReader, "_to_key_batch"),  # parts of one
-        (LookupTask, "_read"),  # row groups of the index
+        (index_lookup, "_read"),  # row groups of the index
         (rows, "_read_parquet"),  # data files, for rows
         (parquet_rows, "_rows_of_group"),  # row groups of one
         (Answers, "coverage"),  # manifests
@@ -726,7 +725,7 @@ def test_reading_stops_when_the_time_is_over(
         made.append(ROWS)
     catalog.close()
     table = described(made.metadata_location, tmp_path)
-    if place is LookupTask:
+    if place is index_lookup:
         Indexed(table)
     now, calls, read = [0.0], [], getattr(place, name)
 
