@@ -64,7 +64,7 @@ def check(expression: str, told: dict[str, list[dict[str, str]]]) -> None:
 def test_alerts_ask_for_what_is_told(told: dict[str, list[dict[str, str]]]) -> None:
     (rule,) = of_kind(render("production"), "PrometheusRule")
     alerts = [alert for group in rule["spec"]["groups"] for alert in group["rules"]]
-    assert len(alerts) == 10
+    assert len(alerts) == 11
     for alert in alerts:
         check(alert["expr"], told)
         assert 'namespace="data", service="r-icestream"' in alert["expr"]
@@ -76,6 +76,11 @@ def test_alerts_ask_for_what_is_told(told: dict[str, list[dict[str, str]]]) -> N
         alert = by_name[f"IcestreamTables{status}"]
         assert f'status="{status.lower()}"' in alert["expr"]
         assert "{{ $value }}" in alert["annotations"]["summary"]
+    dear = by_name["IcestreamReadsDear"]["expr"]
+    now, fresh = dear.split(" > 3 * ")
+    assert "icestream_read_seconds{" in now
+    overhead = r"max\(icestream_read_overhead_seconds{.*}\)"
+    assert re.fullmatch(rf"\(max\(icestream_read_seconds{{.*}}\) - {overhead}\)", fresh)
     # Of rows that are removed as they grow old, a difference of counts would hide as many new ones.
     for failed in ("JobsFail", "WebhookDeliveriesDead"):
         expression = by_name[f"Icestream{failed}"]["expr"]
