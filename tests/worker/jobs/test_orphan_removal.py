@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from tests.jobs import Jobs
 from tests.readers import duckdb_rows
 from tests.thorough import V3_FIRST
 from trust.locations import normalize_location, parse_location
-from worker.attempt.pinned_table import pin_table
+from worker.attempt.pinned_table import pin_again, pin_table
 from worker.contract.control_plane import StaleAttemptError
 from worker.io.storage import Storage
 from worker.jobs import orphan_removal
@@ -169,13 +170,14 @@ def test_what_is_needed_or_written_again_since_the_dry_run_stays(
     table.commit(first)
     Path(again).write_bytes(b"written again")
 
-    def pin_and_commit(*given: Any, **how: Any) -> Any:
-        found = pin_table(*given, **how)
+    def and_commit(pin: Callable[..., Any], *given: Any, **how: Any) -> Any:
+        found = pin(*given, **how)
         if later:
             table.commit(later.pop())
         return found
 
-    monkeypatch.setattr(orphan_removal, "pin_table", pin_and_commit)
+    for pin in (pin_table, pin_again):
+        monkeypatch.setattr(orphan_removal, pin.__name__, partial(and_commit, pin))
     done = remove(jobs, told)
 
     assert (done["files_deleted"], done["files_kept"], Path(gone).exists()) == (1, 4, False)
@@ -200,10 +202,10 @@ def test_a_lease_that_is_lost_during_the_last_look_lets_nothing_go(
 
     def pin(*given: Any, **how: Any) -> Any:
         looks.append(how)
-        return pin_table(*given, **how)
+        return pin_again(*given, **how)
 
     with monkeypatch.context() as patch:
-        patch.setattr(orphan_removal, "pin_table", pin)
+        patch.setattr(orphan_removal, "pin_again", pin)
         patch.setattr(jobs.reporter, "before_commit", lose)
         with pytest.raises(StaleAttemptError):
             remove(jobs, told)

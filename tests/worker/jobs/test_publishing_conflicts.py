@@ -192,7 +192,7 @@ def test_a_staged_delete_that_no_partition_tells_of_rows_under_another_spec_stop
 def test_each_staged_snapshot_is_read_once_however_often_others_come_first(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And the table is looked at once for each commit that was tried, and once after the last."""
+    """And the table is looked at once for each commit that was tried."""
     table = lake.create(row(1, 1))
     for value in range(3):
         lake.upsert(row(2, value))
@@ -213,7 +213,7 @@ def test_each_staged_snapshot_is_read_once_however_often_others_come_first(
 
     assert lake.publish()["staged_snapshots"] == 3
     assert len(read) == len(set(read)) == 6, "those that came to the target meanwhile, too"
-    assert len(looks) == 5
+    assert len(looks) == 4
     assert lake.rows() == in_order(row(1, 1), row(2, 2), *[row(10 + n, n) for n in (1, 2, 3)])
 
 

@@ -40,7 +40,7 @@ CHARACTERS_OF_PATH = 120
 KEYS = round(DELETES / 6)
 BYTES_OF_VECTOR_FILE, BYTES_OF_VECTOR = 420, 760
 """Of one with two positions: in the store, and in the driver's memory."""
-REQUESTS_OF_WRITE, REQUESTS_OF_READ = 3, 2
+REQUESTS_OF_WRITE = REQUESTS_OF_READ = 1
 
 
 def figures() -> dict[str, str]:

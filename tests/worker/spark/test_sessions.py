@@ -117,7 +117,7 @@ def test_no_session_that_is_too_short_is_tried_for_ever(spark: SparkSession, ser
                 tasks, None, planned_rows=1, on_progress=lambda _: None, on_again=again.append
             )
         )
-    assert "HTTP status 400" in caught.value.detail
+    assert "400 Bad Request" in caught.value.detail
     assert sum(again) <= 1
 
 
