@@ -23,6 +23,7 @@ from sqlalchemy.engine import make_url
 from sqlmodel import Session, col, select
 
 from service.db.database import Database, new_id, utc_now
+from service.index_health.service import append_sample
 from service.records.health import HealthSample, PendingChange, minute_of
 from service.records.jobs import Attempt, Event, Job
 from service.records.tables import EnrolledTable
@@ -40,6 +41,7 @@ from tests.browser.running_service import (
 )
 from tests.browser.terminal import draw
 from tests.patience import wait_until
+from tests.service.health_samples import health_sample
 
 DOCUMENTS = Path(__file__).parents[2] / "docs" / "images"
 COMMANDS = ("status", "tables list --sort=-status")
@@ -247,7 +249,8 @@ def write_past(service: RunningService, table_id: str, *job_ids: str) -> dict[st
         session.exec(delete(HealthSample).where(col(HealthSample.table_id) == table_id))
         table = session.get_one(EnrolledTable, table_id)
         pending = files = 0
-        conversions = []
+        conversions: list[datetime] = []
+        last: HealthSample | None = None
         for minute in range(24 * 60, 2, -2):
             at = now - timedelta(minutes=minute)
             before = pending
@@ -257,23 +260,20 @@ def write_past(service: RunningService, table_id: str, *job_ids: str) -> dict[st
                 pending = files = 0
                 conversions.append(at)
             session.add(PendingChange(part=0, minute=minute_of(at), equality_deletes=pending - before))
-            session.add(
-                HealthSample(
-                    table_id=table.id,
-                    at=at,
-                    resolution="hour" if minute % 60 == 0 else "all",
-                    status="healthy",
-                    pending_equality_delete_files=files,
-                    pending_equality_deletes=pending,
-                    lag_seconds=files * 120,
-                    coverage=1 if minute % 90 > 6 else 0.97,
-                    entries=19_480_000 - minute * 900,
-                    bytes=59_800_000 - minute * 2_700,
-                    sorted_runs=3 + (1440 - minute) // 45 % 13,
-                    dead_ratio=0.034 + minute % 700 / 4000,
-                    unconvertible=0,
-                )
+            sample = health_sample(
+                table.id,
+                at,
+                pending,
+                pending_equality_delete_files=files,
+                lag_seconds=files * 120,
+                coverage=1 if minute % 90 > 6 else 0.97,
+                entries=19_480_000 - minute * 900,
+                bytes=59_800_000 - minute * 2_700,
+                sorted_runs=3 + (1440 - minute) // 45 % 13,
+                dead_ratio=0.034 + minute % 700 / 4000,
             )
+            append_sample(session, last, sample)
+            last = sample
         # What it has now was counted as it was measured.
         session.add(PendingChange(part=0, minute=minute_of(now) - 3, equality_deletes=-pending))
         for at in conversions:
