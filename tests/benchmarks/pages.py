@@ -232,6 +232,9 @@ def _fill(session: Session, tables: int, jobs: int) -> Mapping[str, str]:
         status=HealthStatus.HEALTHY,
         pending_equality_delete_files=1,
         lag_seconds=60,
+        hour_longest_lag_seconds=60,
+        day_longest_lag_seconds=60,
+        day_most_deletes=_SAMPLES - 1,
         coverage=1,
         entries=1_000_000,
         bytes=20_000_000,
@@ -243,7 +246,12 @@ def _fill(session: Session, tables: int, jobs: int) -> Mapping[str, str]:
         session,
         sample,
         (
-            {"table_id": table_id, "at": now - timedelta(hours=hour), "pending_equality_deletes": hour}
+            {
+                "table_id": table_id,
+                "at": now - timedelta(hours=hour),
+                "pending_equality_deletes": hour,
+                "hour_most_deletes": hour,
+            }
             for hour in reversed(range(_SAMPLES))
             for table_id in ids
         ),

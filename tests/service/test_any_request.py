@@ -229,7 +229,12 @@ def ask(case: schemathesis.Case[Any], known: Known, checks: list[Any]) -> int:
     return answer.status_code
 
 
-NAMED = ("POST /api/v1/catalogs", "POST /api/v1/policies", "POST /api/v1/webhooks")
+NAMED = (
+    "POST /api/v1/catalogs",
+    "POST /api/v1/notification-senders",
+    "POST /api/v1/policies",
+    "POST /api/v1/webhooks",
+)
 REFUSED = {
     # A key is no signature; what one opens is shown where notifications are.
     "POST /api/v1/notification-senders/{sender_id}/commit-events": 401,
