@@ -139,11 +139,12 @@ class AzureAccount:
 
     def container(self, name: str) -> AzureStore:
         """One of its containers."""
-        given: dict[str, Any] = {"account_name": self.name, "endpoint": self.endpoint}
-        if self.sas_token:
-            given["sas_key"] = self.sas_token
-        elif self.key:
-            given["account_key"] = self.key
+        given: dict[str, Any] = {"account_name": self.name, "endpoint": self.endpoint, "use_emulator": False}
+        credentials: Any = {"sas_token": self.sas_token} if self.sas_token else {"access_key": self.key}
+        if self.sas_token or self.key:
+            # As sas_key or account_key they would come after what the environment has, as of a workload.
+            credentials["expires_at"] = None
+            given |= {"credential_provider": lambda: credentials, "skip_signature": False}
         client = _CLIENT | {"allow_http": self.endpoint.startswith("http:")}
         return AzureStore(name, client_options=client, retry_config=_RETRIES, **given)
 

@@ -25,6 +25,7 @@ import obstore
 import pyarrow as pa
 from obstore.exceptions import BaseError, NotFoundError, PermissionDeniedError, UnauthenticatedError
 from obstore.store import S3Store
+from pyiceberg.utils.properties import property_as_bool
 
 from stores.ranges import RangeReader
 
@@ -66,7 +67,7 @@ def s3_store(
     What obstore is not told it takes from AWS_* of the environment, and of endpoints one for S3 first.
     """
     given = first_of(properties, region=("s3.region", "client.region"))
-    is_virtual = str(properties.get("s3.force-virtual-addressing", "")).lower() == "true"
+    is_virtual = property_as_bool(dict(properties), "s3.force-virtual-addressing", False)
     endpoint = properties.get("s3.endpoint")
     if endpoint:
         scheme, _, host = endpoint.partition("://")

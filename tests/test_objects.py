@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 
 from stores import objects
+from stores.azure import AzureAccount
 from stores.objects import OpenObject, s3_store
 from tests.http_server import Answer, Request, answering, serving
 from tests.slow_store import SlowStore
@@ -304,3 +305,34 @@ def test_what_a_record_says_of_googles_store_goes_before_the_environment(
         given = {"gcs.service.host": server.url, "gcs.oauth2.token": "given"}
         assert Storage(given).create("gs://lake/new", SMALL)
     assert shown == ["Bearer given"]
+
+
+@pytest.mark.parametrize("given", ["key", "sas_token"])
+def test_what_a_record_says_of_azures_store_goes_before_the_environment(
+    given: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {
+        "STORAGE_TOKEN": "token-of-this-machine",
+        "STORAGE_ACCOUNT_KEY": "YW5vdGhlcg==",
+        "STORAGE_ENDPOINT": "http://127.0.0.1:1",
+        "STORAGE_USE_EMULATOR": "true",
+        "SKIP_SIGNATURE": "true",
+        # Of a workload's identity, as Kubernetes gives it.
+        "CLIENT_ID": "workload",
+        "TENANT_ID": "tenant",
+        "FEDERATED_TOKEN_FILE": "/no/such/file",
+        "AUTHORITY_HOST": "http://127.0.0.1:1",
+    }.items():
+        monkeypatch.setenv(f"AZURE_{name}", value)
+    shown = []
+
+    def looked_at(request: Request) -> Answer:
+        shown.append((request.headers.get("authorization", "").partition(":")[0], request.query.get("sig")))
+        headers = {"last-modified": "Thu, 26 Nov 2026 10:00:00 GMT", "etag": "1"}
+        return Answer("", 200, headers)
+
+    with answering({"/acc/lake/file": looked_at}) as server:
+        secret = {"key": "Z2l2ZW4=", "sas_token": "sv=1&sig=given"}[given]
+        account = AzureAccount("acc", f"{server.url}/acc", **{given: secret})
+        obstore.head(account.container("lake"), "file")
+    assert shown == [{"key": ("SharedKey acc", None), "sas_token": ("", "given")}[given]]
