@@ -58,14 +58,18 @@ def find_principal(request: Request) -> Principal | None:
 
 
 def set_session_cookie(response: Response, request: Request, token: str) -> None:
-    """Hand a session secret to the browser; scripts cannot read it and other sites cannot send it."""
+    """Hand a session secret to the browser; scripts cannot read it.
+
+    Other sites send it by a link alone, which opens its page for whoever is signed in: each write asks for a
+    token beside it.
+    """
     settings: Settings = request.app.state.settings
     response.set_cookie(
         SESSION_COOKIE,
         token,
         max_age=int(settings.session_hours * 3600),
         httponly=True,
-        samesite="strict",
+        samesite="lax",
         secure=request.url.scheme == "https",
         path="/",
     )

@@ -136,8 +136,8 @@ def _reads(overview: Json) -> str:
     seconds, overhead = overview["read_seconds"], overview["read_overhead_seconds"]
     saved = overview["read_saved_seconds"]
     return (
-        f"a full read of all takes {brief(seconds)}, {brief(overhead)} of it for deletes and small files; "
-        f"{brief(abs(saved))} {'more' if saved < 0 else 'less'} than when they were enrolled"
+        f"a full read of all takes about {brief(seconds)}, {brief(overhead)} of it for deletes and small "
+        f"files; {brief(abs(saved))} {'more' if saved < 0 else 'less'} than when they were enrolled"
     )
 
 

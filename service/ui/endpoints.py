@@ -33,7 +33,7 @@ from service.ui import (
     workers,
     writes,
 )
-from service.ui.pages import MEDIA_TYPES, STATIC, PageRoute, render
+from service.ui.pages import DIGEST, MEDIA_TYPES, STATIC, PageRoute, render
 
 router = APIRouter(route_class=PageRoute)
 
@@ -48,15 +48,18 @@ def show_problem(request: Request, slug: str) -> Response:
 
 
 @router.get("/static/{digest}/{name}", dependencies=[Anyone])
-def get_static(digest: str, name: str) -> Response:  # noqa: ARG001
-    """Assets lie in memory; the digest in their address lets browsers keep them for good."""
+def get_static(digest: str, name: str) -> Response:
+    """Assets lie in memory; the digest in their address lets browsers keep them for good.
+
+    Not of a page that came from a replica of another release: what this one has would be kept as that one's.
+    """
     if name not in STATIC:
         raise NotFoundError("not-found", f"There is no {name!r}.", "Reload the page.")
     media_type = MEDIA_TYPES[name[name.rindex(".") :]]
     return Response(
         STATIC[name],
         media_type=media_type,
-        headers={"Cache-Control": "public, max-age=31536000, immutable"},
+        headers={"Cache-Control": "public, max-age=31536000, immutable" if digest == DIGEST else "no-store"},
     )
 
 

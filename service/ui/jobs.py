@@ -1,11 +1,12 @@
 """The pages of jobs."""
 
 from collections import Counter
+from collections.abc import Iterator
 from itertools import accumulate
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request, Response
-from fastapi.responses import PlainTextResponse, RedirectResponse
+from fastapi.responses import RedirectResponse, StreamingResponse
 from sqlmodel import Session
 
 from service.auth.access import Operator, Viewer
@@ -36,8 +37,8 @@ EVENTS_SHOWN = 200
 _CHARACTERS = 30_000
 """Of their messages: a line has up to 4,000."""
 _PROGRESS_READ = 1000
-_LINES = 100_000
-"""Of a log that is downloaded."""
+_LINES = 1000
+"""Of a log that is downloaded, in memory at a time."""
 _PROGRESS, _LOG = "job.progress", "job.log"
 LogLevel = Literal["warning", "error"]
 _LEVELS: dict[LogLevel | None, tuple[str, ...]] = {
@@ -158,17 +159,35 @@ def show_job(
 
 @router.get("/jobs/{job_id}/log")
 def download_log(
-    session: ReadSession, _reader: Viewer, job_id: str, level: LogLevel | None = None, search: Search = None
+    database: CurrentDatabase,
+    _reader: Viewer,
+    job_id: str,
+    level: LogLevel | None = None,
+    search: Search = None,
 ) -> Response:
     """The lines that the page shows, and those before them, as a file: time, level, and what was said."""
-    jobs.get_job(session, job_id)
-    page = PageRequest(limit=_LINES, sort="id")
-    lines = events.list_events(
-        session, page, job_id=job_id, kind=_LOG, levels=_LEVELS[level], search=search
-    ).items
-    written = "".join(f"{rfc3339(line.at)} {line.level.upper():7} {line.message}\n" for line in lines)
-    return PlainTextResponse(
-        written, headers={"Content-Disposition": f'attachment; filename="job-{job_id[:8]}.log"'}
+    with database.read() as session:
+        jobs.get_job(session, job_id)
+
+    def written() -> Iterator[str]:
+        cursor: str | None = None
+        while True:
+            page = PageRequest(limit=_LINES, cursor=cursor, sort="id")
+            with database.read() as session:
+                found = events.list_events(
+                    session, page, job_id=job_id, kind=_LOG, levels=_LEVELS[level], search=search
+                )
+            yield "".join(
+                f"{rfc3339(line.at)} {line.level.upper():7} {line.message}\n" for line in found.items
+            )
+            cursor = found.next_cursor
+            if cursor is None:
+                return
+
+    return StreamingResponse(
+        written(),
+        media_type="text/plain",
+        headers={"Content-Disposition": f'attachment; filename="job-{job_id[:8]}.log"'},
     )
 
 

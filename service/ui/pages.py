@@ -37,7 +37,7 @@ _PASSING = frozenset({500, 502, 503})
 """What may go well another time with the same form, besides a lost race."""
 STATIC = {file.name: file.read_bytes() for file in (files("service.ui") / "static").iterdir()}
 MEDIA_TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml", ".txt": "text/plain"}
-_DIGEST = hashlib.sha256(b"".join(STATIC[name] for name in sorted(STATIC))).hexdigest()[:12]
+DIGEST = hashlib.sha256(b"".join(STATIC[name] for name in sorted(STATIC))).hexdigest()[:12]
 _JSON_ESCAPES = {ord(sign): f"\\u{ord(sign):04x}" for sign in "&<>'"}
 TypedTime = Annotated[datetime, AfterValidator(lambda time: to_utc(time.replace(tzinfo=time.tzinfo or UTC)))]
 """What a form sends for a time: in UTC if it names no zone, as the form says where no script runs."""
@@ -74,7 +74,7 @@ def _environment() -> Environment:
     environment.globals.update(
         version=__version__,
         seconds_between=formats.seconds_between,
-        static=lambda name: f"/static/{_DIGEST}/{name}",
+        static=lambda name: f"/static/{DIGEST}/{name}",
         words_before=words_before,
     )
     return environment

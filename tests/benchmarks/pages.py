@@ -53,7 +53,7 @@ from service.records.workers import Worker
 from tests.benchmarks.measure import cpu_seconds, high_water_mark
 from tests.benchmarks.page import PAGE, Part, write_part
 from tests.benchmarks.servers import KEY, SERVE, server
-from tests.benchmarks.viewers import VIEWERS, Watched, cpu_of, watch
+from tests.benchmarks.viewers import SECONDS, VIEWERS, Watched, cpu_of, watch
 from tests.service.postgresql import execute, running_server
 
 _AT_ONCE = 10_000
@@ -118,17 +118,18 @@ def main(
     tables: Annotated[int, typer.Option(help="enrolled")] = 10_000,
     jobs: Annotated[int, typer.Option(help="that have ended, with two events each")] = 1_000_000,
     times: Annotated[int, typer.Option(help="that each page is asked for")] = 50,
+    seconds: Annotated[float, typer.Option(help="that viewers are watched, each time")] = SECONDS,
     report: Annotated[Path | None, typer.Option(help="a Markdown file of its own to write")] = None,
 ) -> None:
     """Measure the pages on SQLite and PostgreSQL."""
     directory = Path(tempfile.mkdtemp(prefix="icestream-pages-"))
     try:
         answers, watched, memory = measure(
-            directory, f"sqlite:///{directory}/icestream.db", "SQLite", tables, jobs, times
+            directory, f"sqlite:///{directory}/icestream.db", "SQLite", tables, jobs, times, seconds
         )
         with running_server() as url:
             execute(f"{url}/postgres", "CREATE DATABASE bench")
-            found = measure(directory, f"{url}/bench", "PostgreSQL", tables, jobs, times)
+            found = measure(directory, f"{url}/bench", "PostgreSQL", tables, jobs, times, seconds)
         answers, watched = answers + found[0], watched + found[1]
     finally:
         shutil.rmtree(directory)
@@ -141,7 +142,7 @@ def main(
 
 
 def measure(
-    directory: Path, url: str, name: str, tables: int, jobs: int, times: int
+    directory: Path, url: str, name: str, tables: int, jobs: int, times: int, seconds: float
 ) -> tuple[list[Answers], list[Watched], int]:
     """The answers, what it costs to watch, and the bytes that the service took at most."""
     migrate(url)
@@ -166,19 +167,19 @@ def measure(
         httpx.Client(base_url=address, headers={"Authorization": f"Bearer {KEY}"}, timeout=600) as http,
     ):
         for page, path in paths.items():
-            seconds = []
+            took = []
             _open(http, path)
             used = cpu_seconds(process.pid)
             for _ in range(times):
                 began = time.monotonic()
                 answer = _open(http, path)
-                seconds.append(time.monotonic() - began)
+                took.append(time.monotonic() - began)
             used = (cpu_seconds(process.pid) - used) / times
-            answers.append(Answers(name, page, seconds, used, len(answer.content)))
+            answers.append(Answers(name, page, took, used, len(answer.content)))
         table = paths["table"].rpartition("/")[2]
-        alone = cpu_of(process.pid)
+        alone = cpu_of(process.pid, seconds)
         watched = [
-            watch(address, process.pid, alone, url, name, page, paths[page], table)
+            watch(address, process.pid, alone, url, name, page, paths[page], table, seconds)
             for page in ("overview", "table")
         ]
         memory = high_water_mark(process.pid)

@@ -24,7 +24,7 @@ _REQUEST_MS = 8.0
 _UNTOLD_SECONDS = 90.0
 _MOST_OWED = -_EARNED_MS * _UNTOLD_SECONDS
 """As static/icestream.js has them."""
-_SECONDS = 90
+SECONDS = 90.0
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,12 @@ class Watched:
     """While a job ends each second."""
     looks: int
     """How often all viewers together asked for the page while it was busy."""
+    seconds: float
+    """That it was busy for."""
 
     @property
     def row(self) -> str:
-        every = f"{VIEWERS * _SECONDS / self.looks:.0f} s" if self.looks else "never"
+        every = f"{VIEWERS * self.seconds / self.looks:.0f} s" if self.looks else "never"
         return f"| {self.page} | {self.database} | {self.quiet:.2f} ms | {self.busy:.2f} ms | {every} |"
 
 
@@ -55,22 +57,23 @@ def watch(
     page: str,
     path: str,
     table_id: str,
+    seconds: float = SECONDS,
 ) -> Watched:
     """alone: what the service takes without viewers (`cpu_of`). table_id: what jobs end for."""
     viewers = [_Viewer(url, path) for _ in range(VIEWERS)]
     with _watching(viewers):
-        quiet = (cpu_of(process) - alone) / VIEWERS
+        quiet = (cpu_of(process, seconds) - alone) / VIEWERS
         looks = sum(viewer.looks for viewer in viewers)
         with _happening(database_url, table_id):
-            busy = (cpu_of(process) - alone) / VIEWERS
+            busy = (cpu_of(process, seconds) - alone) / VIEWERS
         looks = sum(viewer.looks for viewer in viewers) - looks
-    return Watched(database, page, quiet, busy, looks)
+    return Watched(database, page, quiet, busy, looks, seconds)
 
 
-def cpu_of(process: int) -> float:
-    """Milliseconds of processor time that it takes a second, over one and a half minutes."""
+def cpu_of(process: int, seconds: float = SECONDS) -> float:
+    """Milliseconds of processor time that it takes a second, over so many of them."""
     used, began = cpu_seconds(process), time.monotonic()
-    time.sleep(_SECONDS)
+    time.sleep(seconds)
     return 1000 * (cpu_seconds(process) - used) / (time.monotonic() - began)
 
 

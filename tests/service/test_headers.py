@@ -1,5 +1,6 @@
 """What every answer tells the browser, over plain HTTP and behind a proxy with TLS; the login's cookie."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -93,10 +94,20 @@ def cookie_words(answer: httpx.Response) -> set[str]:
     return {word.strip().partition("=")[0].lower() for word in answer.headers["set-cookie"].split(";")}
 
 
-def test_the_cookie_of_a_session_is_closed_to_scripts_and_other_sites(service: Running) -> None:
+def test_a_script_is_kept_for_good_under_its_own_address_alone(service: Running) -> None:
+    shown = httpx.get(f"{service.url}/login", timeout=PATIENCE_SECONDS).text
+    (script,) = re.findall(r'src="(/static/[0-9a-f]+/icestream\.js)"', shown)
+    another = re.sub(r"/[0-9a-f]{12}/", f"/{'0' * 12}/", script)
+    kept, passing = (httpx.get(service.url + path, timeout=PATIENCE_SECONDS) for path in (script, another))
+    assert "immutable" in kept.headers["Cache-Control"]
+    assert passing.headers["Cache-Control"] == "no-store"
+    assert passing.content == kept.content
+
+
+def test_the_cookie_of_a_session_is_closed_to_scripts_and_comes_with_a_link_alone(service: Running) -> None:
     answer = login(service.url)
     assert answer.headers["set-cookie"].startswith(f"{SESSION_COOKIE}=")
-    assert "samesite=strict" in answer.headers["set-cookie"].lower()
+    assert "samesite=lax" in answer.headers["set-cookie"].lower()
     assert "httponly" in cookie_words(answer)
     # Over plain HTTP a browser would not keep a cookie that says Secure.
     assert "secure" not in cookie_words(answer)

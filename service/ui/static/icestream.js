@@ -76,12 +76,13 @@ function replaceChanged(page) {
     const place = focused ? alike(shown, focused).indexOf(focused) : -1;
     // The element itself stays, so that screen readers announce what changes in it.
     const opened = new Set([...shown.querySelectorAll("details[open]")].map((one) => one.id));
-    const checked = new Set([...shown.querySelectorAll("input:checked")].map((box) => box.value));
+    const named = (box) => `${box.name}=${box.value}`;
+    const checked = new Set([...shown.querySelectorAll("input:checked")].map(named));
     const scrolled = [...shown.querySelectorAll(".scroll, .log")].map((box) => [
       box.scrollLeft, box.scrollTop, box.scrollTop + box.clientHeight > box.scrollHeight - 8,
     ]);
     shown.replaceChildren(...document.importNode(fresh, true).childNodes);
-    for (const box of shown.querySelectorAll("input[type=checkbox]")) box.checked = checked.has(box.value);
+    for (const box of shown.querySelectorAll("input[type=checkbox]")) box.checked = checked.has(named(box));
     for (const one of shown.querySelectorAll("details[id]")) one.open = opened.has(one.id);
     // Whoever reads a log stays where they are, at its end if they were there.
     shown.querySelectorAll(".scroll, .log").forEach((box, number) => {
@@ -103,6 +104,19 @@ const SAVED_MS = 200;
 const UNTOLD_MS = 90_000;
 // What a look costs besides the page itself: the request, who asks, the session.
 const REQUEST_MS = 8;
+// A look that failed is tried again so late.
+const AGAIN_MS = 5000;
+
+// Its parts and this script may not fit each other.
+function isOfAnotherRelease(page) {
+  const ours = document.querySelector("script[src]").getAttribute("src");
+  return page.querySelector("script[src]")?.getAttribute("src") !== ours;
+}
+
+function isTyped() {
+  return [...document.querySelectorAll("form input:not([type=hidden]), form textarea, form select")].some((field) =>
+    field === document.activeElement || (field.defaultValue !== undefined && field.value !== field.defaultValue));
+}
 
 function paced() {
   let [left, at] = [SAVED_MS, performance.now()];
@@ -164,15 +178,15 @@ function follow(main) {
       const answer = await fetch(location.href, { headers: { Accept: "text/html" } });
       if (answer.redirected) return location.reload();
       pace.pay(answer);
-      if (answer.ok) {
-        const page = new DOMParser().parseFromString(await answer.text(), "text/html");
-        replaceChanged(page);
-        tick();
-        if (source?.readyState === EventSource.OPEN) show("live", "Live");
-        if (!page.querySelector("main").dataset.events) end();
-      }
+      if (!answer.ok) return missed(`Out of date (error ${answer.status})`);
+      const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+      if (isOfAnotherRelease(page) && !isTyped()) return location.reload();
+      replaceChanged(page);
+      tick();
+      if (source?.readyState === EventSource.OPEN) show("live", "Live");
+      if (!page.querySelector("main").dataset.events) end();
     } catch {
-      show("lost", "Reconnecting");
+      missed("Reconnecting");
     } finally {
       setTimeout(() => {
         fetching = false;
@@ -181,14 +195,23 @@ function follow(main) {
     }
   }
 
+  // What is shown is older than it says, until a look succeeds.
+  function missed(words) {
+    show("lost", words);
+    later ||= setTimeout(() => refresh(true), AGAIN_MS * (1 + Math.random()));
+  }
+
   function open() {
     if (source || ended) return;
     source = new EventSource(main.dataset.events);
+    let isLost = false;
     source.onopen = () => {
-      show("live", "Live");
-      refresh(true);
+      // After a restart of the service not all who watch ask at once.
+      setTimeout(() => refresh(true), isLost ? Math.random() * AGAIN_MS : 0);
+      isLost = false;
     };
     source.onerror = () => {
+      isLost = true;
       show("lost", "Reconnecting");
       // A browser tries again by itself unless it got an answer, as from a proxy of a service that restarts.
       if (source?.readyState === EventSource.CLOSED) {

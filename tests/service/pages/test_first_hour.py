@@ -106,7 +106,7 @@ def test_who_follows_the_steps_sees_what_the_first_conversion_has_changed(
         assert "known after the next look" in told
         assert "The first hour" not in told
         assert "deleted 47,985 rows that its equality deletes stood for" in told
-        assert "Equality delete files 25 1 Equality deletes 48,213 3 Full read by Spark" in told
+        assert "Equality delete files 25 1 Equality deletes 48,213 3 Full read by Spark as estimated" in told
         iceberg.append("shop.orders", [11])
         service.poll(table["id"])
         cost = re.compile(r"right before it, and after (.*?) Cost of reads")

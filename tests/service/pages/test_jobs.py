@@ -20,6 +20,7 @@ from service.records.keys import Role
 from service.records.tables import EnrolledTable
 from service.records.webhooks import Webhook
 from service.scheduling.catalog_health import store_observations
+from service.ui import jobs as job_pages
 from service.ui.job_story import stages_of, timeline_of, work_of
 from service.ui.jobs import EVENTS_SHOWN
 from tests.browser.running_service import convert_result, index_report, index_result
@@ -454,8 +455,9 @@ def test_a_stage_tells_where_its_tasks_ran_and_what_they_came_to(
 
 
 def test_lines_of_a_log_are_found_by_level_and_words_and_downloaded(
-    service: Running, admin: Person, table: str, worker: str
+    service: Running, admin: Person, table: str, worker: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(job_pages, "_LINES", 2)  # so that a download reads the log in parts
     job = request_job(service, table)
     assignment = claim(service, worker, job)
     path = f"/jobs/{job}/attempts/{assignment['attempt']}"
@@ -597,6 +599,9 @@ def test_a_publication_tells_what_it_did_and_what_stopped_it(
     assert "Roll the branch back." in shown
     listed = words(admin.open(f"/tables/{table}"))
     assert "5,000 rows added, 4,000 rows deleted Nothing is published from staged snapshot 8 on" in listed
+    # By its id, the question stays open when the reason around it is worded anew.
+    asked = f'<details class="confirm" id="ask-tables-{table}-jobs-skip-this-snapshot">'
+    assert admin.page.html.count(asked) == 1
     admin.send(f"/tables/{table}/jobs", {"kind": "publish", "skip": "8"}, dry_run="true")
     (queued,) = service.admin.get("/jobs", params={"status": "queued"}).json()["items"]
     assert (queued["parameters"], queued["dry_run"]) == ({"from": "ingest", "skip": 8}, True)
