@@ -1,5 +1,6 @@
-"""How the servers end, and when they end connections."""
+"""How the servers end, when they end connections, and what holds requests up."""
 
+import gc
 import signal
 import subprocess
 import sys
@@ -59,16 +60,24 @@ def test_a_connection_outlives_the_patience_of_who_has_it(
     module: object, run: Callable[[], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """httpx keeps an idle connection for 5 s, aiohttp for 15 s, a load balancer for 60 s. They must be the
-    ones to end it: a request on a connection that the server ends at the same moment is lost."""
+    ones to end it: a request on a connection that the server ends at the same moment is lost.
+
+    And no request waits while Python looks for garbage among what a server consists of.
+    """
     served: list[uvicorn.Config] = []
+    frozen = []
 
     def run_server(server: uvicorn.Server, sockets: object = None) -> None:
         served.append(server.config)
         server.started = True
+        frozen.append(gc.get_freeze_count())
 
     monkeypatch.setattr(uvicorn.Server, "run", run_server)
     monkeypatch.setattr(module, "configure_logs", lambda _: None)
     monkeypatch.setattr(threading.Thread, "start", lambda _: None)
     monkeypatch.setenv("ICESTREAM_LOOKUP_TOKEN", "a token of the lookups")
+    gc.unfreeze()
     run()
+    gc.unfreeze()
+    assert frozen[0] > 100_000
     assert [config.timeout_keep_alive > 60 for config in served] == [True]

@@ -5,6 +5,7 @@ After SIGTERM no new question is taken, and those under way are answered, within
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import socket
@@ -65,6 +66,7 @@ def main() -> int:
         timeout_graceful_shutdown=_DRAIN_SECONDS,
     )
     handed_down = None if settings.lookup_fd is None else [socket.socket(fileno=settings.lookup_fd)]
+    gc.freeze()  # as the service does
     with every_line(Redaction([settings.lookup_token]).text):
         _Server(config).run(sockets=handed_down)
     return 0
