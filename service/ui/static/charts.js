@@ -687,6 +687,9 @@ function draw(part) {
     const { plot, bars: isBars, story: isStory } = element.dataset;
     const chart = plot ? lineChart(element) : rowChart(element, (isBars ? bars : isStory ? story : strips)(element));
     element.tabIndex = 0;
+    // Screen readers keep arrows to themselves, but for what says that it takes keys.
+    element.setAttribute("role", "application");
+    element.setAttribute("aria-roledescription", "chart");
     element.setAttribute("aria-keyshortcuts", chart.shortcuts);
     CHARTS.set(element, chart);
     element.addEventListener("keydown", (event) => chart.onKey(event));
