@@ -266,6 +266,10 @@ def test_a_timeline_grows_by_keyboard_as_far_as_there_are_timelines(
         signed_in.keyboard.press("-")
     told = chart(signed_in, "Tables over time").evaluate("e => timelineData(e).ends - timelineData(e).began")
     assert 98 * 86_400 < told < 101 * 86_400
+    with signed_in.expect_navigation():
+        chart(signed_in, "Tables over time").press("Escape")
+    assert signed_in.url == f"{service.url}/timeline"
+    assert signed_in.get_by_role("link", name="24 hours").get_attribute("aria-current") == "true"
 
 
 _ROW = f"""(element, [x, row]) => {{{_PIXELS}

@@ -449,7 +449,7 @@ function strips(element) {
   }
 
   const kind = {
-    rows: [], rowHeight: ROW, isTime: true, hasCrossHair: true, axis: timeAxis, select: show,
+    rows: [], rowHeight: ROW, isTime: true, hasCrossHair: true, axis: timeAxis, select: show, all: showAll,
     shortcuts: "ArrowLeft ArrowRight Home End + - Enter",
     span: () => [told.began, told.ends],
     read() {
@@ -659,6 +659,15 @@ function show(from, to) {
   const half = Math.min(Math.max((to - from) / 2, 120), LONGEST / 2);
   address.searchParams.set("since", new Date((middle - half) * 1000).toISOString());
   address.searchParams.set("until", new Date((middle + half) * 1000).toISOString());
+  location.assign(address);
+}
+
+// Asks for the time until now again, if the page shows another.
+function showAll() {
+  const address = new URL(location.href);
+  if (!address.searchParams.has("since")) return;
+  address.searchParams.delete("since");
+  address.searchParams.delete("until");
   location.assign(address);
 }
 
