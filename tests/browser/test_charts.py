@@ -266,6 +266,15 @@ def test_a_timeline_grows_by_keyboard_as_far_as_there_are_timelines(
         signed_in.keyboard.press("-")
     told = chart(signed_in, "Tables over time").evaluate("e => timelineData(e).ends - timelineData(e).began")
     assert 98 * 86_400 < told < 101 * 86_400
+    # Whoever has no mouse is where they were.
+    for key in ("+", "+"):
+        expect(chart(signed_in, "Tables over time").locator(".readout")).to_contain_text("shop.visits")
+        with signed_in.expect_navigation():
+            signed_in.keyboard.press(key)
+    signed_in.get_by_role("link", name="Earlier").focus()
+    with signed_in.expect_navigation():
+        signed_in.keyboard.press("Enter")
+    expect(signed_in.get_by_role("link", name="Earlier")).to_be_focused()
     with signed_in.expect_navigation():
         chart(signed_in, "Tables over time").press("Escape")
     assert signed_in.url == f"{service.url}/timeline"

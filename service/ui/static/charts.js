@@ -392,6 +392,10 @@ function rowChart(element, kind) {
   chart.whole = kind.whole?.();
   chart.shortcuts = `ArrowUp ArrowDown ${kind.shortcuts} Escape`;
   chart.row = () => kind.rows[row];
+  chart.goToRow = (name, left) => {
+    const number = Math.max(kind.rows.findIndex((each) => each.name === name), 0);
+    chart.goTo(left, (number + 0.5) * kind.rowHeight);
+  };
   chart.goTo = (left, top) => {
     chart.isByKey = true;
     const [wide, high, half] = [chart.over.clientWidth, chart.over.clientHeight, kind.rowHeight / 2];
@@ -408,7 +412,7 @@ function rowChart(element, kind) {
     if (event.key === "ArrowUp") chart.goTo(left, top - kind.rowHeight);
     else if (event.key === "ArrowDown") chart.goTo(left, top + kind.rowHeight);
     else if (event.key === "Escape") {
-      kind.all?.();
+      kind.all?.({ chart: element.id, row: chart.row()?.name, time: chart.posToVal(left, "x") });
       chart.setCursor({ left: -10, top: -10 }, true, true);
     } else if (!kind.onKey(chart, event.key, left, top)) return;
     event.preventDefault();
@@ -507,9 +511,11 @@ function strips(element) {
       const middle = chart.posToVal(left, "x");
       if (key in steps) chart.goTo(steps[key](), top);
       else if (key === "Enter") kind.open(chart, chart.row(), left);
-      else if (key === "+") show(middle - (max - min) / 4, middle + (max - min) / 4);
-      else if (key === "-") show(min - (max - min) / 2, max + (max - min) / 2);
-      else return false;
+      else if (key === "+" || key === "-") {
+        keep({ chart: element.id, row: chart.row()?.name, time: middle });
+        if (key === "+") show(middle - (max - min) / 4, middle + (max - min) / 4);
+        else show(min - (max - min) / 2, max + (max - min) / 2);
+      } else return false;
       return true;
     },
   };
@@ -663,12 +669,33 @@ function show(from, to) {
 }
 
 // Asks for the time until now again, if the page shows another.
-function showAll() {
+function showAll(place) {
   const address = new URL(location.href);
   if (!address.searchParams.has("since")) return;
+  if (place) keep(place);
   address.searchParams.delete("since");
   address.searchParams.delete("until");
   location.assign(address);
+}
+
+// Where the keyboard is, for the page that is asked for next: it begins there.
+function keep(place) {
+  sessionStorage.setItem("place", JSON.stringify({ ...place, path: location.pathname }));
+}
+
+function goOn() {
+  const place = JSON.parse(sessionStorage.getItem("place") ?? "{}");
+  sessionStorage.removeItem("place");
+  if (place.path !== location.pathname) return;
+  if (place.link) {
+    const links = [...document.querySelectorAll(".spans a")];
+    return links.find((link) => link.textContent === place.link)?.focus();
+  }
+  const element = document.getElementById(place.chart);
+  const chart = CHARTS.get(element);
+  if (!chart) return;
+  element.focus();
+  chart.goToRow(place.row, chart.valToPos(place.time, "x"));
 }
 
 const resized = new ResizeObserver((entries) => {
@@ -719,4 +746,10 @@ function drawAnew() {
 document.addEventListener("enlivened", (event) => draw(event.target));
 new MutationObserver(drawAnew).observe(document.documentElement, { attributeFilter: ["data-theme"] });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAnew);
+document.addEventListener("click", (event) => {
+  const link = event.target.closest(".spans a");
+  // Keys click without a count.
+  if (link && event.detail === 0) keep({ link: link.textContent });
+});
 draw(document);
+queueMicrotask(goOn);  // by then, charts know where their values are
