@@ -1,205 +1,26 @@
 """What a policy asks for of a table as it is: a decision of each kind of job, in words. Pure."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from enum import StrEnum
 from zoneinfo import ZoneInfo
 
-from service.catalogs.measure import Past, Volume
-from service.jobs.budgets import SpentBudget
 from service.jobs.status import backoff_seconds
 from service.policies.models import EffectivePolicy
-from service.policies.schedules import Window, is_open, last_fire, next_opening
+from service.policies.schedules import is_open, last_fire, next_opening
 from service.quantities import counted, sized
-from service.reader_cost import Shape
 from service.records.jobs import JobKind
-from service.scheduling.worth import FIRST_SECONDS, Readers, Weighing
-from staging.history import KEPT
-
-SCHEDULED = (
-    JobKind.INDEX,
-    JobKind.CONVERT,
-    JobKind.PUBLISH,
-    JobKind.REWRITE_DATA_FILES,
-    JobKind.REWRITE_POSITION_DELETE_FILES,
-    JobKind.REWRITE_MANIFESTS,
-    JobKind.EXPIRE_SNAPSHOTS,
-    JobKind.COMPACT,
-    JobKind.VERIFY,
+from service.scheduling.facts import Action, Decision, LastJob, StagedState, TableState, weighing, windows_of
+from service.scheduling.rewriting_or_conversion import (
+    PATIENCE_WITH_CONVERSIONS,
+    WITH_CONVERSION,
+    may_be_left_to_rewriting,
+    rewriting_seconds,
+    with_conversion,
+    with_conversion_until,
 )
-"""Those that become due at the same time wait in this order: what is let go comes after what replaces it."""
-
-_PATIENCE_WITH_CONVERSIONS = 2
-"""Times `index.age_seconds` that new data files wait at most where conversions may index them, and times
-`convert.age_seconds` that a rewriting waits at most to take the place of one."""
-_SLACK_SECONDS = 30.0
-"""By which a rewriting starts earlier than it must to end in time: a look may come late, so may its end."""
-WITH_CONVERSION = "with-conversion"
-"""The code of a decision to wait for a conversion that comes or may come."""
-
-
-class Action(StrEnum):
-    TRIGGER = "trigger"
-    WAIT = "wait"
-    """Nothing to do yet; the normal state."""
-    SKIP = "skip"
-    """Something else than the triggers stands in the way."""
-    BACKOFF = "backoff"
-    """The last jobs got nowhere."""
-
-
-@dataclass(frozen=True)
-class Decision:
-    kind: JobKind
-    action: Action
-    code: str
-    sentence: str
-
-
-@dataclass(frozen=True)
-class LastJob:
-    """The latest ended job of a kind that was not cancelled."""
-
-    ended_at: datetime
-    failed: int = 0
-    """How many started by itself and failed, one after the other, up to it and under the present policy."""
-    failed_at: datetime | None = None
-    """When the latest of these ended."""
-    cause: str = ""
-    """Why."""
-    idle: int = 0
-    """How many in a row found nothing to do, up to it; 0 once the table has changed since."""
-    seen_id: int | None = None
-    """The head that it saw, if it succeeded."""
-    has_succeeded: bool = True
-    """Whether any did: what a report counts is known only then."""
-    has_counted: bool = False
-    """Whether any did under the present policy: then it counted what that has rewritten."""
-    committed_at: datetime | None = None
-    """When the latest ended that did something; None if none of those that are known did."""
-    seconds: float | None = None
-    """What such jobs usually take, of the latest that did something; None if none did."""
-
-
-@dataclass(frozen=True)
-class StagedState:
-    """What a staging branch has that is not published."""
-
-    snapshots: int = 0
-    rows: int = 0
-    oldest_at: datetime | None = None
-    trouble: str | None = None
-    """Why nothing of the branch can be published."""
-    unproven_id: int | None = None
-    """The head of which only a job can tell whether it has what was published."""
-    kept: int = 0
-    """Snapshots of the branch of which none may expire before it begins anew."""
-
-
-@dataclass(frozen=True)
-class TableState:
-    """All that a decision depends on, besides policy and time."""
-
-    paused: str | None
-    has_keys: bool
-    new: Volume
-    """Data files since all of them were indexed."""
-    pending_delete_files: int
-    convertible: Volume
-    """Equality delete files."""
-    oldest_convertible_at: datetime | None
-    staged: StagedState | None
-    """None of a table without a staging branch."""
-    small_data_files: int
-    """As last reported, where a partition has enough of them."""
-    deleted_data_files: int
-    """With many deleted rows, as last reported."""
-    small_delete_files: int
-    """Of positions, as last reported, where a partition has enough of them."""
-    small_manifests: int
-    """Of the branch's head; 0 of any but main."""
-    past: Past
-    expired_elsewhere_at: datetime | None
-    """When a snapshot was found to be gone that no job had let expire."""
-    sorted_runs: int
-    """The most that one key set has, as last reported."""
-    dead_ratio: float
-    """The highest of one key set, as last reported."""
-    dead_bytes: int
-    """The most of one key set."""
-    unverified: Volume
-    """Data files since the last verification."""
-    has_index: bool
-    enrolled_at: datetime
-    active: frozenset[JobKind]
-    """Kinds with a queued or running job."""
-    held: frozenset[JobKind]
-    """Those of them that wait because a budget is spent."""
-    later: frozenset[JobKind]
-    """Those of them for which nothing waits: asked for at a later time or with a lower priority than the
-    policy's, tried again after a pause, or over a budget."""
-    spent: SpentBudget | None
-    """Of all jobs."""
-    last: dict[JobKind, LastJob]
-    shape: Shape | None = None
-    """What a reader of the branch has to do with; None before the first look."""
-    fresh: Shape | None = None
-    """As if the table had just been rewritten."""
-    indexed_at: datetime | None = None
-    """When all data files were indexed last, by a job of any kind."""
-    running: frozenset[JobKind] = frozenset()
-    """Kinds with a running job."""
-    grown_files: int = 0
-    """Data files and vectors more than at the first look after the last report."""
-    new_small_files: int = 0
-    """Data files since then if they are small on average; nobody has counted which partitions have enough."""
-    has_sort_order: bool | None = None
-    """None before the first look."""
-    spent_of: dict[JobKind, SpentBudget] = field(default_factory=dict)
-    """Budgets of single kinds."""
-    rewriting_waits_since: datetime | None = None
-    """Since when a due rewriting of data files waits for a conversion, as of the last look; None if none
-    does."""
-
-    @property
-    def kinds(self) -> tuple[JobKind, ...]:
-        """What may start by itself."""
-        return tuple(kind for kind in SCHEDULED if kind is not JobKind.PUBLISH or self.staged is not None)
-
-    def budget_spent(self, kind: JobKind) -> SpentBudget | None:
-        """The budget that holds jobs of a kind up, if any."""
-        return self.spent or self.spent_of.get(kind)
-
-
-def weighing(state: TableState, policy: EffectivePolicy) -> Weighing | None:
-    """What readers pay and jobs cost; None unless the policy goes by that."""
-    return _weigh(state, policy) if policy.convert.when == "worthwhile" else None
-
-
-def _weigh(state: TableState, policy: EffectivePolicy) -> Weighing | None:
-    """None before the first look."""
-    if state.shape is None or state.fresh is None:
-        return None
-    convert, rewrite = (state.last.get(kind) for kind in (JobKind.CONVERT, JobKind.REWRITE_DATA_FILES))
-    # What can't be converted no job takes from readers.
-    pending = state.convertible
-    shape = replace(state.shape, equality_delete_files=pending.files, equality_deletes=pending.rows)
-    # Before a policy had files rewritten, reports did not count what that would take.
-    counted_files = state.small_data_files + state.deleted_data_files + state.grown_files
-    counting = (state.last.get(kind) for kind in (JobKind.INDEX, JobKind.CONVERT))
-    is_counted = any(last is not None and last.has_counted for last in counting)
-    readers = Readers(
-        shape,
-        state.fresh,
-        counted_files if is_counted or (rewrite is not None and rewrite.has_succeeded) else None,
-        max(state.shape.equality_delete_files - pending.files, 0),
-        state.oldest_convertible_at,
-        (rewrite.committed_at if rewrite is not None else None) or state.enrolled_at,
-        convert.seconds if convert is not None else None,
-        rewrite.seconds if rewrite is not None else None,
-    )
-    return Weighing(readers, policy)
+from service.scheduling.worth import Weighing
+from staging.history import KEPT
 
 
 def decide(state: TableState, policy: EffectivePolicy, now: datetime) -> list[Decision]:
@@ -221,12 +42,6 @@ def cron_of(policy: EffectivePolicy) -> dict[JobKind, str]:
         JobKind.COMPACT: policy.compact.cron,
         JobKind.VERIFY: policy.verify.cron,
     }
-
-
-def windows_of(policy: EffectivePolicy, kind: JobKind) -> list[Window]:
-    """Within which a kind starts by itself; none for always."""
-    own = getattr(policy, kind.value).windows if kind.is_maintenance else []
-    return own or policy.schedule.windows
 
 
 def decide_kind(
@@ -384,7 +199,7 @@ def _decide_index(state: TableState, policy: EffectivePolicy, now: datetime) -> 
         told = f"{files}, {age}. A conversion runs, which may index them; no index job could run beside it."
         return Decision(kind, Action.WAIT, WITH_CONVERSION, told)
     # One that fails, or can't index them, leaves them to an index job in the end.
-    patience = _PATIENCE_WITH_CONVERSIONS * policy_of_kind.age_seconds
+    patience = PATIENCE_WITH_CONVERSIONS * policy_of_kind.age_seconds
     may_take = state.indexed_at is not None and not last.failed  # else it only converts
     if since < patience and may_take and _is_converted_now(state, policy, now):
         told = (
@@ -417,8 +232,8 @@ def _decide_convert(
     if not is_done:
         is_queued = rewriting in state.active - state.later
         # One that was in time when it was queued is so still; but it may wait for long.
-        seconds = 0.0 if is_queued else _rewriting_seconds(state, policy, weighed)
-        is_done = _may_be_left_to_rewriting(found, state, policy, now, seconds) and (
+        seconds = 0.0 if is_queued else rewriting_seconds(state, policy, weighed)
+        is_done = may_be_left_to_rewriting(found, state, policy, now, seconds) and (
             is_queued
             or decide_kind(rewriting, state, policy, now, weighed, tells_cost=False).action is Action.TRIGGER
         )
@@ -426,24 +241,6 @@ def _decide_convert(
         return found
     told = f"{found.sentence} Data files are rewritten, which converts what is pending first."
     return Decision(kind, Action.WAIT, "rewriting", told)
-
-
-def _may_be_left_to_rewriting(
-    conversion: Decision, state: TableState, policy: EffectivePolicy, now: datetime, seconds: float
-) -> bool:
-    """Whether one that takes so long converts what is pending before that is as old as it may be."""
-    oldest = state.oldest_convertible_at
-    age = (now - oldest).total_seconds() if oldest is not None else 0.0
-    return age + seconds < policy.convert.age_seconds and conversion.code != "cron"
-
-
-def _rewriting_seconds(state: TableState, policy: EffectivePolicy, weighed: Weighing | None) -> float:
-    """What one takes: by the table's history, or else estimated."""
-    last = state.last.get(JobKind.REWRITE_DATA_FILES)
-    if last is not None and last.seconds is not None:
-        return last.seconds
-    weighed = weighed or _weigh(state, policy)
-    return weighed.rewrite_seconds if weighed is not None else FIRST_SECONDS
 
 
 def _conversion_due(
@@ -571,63 +368,17 @@ def _decide_rewrite_data_files(
     nothing = None if small or deleted or triggers[0].is_reached else told
     found = _decide_rewriting(JobKind.REWRITE_DATA_FILES, state, policy, now, triggers, nothing, weighed)
     if found.action is not Action.TRIGGER or limits.strategy != "sort" or state.has_sort_order is not False:
-        return _with_conversion(found, state, policy, now, weighed)
+
+        def due(at: datetime) -> Decision:
+            conversion = _within_budget(_conversion_due(state, policy, at, weighed), state, at)
+            return _in_window(conversion, policy, at)
+
+        return with_conversion(found, state, policy, now, weighed, due)
     told = (
         f"{found.sentence} It waits: the table has no sort order, by which the policy wants rows sorted. "
         "Give it one (ALTER TABLE ... WRITE ORDERED BY), or choose binpack."
     )
     return replace(found, action=Action.SKIP, code="sort-order-missing", sentence=told)
-
-
-def _with_conversion(
-    rewriting: Decision, state: TableState, policy: EffectivePolicy, now: datetime, weighed: Weighing | None
-) -> Decision:
-    """A rewriting that is due right after a conversion waits until the next one is, and takes its place.
-
-    It waits for none if it could not start at the end of the wait, since its window has closed by then.
-    """
-    kind, seconds = JobKind.CONVERT, _rewriting_seconds(state, policy, weighed)
-    # A long one would never be in time.
-    is_long = seconds > policy.convert.age_seconds / 2
-    if rewriting.action is not Action.TRIGGER or is_long or kind in state.later:
-        return rewriting
-
-    def due(at: datetime) -> Decision:
-        return _in_window(_within_budget(_conversion_due(state, policy, at, weighed), state, at), policy, at)
-
-    conversion, last = due(now), state.last.get(kind)
-    until = (state.rewriting_waits_since or now) + _longest_wait(policy)
-    if conversion.code == "active":
-        told = "A conversion is queued or runs: the next one that is due is left to this job."
-    elif Action.TRIGGER in (conversion.action, due(now + timedelta(seconds=seconds + _SLACK_SECONDS)).action):
-        if _may_be_left_to_rewriting(conversion, state, policy, now, seconds):
-            return rewriting
-        told = "Pending deletes can't wait until this job has ended, so they are converted first."
-    elif conversion.action is Action.WAIT and last is not None and last.committed_at is not None:
-        waits = _patience_with_rewriting(policy, weighed)
-        until = min(until, last.committed_at + timedelta(seconds=waits))
-        ago = (now - last.committed_at).total_seconds()
-        told = (
-            f"The last conversion ended only {ago:.0f} s ago: this job takes the place of the next one, and"
-            f" starts {waits:.0f} s after the last one if none is due by then."
-        )
-    else:
-        return rewriting
-    windows = windows_of(policy, rewriting.kind)
-    if now >= until or not is_open(windows, policy.schedule.time_zone, now, until):
-        return rewriting
-    return Decision(rewriting.kind, Action.WAIT, WITH_CONVERSION, f"{rewriting.sentence} {told}")
-
-
-def _longest_wait(policy: EffectivePolicy) -> timedelta:
-    """That of a rewriting for conversions, however many come first since deletes get too old."""
-    return timedelta(seconds=_PATIENCE_WITH_CONVERSIONS * policy.convert.age_seconds)
-
-
-def _patience_with_rewriting(policy: EffectivePolicy, weighed: Weighing | None) -> float:
-    """Seconds after a conversion that a rewriting waits for the next one at most."""
-    most = min(policy.convert.age_seconds, policy.rewrite_data_files.min_interval_seconds)
-    return min(most, weighed.patience_seconds) if weighed is not None else most
 
 
 def _decide_rewrite_position_delete_files(
@@ -818,20 +569,6 @@ def _pause_ends(last: LastJob, policy: EffectivePolicy) -> datetime | None:
     return None
 
 
-def _with_conversion_until(
-    state: TableState, policy: EffectivePolicy, weighed: Weighing | None
-) -> Iterator[datetime]:
-    """When time alone ends that a rewriting waits for a conversion."""
-    if state.rewriting_waits_since is not None:
-        yield state.rewriting_waits_since + _longest_wait(policy)
-    last = state.last.get(JobKind.CONVERT)
-    if last is not None and last.committed_at is not None:
-        yield last.committed_at + timedelta(seconds=_patience_with_rewriting(policy, weighed))
-    if state.oldest_convertible_at is not None:
-        seconds = _rewriting_seconds(state, policy, weighed) + _SLACK_SECONDS
-        yield state.oldest_convertible_at + timedelta(seconds=policy.convert.age_seconds - seconds)
-
-
 def deadlines(
     state: TableState, policy: EffectivePolicy, weighed: Weighing | None = None
 ) -> Iterator[datetime]:
@@ -848,7 +585,7 @@ def deadlines(
     if (weighed := weighed or weighing(state, policy)) is not None:
         yield from weighed.moments()
     if policy.rewrite_data_files.enabled:
-        yield from _with_conversion_until(state, policy, weighed)
+        yield from with_conversion_until(state, policy, weighed)
     ages = {
         JobKind.INDEX: policy.index.age_seconds,
         JobKind.REWRITE_DATA_FILES: policy.rewrite_data_files.min_interval_seconds,
@@ -867,6 +604,6 @@ def deadlines(
             began = _indexed_at(last, state)
         yield began + timedelta(seconds=ages.get(kind, 0.0))
         if kind is JobKind.INDEX and policy.convert.enabled:
-            yield began + timedelta(seconds=_PATIENCE_WITH_CONVERSIONS * policy.index.age_seconds)
+            yield began + timedelta(seconds=PATIENCE_WITH_CONVERSIONS * policy.index.age_seconds)
         if last is not None and (pause_ends := _pause_ends(last, policy)) is not None:
             yield pause_ends

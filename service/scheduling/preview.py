@@ -17,17 +17,8 @@ from service.records.catalogs import Catalog
 from service.records.health import TableHealth
 from service.records.jobs import Job, JobKind, JobStatus
 from service.records.tables import EnrolledTable
-from service.scheduling.decisions import (
-    Action,
-    LastJob,
-    StagedState,
-    TableState,
-    cron_of,
-    deadlines,
-    decide_kind,
-    weighing,
-    windows_of,
-)
+from service.scheduling.decisions import cron_of, deadlines, decide_kind
+from service.scheduling.facts import Action, LastJob, StagedState, TableState, weighing, windows_of
 from service.scheduling.models import PlannedJob, PolicyPreview
 from service.scheduling.state import table_state
 

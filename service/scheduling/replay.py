@@ -30,7 +30,7 @@ from service.reader_cost import HEADLINE, Shape, model
 from service.records.health import HealthSample, TableHealth
 from service.records.jobs import Job, JobKind, JobStatus
 from service.records.tables import EnrolledTable
-from service.scheduling.decisions import LastJob
+from service.scheduling.facts import LastJob
 from service.scheduling.models import PolicyReplay, ReadSeconds, ReplayedJobs, ReplayedOutcome
 from service.scheduling.simulation import (
     REPLAYED,

@@ -21,7 +21,8 @@ from service.records.health import TableHealth
 from service.records.jobs import POLICY, JobKind
 from service.records.tables import EnrolledTable
 from service.scheduling import clock
-from service.scheduling.decisions import Action, Decision, TableState, cron_of, deadlines, decide, windows_of
+from service.scheduling.decisions import cron_of, deadlines, decide
+from service.scheduling.facts import Action, Decision, TableState, windows_of
 from service.scheduling.state import table_state
 
 

@@ -20,18 +20,9 @@ from service.policies.models import EffectivePolicy
 from service.policies.schedules import fires, openings
 from service.reader_cost import HEADLINE, SMALL_SHARE, TARGET_FILE_BYTES, Shape, model
 from service.records.jobs import JobKind
-from service.scheduling.decisions import (
-    SCHEDULED,
-    WITH_CONVERSION,
-    Action,
-    LastJob,
-    TableState,
-    cron_of,
-    deadlines,
-    decide_kind,
-    weighing,
-    windows_of,
-)
+from service.scheduling.decisions import cron_of, deadlines, decide_kind
+from service.scheduling.facts import SCHEDULED, Action, LastJob, TableState, weighing, windows_of
+from service.scheduling.rewriting_or_conversion import WITH_CONVERSION
 
 MOST_STEPS = 10_000
 """Events of one simulation: commits, ends of jobs, and moments at which time makes another decision."""

@@ -22,7 +22,8 @@ from service.records.catalogs import Catalog
 from service.records.health import TableHealth
 from service.records.jobs import REQUEST, Job, JobKind, JobStatus
 from service.records.tables import EnrolledTable
-from service.scheduling.decisions import SCHEDULED, WITH_CONVERSION, LastJob, StagedState, TableState
+from service.scheduling.facts import SCHEDULED, LastJob, StagedState, TableState
+from service.scheduling.rewriting_or_conversion import WITH_CONVERSION
 
 _LOOKED_BACK = 20
 """Jobs: after so many failures the pause is as long as it gets."""

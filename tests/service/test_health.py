@@ -20,7 +20,8 @@ from service.quantities import sized
 from service.records.health import HealthStatus, TableHealth, health_of
 from service.records.jobs import Job, JobKind
 from service.records.reports import KeySetReport
-from service.scheduling.decisions import Action, LastJob, decide
+from service.scheduling.decisions import decide
+from service.scheduling.facts import Action, LastJob
 from service.settings import Settings
 from stores.table_metadata import ENCRYPTED, ENCRYPTED_REMEDY
 from tests.http_server import answering, rest_catalog

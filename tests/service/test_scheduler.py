@@ -26,7 +26,8 @@ from service.policies.models import (
 from service.policies.schedules import Window
 from service.records.health import TableHealth
 from service.records.jobs import JobKind
-from service.scheduling.decisions import Action, Decision, LastJob, StagedState, TableState, deadlines, decide
+from service.scheduling.decisions import deadlines, decide
+from service.scheduling.facts import Action, Decision, LastJob, StagedState, TableState
 from service.scheduling.scheduler import _changes
 from service.scheduling.state import _new_small_files
 

@@ -13,7 +13,7 @@ from service.policies.models import EffectivePolicy
 from service.policies.schedules import Window
 from service.reader_cost import Shape
 from service.records.jobs import JobKind
-from service.scheduling.decisions import LastJob
+from service.scheduling.facts import LastJob
 from service.scheduling.simulation import USUAL, Arrival, Beginning, Cost, Costs, JobCost, Outcome, simulate
 from tests.service.test_scheduler import NOW
 

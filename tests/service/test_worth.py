@@ -11,15 +11,8 @@ from service.policies.schedules import Window
 from service.reader_cost import CostModel, Shape
 from service.records.jobs import JobKind
 from service.scheduling import decisions, worth
-from service.scheduling.decisions import (
-    Action,
-    LastJob,
-    TableState,
-    deadlines,
-    decide,
-    decide_kind,
-    weighing,
-)
+from service.scheduling.decisions import deadlines, decide, decide_kind
+from service.scheduling.facts import Action, LastJob, TableState, weighing
 from service.scheduling.preview import _repeats
 from service.scheduling.worth import Weighing
 from tests.service.test_scheduler import IDLE, NOW, POLICY, decision
