@@ -263,7 +263,7 @@ FIELDS: dict[str, Any] = {
     "HealthView.small_delete_files": 0,
     "HealthView.snapshots": 1_440,
     "HealthView.oldest_snapshot_at": "2026-06-03T08:00:00Z",
-    "HealthView.expired_elsewhere_at": None,
+    "HealthView.done_elsewhere": {"rewrite_data_files": "2026-06-03T02:10:00Z"},
     "HealthView.kept_snapshots": 0,
     "HealthView.staged_age_seconds": 4.0,
     "HealthView.staged_rows": 1_200,

@@ -14,14 +14,23 @@ from pyiceberg.io import FileIO
 from pyiceberg.manifest import DataFileContent, ManifestContent, ManifestFile
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
-from pyiceberg.table.snapshots import Snapshot
+from pyiceberg.table.snapshots import Operation, Snapshot
 
 from service.errors import InvalidError
 from service.reader_cost import TARGET_FILE_BYTES, Shape
+from service.records.jobs import JobKind
 from trust.bounds import check_time
 
 _CACHED_MANIFESTS = 20_000
 _LARGEST = 2**63 - 1
+_OF_A_JOB = "icestream.job-id"
+"""A property of each snapshot that a job commits, as `worker.table.commit` has it."""
+_REPLACED = {
+    "deleted-data-files": JobKind.REWRITE_DATA_FILES,
+    "removed-delete-files": JobKind.REWRITE_POSITION_DELETE_FILES,
+    "manifests-replaced": JobKind.REWRITE_MANIFESTS,
+}
+"""What the summary of a snapshot of operation `replace` counts, and what did that; the first one holds."""
 _MOST_ROWS = 10**14
 
 
@@ -122,6 +131,41 @@ def measure_past(metadata: TableMetadata) -> Past:
     except (OverflowError, ValueError):  # such as a time in microseconds, which is not old either
         oldest_at = None
     return Past(len(metadata.snapshots), oldest.snapshot_id, oldest_at)
+
+
+@dataclass(frozen=True)
+class Since:
+    """What snapshots of a branch say of what was done since a look at it."""
+
+    by_jobs: bool
+    """Whether a job of ours has committed any of them."""
+    by_others: Mapping[JobKind, Snapshot]
+    """The latest one of each kind of maintenance that no job of ours has done."""
+
+
+def measure_since(metadata: TableMetadata, head_id: int | None, seen_id: int | None) -> Since:
+    """What came after a snapshot that was the head, back from the present one; all that is kept if that is
+    gone.
+
+    One pass from the end, where the newest are: a stream leaves tens of thousands.
+    """
+    at, by_jobs = head_id, False
+    others: dict[JobKind, Snapshot] = {}
+    for one in reversed(metadata.snapshots):
+        if at is None or at == seen_id:
+            break
+        if one.snapshot_id != at:
+            continue
+        at = one.parent_snapshot_id
+        if one.summary is None:
+            continue
+        is_ours = _OF_A_JOB in one.summary.additional_properties
+        by_jobs = by_jobs or is_ours
+        if not is_ours and one.summary.operation is Operation.REPLACE:
+            kind = next((kind for name, kind in _REPLACED.items() if summarized(one, name)), None)
+            if kind is not None:
+                others.setdefault(kind, one)
+    return Since(by_jobs, others)
 
 
 class ManifestCache:

@@ -141,9 +141,10 @@ class HealthView(Message):
     oldest_snapshot_at: datetime | None
     """The oldest of those that no branch and no tag names was committed at this time; null if there is
     none."""
-    expired_elsewhere_at: datetime | None
-    """A snapshot that no job had let expire was last found to be gone at this time, so somebody else lets
-    them expire; null if none was."""
+    done_elsewhere: dict[JobKind, datetime]
+    """Somebody else than the jobs of this service does these kinds of maintenance, and was seen last to have
+    done so at these times: a snapshot was gone that no job had let expire, or one of operation `replace` was
+    no job's."""
     reader_cost: ReaderCostView | None
     """This is what readers pay for deletes and small files; null before the first look."""
     unconvertible: list[UnconvertibleDelete]

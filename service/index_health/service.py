@@ -372,7 +372,7 @@ def get_health(session: Session, table: EnrolledTable, policy: EffectivePolicy |
         small_delete_files=health.small_delete_files,
         snapshots=health.snapshots,
         oldest_snapshot_at=health.oldest_snapshot_at,
-        expired_elsewhere_at=health.expired_elsewhere_at,
+        done_elsewhere=health.others_seen_at,
         staged_snapshots=health.staged_snapshots,
         staged_rows=health.staged_rows,
         staged_age_seconds=health.staged_age_seconds(now),

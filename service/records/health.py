@@ -12,6 +12,7 @@ from sqlmodel import Field, Session, SQLModel, col
 
 from service.db.database import BigId, Json, UtcDateTime
 from service.reader_cost import TARGET_FILE_BYTES, Shape
+from service.records.jobs import JobKind
 from service.records.report_columns import ReportedList, ReportedObject
 from service.records.reports import IndexLayout, KeySetReport, StoppedAt, UnconvertibleDelete
 
@@ -113,8 +114,10 @@ class TableHealth(SQLModel, table=True):
     oldest_snapshot_id: int | None = Field(default=None, sa_type=BigInteger)
     """Of those that no branch and no tag names."""
     oldest_snapshot_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
-    expired_elsewhere_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
-    """When a snapshot was found to be gone that no job had let expire."""
+    seen_snapshot_id: int | None = Field(default=None, sa_type=BigInteger)
+    """The head at the last look, whatever was reported since."""
+    done_elsewhere: dict[str, str] = Field(default_factory=dict, sa_type=Json)
+    """Kinds of maintenance that somebody else than our jobs does, and when each was seen last."""
     reader_shapes: dict[str, dict[str, int]] = Field(default_factory=dict, sa_type=Json)
     """What a reader has to do with (service.reader_cost.Shape): `now`, when the table was first looked at
     (`enrolled`), just before there were last fewer files of a kind (`before`), and just after the last report
@@ -168,6 +171,11 @@ class TableHealth(SQLModel, table=True):
     """The scheduler's latest decision per job kind: what, why, since when."""
     counted_equality_deletes: int = Field(default=0, sa_type=BigInteger)
     """So many of its equality deletes the totals have, by `count_pending`: those of its last sample."""
+
+    @property
+    def others_seen_at(self) -> dict[JobKind, datetime]:
+        """`done_elsewhere`, as it is meant."""
+        return {JobKind(kind): datetime.fromisoformat(at) for kind, at in self.done_elsewhere.items()}
 
     def lag_seconds(self, now: datetime) -> float:
         """This is the age of the oldest live equality delete file; 0 when there is none."""

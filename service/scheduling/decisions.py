@@ -22,6 +22,16 @@ from service.scheduling.rewriting_or_conversion import (
 from service.scheduling.worth import Weighing
 from staging.history import KEPT
 
+_ELSEWHERE_FOR = timedelta(days=8)
+"""Since somebody else was last seen to do the same as our jobs: over a week, in which many do it once."""
+WORK = {
+    JobKind.EXPIRE_SNAPSHOTS: "Expiry",
+    JobKind.REWRITE_DATA_FILES: "Compaction",
+    JobKind.REWRITE_POSITION_DELETE_FILES: "Rewriting position deletes",
+    JobKind.REWRITE_MANIFESTS: "Rewriting manifests",
+}
+"""Of maintenance, in a sentence."""
+
 
 def decide(state: TableState, policy: EffectivePolicy, now: datetime) -> list[Decision]:
     """One decision for each kind that may start by itself."""
@@ -62,7 +72,23 @@ def decide_kind(
         decision = decide_weighed(state, policy, now, weighed)
         if weighed is not None and tells_cost:
             decision = replace(decision, sentence=f"{decision.sentence} {weighed.words(now)}")
-    return _in_window(_within_budget(decision, state, now), policy, now)
+    return _beside_another(_in_window(_within_budget(decision, state, now), policy, now), state, now)
+
+
+def _beside_another(decision: Decision, state: TableState, now: datetime) -> Decision:
+    """Says that somebody else does the same, and what follows if ours does it, too."""
+    seen_at = state.done_elsewhere.get(decision.kind)
+    is_off = decision.code == "policy-off"
+    if seen_at is None or (not is_off and now - seen_at > _ELSEWHERE_FOR):
+        return decision
+    seen = f"seen last at {seen_at:%Y-%m-%d %H:%M:%S} UTC"
+    told = f"is done by another, {seen}."
+    if not is_off:
+        told = (
+            f"is done by another as well, {seen}: of two that do the same, one works for nothing. Switch one of"
+            " them off."
+        )
+    return replace(decision, sentence=f"{decision.sentence} {WORK[decision.kind]} {told}")
 
 
 def _within_budget(decision: Decision, state: TableState, now: datetime) -> Decision:
@@ -321,10 +347,7 @@ def _decide_expire_snapshots(state: TableState, policy: EffectivePolicy, now: da
     kind, past, policy_of_kind = JobKind.EXPIRE_SNAPSHOTS, state.past, policy.expire_snapshots
     refusal = _refusal(kind, state, now, enabled=policy_of_kind.enabled)
     if refusal is not None:
-        if refusal.code != "policy-off" or state.expired_elsewhere_at is None:
-            return refusal
-        seen = f"Expiry is done by another, seen last at {state.expired_elsewhere_at:%Y-%m-%d %H:%M:%S} UTC."
-        return replace(refusal, sentence=f"{refusal.sentence} {seen}")
+        return refusal
     age = (now - past.oldest_at).total_seconds() if past.oldest_at is not None else 0.0
     if past.oldest_at is None or age < policy_of_kind.older_than_seconds:
         told = f"No snapshot of the past is older than {policy_of_kind.older_than_seconds:.0f} s."

@@ -107,8 +107,6 @@ class TableState:
     small_manifests: int
     """Of the branch's head; 0 of any but main."""
     past: Past
-    expired_elsewhere_at: datetime | None
-    """When a snapshot was found to be gone that no job had let expire."""
     sorted_runs: int
     """The most that one key set has, as last reported."""
     dead_ratio: float
@@ -148,6 +146,8 @@ class TableState:
     rewriting_waits_since: datetime | None = None
     """Since when a due rewriting of data files waits for a conversion, as of the last look; None if none
     does."""
+    done_elsewhere: dict[JobKind, datetime] = field(default_factory=dict)
+    """Kinds of maintenance that somebody else than our jobs does, and when each was seen last."""
 
     @property
     def kinds(self) -> tuple[JobKind, ...]:

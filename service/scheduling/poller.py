@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from pyiceberg.table import Table
@@ -28,7 +28,14 @@ from sqlmodel import Session, col, select
 from service import __version__
 from service.catalogs.egress import check_location
 from service.catalogs.iceberg import IcebergCatalogs, budget_seconds
-from service.catalogs.measure import EqualityDelete, ManifestCache, Measurement, measure, measure_past
+from service.catalogs.measure import (
+    EqualityDelete,
+    ManifestCache,
+    Measurement,
+    measure,
+    measure_past,
+    measure_since,
+)
 from service.catalogs.metadata_locations import AT_ONCE, Identifier, MetadataLocations
 from service.catalogs.staged import Staged, measure_staged
 from service.db.database import FOR_UPDATE, Database, utc_now
@@ -42,10 +49,11 @@ from service.jobs.stream import settled_after
 from service.policies.effective import effective_policy
 from service.records.catalogs import Catalog, CatalogType
 from service.records.health import TableHealth, health_of
-from service.records.jobs import JobStatus
+from service.records.jobs import JobKind, JobStatus
 from service.records.notifications import Notification
 from service.records.policies import Level, Policy, PolicyAttachment
 from service.records.tables import EnrolledTable
+from service.scheduling.decisions import WORK
 from service.scheduling.scheduler import schedule
 from service.settings import Settings
 from staging.history import StagingBranchNotFoundError
@@ -548,6 +556,13 @@ class Poller:
         health.unconvertible = [
             delete for delete in health.unconvertible if normalize_location(delete["file_path"]) in live
         ]
+        since = measure_since(loaded.metadata, found.iceberg_snapshot_id, health.seen_snapshot_id)
+        health.seen_snapshot_id = found.iceberg_snapshot_id
+        for kind, one in since.by_others.items():
+            told = f"{WORK[kind]} is done by another: no job has committed snapshot {one.snapshot_id}."
+            # Whatever the writer's clock says.
+            at = datetime.fromtimestamp(min(max(one.timestamp_ms / 1000, 0), now.timestamp()), UTC)
+            _note_another(session, health, kind, at, told, now)
         self._store_past(session, table, health, loaded, now)
         health.measured_at = now
         health.iceberg_snapshot_id = found.iceberg_snapshot_id
@@ -600,10 +615,8 @@ class Poller:
         before, found = health.oldest_snapshot_id, measure_past(loaded.metadata)
         is_gone = before is not None and all(one.snapshot_id != before for one in loaded.metadata.snapshots)
         if is_gone and not has_let_expire(session, table, health.measured_at or now):
-            if health.expired_elsewhere_at is None:
-                told = "Snapshots expire that no job let expire: somebody else does that."
-                record_table_event(session, table.id, "snapshots.expired-elsewhere", told, now)
-            health.expired_elsewhere_at = now
+            told = "Snapshots expire that no job let expire: somebody else does that."
+            _note_another(session, health, JobKind.EXPIRE_SNAPSHOTS, now, told, now)
         health.snapshots = found.snapshots
         health.oldest_snapshot_id, health.oldest_snapshot_at = found.oldest_id, found.oldest_at
 
@@ -624,13 +637,23 @@ class Poller:
             )
             health.key_sets, health.unconvertible = [], []
             health.reader_shapes, health.partitions = {}, None
-            health.oldest_snapshot_id = health.expired_elsewhere_at = None
+            health.oldest_snapshot_id, health.done_elsewhere = None, {}
             health.report_snapshot_id = health.indexed_snapshot_id = health.verified_snapshot_id = None
             health.indexed_at = None
         if uuid != table.table_uuid or table.format_version != loaded.metadata.format_version:
             table.table_uuid, table.format_version = uuid, loaded.metadata.format_version
         table.location, table.other_locations = loaded.location(), named_places(loaded.properties)
         session.add(table)
+
+
+def _note_another(
+    session: Session, health: TableHealth, kind: JobKind, at: datetime, told: str, now: datetime
+) -> None:
+    """Keep that somebody else does a kind of maintenance; the first time, it is an event."""
+    if kind.value not in health.done_elsewhere:
+        event = "table.maintained-elsewhere"
+        record_table_event(session, health.table_id, event, told, now, job_kind=kind.value)
+    health.done_elsewhere = health.done_elsewhere | {kind.value: at.isoformat()}
 
 
 def _by_key_set(deletes: Sequence[EqualityDelete], now: datetime) -> list[dict[str, Any]]:

@@ -438,7 +438,6 @@ class _Table:
             small_delete_files=self.shape.vectors if small_deletes >= enough else 0,
             small_manifests=self._manifests,
             past=Past(self._snapshot_count, None, oldest),
-            expired_elsewhere_at=None,
             sorted_runs=len(self._runs),
             dead_ratio=self._dead / self._entries if self._entries else 0.0,
             dead_bytes=int(self._dead * self._beginning.entry_bytes),

@@ -96,7 +96,7 @@ def table_state(
         small_delete_files=health.small_delete_files,
         small_manifests=health.small_manifests if table.branch == "main" else 0,
         past=Past(health.snapshots, health.oldest_snapshot_id, health.oldest_snapshot_at),
-        expired_elsewhere_at=health.expired_elsewhere_at,
+        done_elsewhere=health.others_seen_at,
         sorted_runs=max((key_set["sorted_runs"] for key_set in health.key_sets), default=0),
         dead_ratio=max((key_set["dead_ratio"] for key_set in health.key_sets), default=0.0),
         dead_bytes=max(

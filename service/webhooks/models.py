@@ -24,6 +24,7 @@ WebhookKind = Literal[
     "table",
     "table.changed",
     "table.enrolled",
+    "table.maintained-elsewhere",
     "table.paused",
     "table.replaced",
     "table.resumed",

@@ -12,6 +12,7 @@ from service.records.jobs import Job
 from stores.table_metadata import PLACE_PROPERTIES
 from tests.service.conftest import ON_BOTH, Running, alike_on_both
 from tests.service.iceberg_tables import SCHEMA, IcebergCatalog
+from tests.service.pages.person import Person
 
 database_kind = alike_on_both
 
@@ -43,7 +44,7 @@ def test_snapshots_expire_by_a_job_of_the_policy_with_what_that_says(
     service: Running, iceberg: IcebergCatalog, table: dict[str, Any]
 ) -> None:
     found = health(service, table)
-    assert (found["snapshots"], found["expired_elsewhere_at"]) == (3, None)
+    assert (found["snapshots"], found["done_elsewhere"]) == (3, {})
     assert found["oldest_snapshot_at"] is not None
     assert found["decisions"]["expire_snapshots"]["code"] == "policy-off", "unless somebody asks for it"
     body = {"name": "tidy", "settings": {"expire_snapshots": AT_ONCE | {"retain_last": 2}}}
@@ -66,19 +67,65 @@ def test_that_somebody_else_lets_snapshots_expire_is_told_and_our_own_jobs_are_n
     assignment = service.claim(service.start_worker())
     assert assignment is not None
     expire_oldest(iceberg)
-    assert health(service, table)["expired_elsewhere_at"] is None, "a job of this kind runs"
+    assert health(service, table)["done_elsewhere"] == {}, "a job of this kind runs"
     result = {"expiry": {"snapshots_expired": 1, "snapshots_left": 2}}
     service.finish(assignment, result=result)
-    assert health(service, table)["expired_elsewhere_at"] is None
+    assert health(service, table)["done_elsewhere"] == {}
 
     iceberg.append("db.t", [9])
     expire_oldest(iceberg)
     found = health(service, table)
     assert found["snapshots"] == 2
-    assert found["expired_elsewhere_at"] is not None
+    assert list(found["done_elsewhere"]) == ["expire_snapshots"]
     assert "done by another" in found["decisions"]["expire_snapshots"]["sentence"]
-    events = service.admin.get(f"/tables/{table['id']}/events").json()["items"]
-    assert "snapshots.expired-elsewhere" in [event["kind"] for event in events]
+    assert told_of_others(service, table) == ["expire_snapshots"]
+
+
+def told_of_others(service: Running, table: dict[str, Any]) -> list[str]:
+    """The kinds of which an event tells that others do them, the first one first."""
+    asked = f"/tables/{table['id']}/events?kind=table.maintained-elsewhere&sort=id"
+    events = service.admin.get(asked).raise_for_status().json()["items"]
+    return [event["fields"]["job_kind"] for event in events]
+
+
+def replace(iceberg: IcebergCatalog, counted: dict[str, str]) -> None:
+    """A commit that replaces files, as its snapshot says, by whoever has put these properties there."""
+    iceberg.append("db.t", [1])
+    snapshots = iceberg.metadata("db.t")["snapshots"]
+    snapshots[-1]["summary"] |= {"operation": "replace", **counted}
+    iceberg.rewrite("db.t", {"snapshots": snapshots})
+
+
+def test_that_somebody_else_replaces_files_is_told_and_our_own_jobs_are_not(
+    service: Running, iceberg: IcebergCatalog, table: dict[str, Any]
+) -> None:
+    by_compaction = {"deleted-data-files": "3", "removed-delete-files": "1"}
+    for counted in (by_compaction, {"removed-delete-files": "2"}, {"manifests-replaced": "2"}):
+        replace(iceberg, {**counted, "icestream.job-id": "ours"})
+    assert health(service, table)["done_elsewhere"] == {}
+    replace(iceberg, by_compaction)
+    first = health(service, table)
+    assert list(first["done_elsewhere"]) == ["rewrite_data_files"]
+    told = first["decisions"]["rewrite_data_files"]["sentence"]
+    assert "on request only. Compaction is done by another, seen last at" in told
+    # What a worker reports is no look.
+    replace(iceberg, {"removed-delete-files": "2"})
+    service.admin.post(f"/tables/{table['id']}/jobs", json={"kind": "index"})
+    assignment = service.claim(service.start_worker())
+    assert assignment is not None
+    report = {"key_sets": [], "pending_equality_delete_files": 0, "pending_equality_deletes": 0}
+    service.finish(assignment, health={**report, "iceberg_snapshot_id": iceberg.head("db.t")})
+    replace(iceberg, {"manifests-replaced": "2"})
+    replace(iceberg, by_compaction)
+    found = health(service, table)["done_elsewhere"]
+    kinds = ["rewrite_data_files", "rewrite_manifests", "rewrite_position_delete_files"]
+    assert sorted(found) == kinds
+    assert found["rewrite_data_files"] > first["done_elsewhere"]["rewrite_data_files"]
+    assert sorted(told_of_others(service, table)) == kinds, "each once"
+    with Person(service) as admin:
+        page = admin.open(f"/tables/{table['id']}").text
+    shown = page[page.index("Done by another") :]
+    assert "rewrite manifests seen last at" in shown, shown[:200]
 
 
 def test_small_manifests_are_written_anew_by_a_job_of_the_policy_and_before_snapshots_expire(

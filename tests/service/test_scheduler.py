@@ -123,7 +123,6 @@ IDLE = TableState(
     small_delete_files=0,
     small_manifests=0,
     past=Past(),
-    expired_elsewhere_at=None,
     sorted_runs=3,
     dead_ratio=0.1,
     dead_bytes=10,
@@ -280,14 +279,18 @@ def test_snapshots_expire_once_they_are_many_or_old_and_older_than_what_is_kept(
     assert (found.code, found.action is Action.TRIGGER) == (code, starts)
 
 
-def test_that_another_lets_snapshots_expire_is_told_where_the_policy_does_not() -> None:
-    state = replace(past(1, 2), expired_elsewhere_at=NOW)
+def test_that_another_does_the_same_is_told_whether_or_not_the_policy_does() -> None:
+    state = replace(past(1, 2), done_elsewhere={JobKind.EXPIRE_SNAPSHOTS: NOW})
     off = POLICY.model_copy(
         update={"expire_snapshots": POLICY.expire_snapshots.model_copy(update={"enabled": False})}
     )
     told = decision(state, JobKind.EXPIRE_SNAPSHOTS, off).sentence
     assert told.endswith("Expiry is done by another, seen last at 2026-01-01 00:00:00 UTC.")
-    assert decision(state, JobKind.EXPIRE_SNAPSHOTS).action is Action.TRIGGER
+    found = decision(state, JobKind.EXPIRE_SNAPSHOTS)
+    assert found.action is Action.TRIGGER
+    assert "Expiry is done by another as well, seen last at" in found.sentence
+    later = replace(state, done_elsewhere={JobKind.EXPIRE_SNAPSHOTS: NOW - timedelta(days=9)})
+    assert "done by another" not in decision(later, JobKind.EXPIRE_SNAPSHOTS).sentence
 
 
 def test_a_window_of_its_own_takes_the_place_of_the_schedules() -> None:
