@@ -85,8 +85,8 @@ def _beside_another(decision: Decision, state: TableState, now: datetime) -> Dec
     told = f"is done by another, {seen}."
     if not is_off:
         told = (
-            f"is done by another as well, {seen}: of two that do the same, one works for nothing. Switch one of"
-            " them off."
+            f"is done by another as well, {seen}: of two that do the same, one works for nothing. Switch one"
+            " of them off."
         )
     return replace(decision, sentence=f"{decision.sentence} {WORK[decision.kind]} {told}")
 
