@@ -38,30 +38,30 @@ class Exactness:
         *,
         rows: Mapping[tuple[Any, ...], int] | None = None,
         read: Callable[[TableBuilder], Rows] | None = None,
+        read_after: Callable[[TableBuilder], Rows] | None = None,
         duckdb: bool = True,
         sources: tuple[str, ...] = ("scan", "index"),
     ) -> dict[str, Any]:
         """Convert the table and return the job's result, after these checks:
 
-        The rows that `read` (Spark) shows are the same before and after, and those that DuckDB shows, if it
-        can read the table; both are `rows`, if given: what the test's author says the spec makes visible. A
-        dry run by scan foretells the rows that the conversion by index deletes. No equality delete is left.
+        The rows that DuckDB shows are the same before and after, and those that `read_after` (`read`, which
+        is Spark) shows after; where DuckDB can't read the table, `read` tells what was before. They are
+        `rows`, if given: what the test's author says the spec makes visible. A dry run by scan foretells the
+        rows that the conversion by index deletes. No equality delete is left.
         """
         read = read or self.spark_rows
-        before = read(table)
+        # DuckDB takes a tenth of the time that Spark does.
+        before = duckdb_rows(table) if duckdb else read(table)
         if rows is not None:
             assert before == Counter(rows), "the reader contradicts the test before the conversion"
-        by_duckdb = duckdb_rows(table) if duckdb else before
         foretold = self.jobs.run("convert", dry_run=True).result
         if "index" in sources:
             self.jobs.run("index")
         result = self.jobs.run("convert").result
         assert result["unconvertible"] == []
         assert equality_delete_files(self.spark, table.identifier) == []
-        assert read(table) == before
-        if duckdb:
-            assert by_duckdb == duckdb_rows(table)
-            assert Counter(by_duckdb) == before, "DuckDB and the first reader disagree"
+        assert (read_after or read)(table) == before
+        assert not duckdb or duckdb_rows(table) == before
         assert result["rows_deleted"] == foretold["rows_deleted"]
         for explained, source in ((foretold, sources[0]), (result, sources[-1])):
             assert {one["source"] for one in explained["key_sets"]} <= {source, "none"}

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from tests.exactness import Exactness
-from tests.factories import TableBuilder, equality_delete_files, visible_rows
+from tests.factories import TableBuilder, equality_delete_files, live_delete_files
+from tests.readers import duckdb_rows
 from tests.thorough import V2_FIRST, V3_FIRST
 from worker.attempt.outcome import Outcome
 from worker.contract.control_plane import AttemptId, EndedAttempt
@@ -42,8 +43,7 @@ def own_files(table: TableBuilder) -> set[str]:
 
 
 def live_own_files(exactly: Exactness, table: TableBuilder) -> set[str]:
-    rows = exactly.spark.table(f"{table.identifier}.delete_files").select("file_path").collect()
-    return {Path(row[0]).name for row in rows}
+    return {Path(file["file_path"]).name for file in live_delete_files(exactly.spark, table.identifier)}
 
 
 @V3_FIRST
@@ -51,7 +51,7 @@ def test_every_commit_of_a_backlog_leaves_the_rows_as_they_are(
     exactly: Exactness, format_version: int
 ) -> None:
     table = backlog(exactly, format_version)
-    before = exactly.spark_rows(table)
+    before = duckdb_rows(table)
     first = len(table.metadata.snapshots)
     foretold = convert(exactly, 2, dry_run=True).result
     result = convert(exactly, 2).result
@@ -67,7 +67,8 @@ def test_every_commit_of_a_backlog_leaves_the_rows_as_they_are(
         "1",
     ]
     for snapshot in made:
-        assert visible_rows(exactly.spark, table.identifier, snapshot_id=snapshot.snapshot_id) == before
+        assert duckdb_rows(table, snapshot_id=snapshot.snapshot_id) == before
+    assert exactly.spark_rows(table) == before
     assert equality_delete_files(exactly.spark, table.identifier) == []
     assert result["key_sets"][0]["keys"] == 45
     assert any("take 5 commits" in sentence for sentence in result["decisions"])
@@ -77,7 +78,7 @@ def test_every_commit_of_a_backlog_leaves_the_rows_as_they_are(
 @V2_FIRST
 def test_the_next_attempt_does_what_the_first_one_left(exactly: Exactness, format_version: int) -> None:
     table = backlog(exactly, format_version)
-    before = exactly.spark_rows(table)
+    before = duckdb_rows(table)
     ended_attempts = [dies_in_its_third_commit(exactly)]
     left = own_files(table)
     assert len(equality_delete_files(exactly.spark, table.identifier)) == FILES - 4
@@ -120,7 +121,7 @@ def test_files_that_an_attempt_committed_stay_when_its_snapshots_have_expired(
     exactly: Exactness, format_version: int
 ) -> None:
     table = backlog(exactly, format_version)
-    before = exactly.spark_rows(table)
+    before = duckdb_rows(table)
     ended_attempts = [dies_in_its_third_commit(exactly)]
     table.append([{"id": 99, "region": "eu", "value": 9}])
     committed = live_own_files(exactly, table)
@@ -135,7 +136,7 @@ def test_files_that_an_attempt_committed_stay_when_its_snapshots_have_expired(
 
 def test_a_policy_that_changes_between_attempts_leaves_nothing_undone(exactly: Exactness) -> None:
     table = backlog(exactly, 3)
-    before = exactly.spark_rows(table)
+    before = duckdb_rows(table)
     dies_in_its_third_commit(exactly)
     result = convert(exactly, 0, job_id="backlog", attempt=2).result
     assert (result["commits"], result["equality_delete_files_removed"]) == (3, FILES)
@@ -167,7 +168,7 @@ def test_deletes_that_come_while_the_job_runs_are_left_to_the_next_one(exactly: 
     assert (result["commits"], result["equality_delete_files_removed"]) == (3, FILES)
     assert len(equality_delete_files(exactly.spark, table.identifier)) == 3
     exactly.jobs.reporter.before_commit = lambda: None
-    before = exactly.spark_rows(table)
+    before = duckdb_rows(table)
     assert before[(1, "us", 103)] == 1
     assert convert(exactly, 4).result["commits"] == 1
     assert exactly.spark_rows(table) == before
@@ -175,7 +176,7 @@ def test_deletes_that_come_while_the_job_runs_are_left_to_the_next_one(exactly: 
 
 def test_a_batch_that_compaction_overtook_is_planned_again(exactly: Exactness) -> None:
     table = backlog(exactly, 3)
-    before = exactly.spark_rows(table)
+    before = duckdb_rows(table)
     commits = 0
 
     def compact_in_the_second() -> None:
@@ -194,7 +195,7 @@ def test_a_batch_that_compaction_overtook_is_planned_again(exactly: Exactness) -
 
 def test_a_batch_with_deletes_that_cannot_be_converted_does_not_keep_the_others(exactly: Exactness) -> None:
     table = backlog(exactly, 2)
-    before = exactly.spark_rows(table)
+    before = duckdb_rows(table)
     damaged = equality_delete_files(exactly.spark, table.identifier)[0]["file_path"]
     local = Path(damaged.removeprefix("file:"))
     intact = local.read_bytes()
