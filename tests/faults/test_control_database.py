@@ -121,7 +121,7 @@ def test_every_fault_at_every_point_loses_no_job(kind: str, new_world: Callable[
 @pytest.mark.parametrize(
     ("mode", "outage"),
     thorough_unless(
-        lambda case: case == (CUT, "beyond"),
+        lambda case: case == (CUT, "within"),
         [(mode, outage) for mode in (CUT, HANG) for outage in OUTAGES],
     ),
 )

@@ -138,9 +138,9 @@ WRITES: list[tuple[str, When]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("point", "when"), thorough_unless(lambda case: case == ("iceberg", "after"), WRITES)
-)
+# With every change it dies at its commits in the process of the tests (tests/worker/jobs/test_writing.py).
+@pytest.mark.thorough
+@pytest.mark.parametrize(("point", "when"), WRITES)
 def test_a_killed_worker_that_writes_rows(
     point: str, when: When, cluster: Cluster, subjects: Subjects
 ) -> None:
@@ -173,10 +173,9 @@ PUBLICATIONS: list[tuple[str, When, str]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("point", "when", "action"),
-    thorough_unless(lambda case: case == ("clearing", "before", "kill"), PUBLICATIONS),
-)
+# Likewise, of publications (tests/worker/jobs/test_publishing_conflicts.py, test_publishing_clearing.py).
+@pytest.mark.thorough
+@pytest.mark.parametrize(("point", "when", "action"), PUBLICATIONS)
 def test_a_killed_worker_that_publishes(
     point: str, when: When, action: str, cluster: Cluster, subjects: Subjects
 ) -> None:
@@ -205,18 +204,17 @@ def test_a_killed_worker_that_publishes(
     assert cluster.run(subject.table_id, "verify")["key_sets"][0]["differences"] == 0
 
 
+# Likewise, of erasures (tests/worker/erasure/test_erasure.py).
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("point", "when"),
-    thorough_unless(
-        lambda case: case[0] == "stage.expire",
-        [
-            ("stage.rewrite", "after"),
-            ("iceberg", "after"),
-            ("stage.index", "after"),
-            ("stage.expire", "after"),
-            ("finish", "before"),
-        ],
-    ),
+    [
+        ("stage.rewrite", "after"),
+        ("iceberg", "after"),
+        ("stage.index", "after"),
+        ("stage.expire", "after"),
+        ("finish", "before"),
+    ],
 )
 def test_a_killed_worker_that_erases(point: str, when: When, cluster: Cluster, subjects: Subjects) -> None:
     subject = subjects(3)

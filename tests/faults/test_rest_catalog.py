@@ -23,7 +23,7 @@ from tests.faults.tables import (
 )
 from tests.jobs import Jobs
 from tests.rest_catalog import RestCatalog, commit_by_java, running_rest_catalog
-from tests.thorough import thorough_unless
+from tests.thorough import first_always, thorough_unless
 from worker.process.errors import JobError
 
 pytestmark = pytest.mark.integration
@@ -107,7 +107,7 @@ def test_a_write_whose_answer_is_lost_is_found(
 
 
 @pytest.mark.parametrize("table", [3], indirect=True)
-@pytest.mark.parametrize("renew", [False, True])
+@first_always("renew", [True, False])
 def test_a_publication_is_found_whose_answers_are_lost(
     jobs: Jobs, proxy: Proxy, table: TableBuilder, spark: SparkSession, renew: bool
 ) -> None:

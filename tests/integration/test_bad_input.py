@@ -10,7 +10,8 @@ from pyspark.sql import SparkSession
 from tests.factories import Catalog, TableBuilder
 from tests.integration.icestream import Icestream, Json
 
-pytestmark = pytest.mark.integration
+# By the service alone, with every change: tests/service/test_tables.py, test_catalogs.py and test_egress.py.
+pytestmark = [pytest.mark.integration, pytest.mark.thorough]
 
 
 @pytest.fixture
@@ -87,7 +88,6 @@ def test_identifier_that_names_no_table_is_refused(
     assert "identifier" in problem["detail"]
 
 
-@pytest.mark.thorough
 def test_job_of_a_dropped_table_fails_and_names_the_table(
     spark: SparkSession, icestream: Icestream, registered: Catalog, table: TableBuilder
 ) -> None:
@@ -99,7 +99,6 @@ def test_job_of_a_dropped_table_fails_and_names_the_table(
     assert len(job["attempts"]) == 1, "another attempt can't help"
 
 
-@pytest.mark.thorough
 def test_job_tries_again_when_its_catalog_is_unreachable_and_recovers_with_it(
     icestream: Icestream, registered: Catalog, table: TableBuilder
 ) -> None:

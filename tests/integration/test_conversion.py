@@ -11,7 +11,8 @@ from tests.factories import Catalog, TableBuilder, equality_delete_files, visibl
 from tests.integration.icestream import Icestream, Json
 from tests.thorough import V2_FIRST, V3_FIRST
 
-pytestmark = pytest.mark.integration
+# By the worker alone, with every change: tests/worker/jobs/test_pipeline.py and test_indexing.py.
+pytestmark = [pytest.mark.integration, pytest.mark.thorough]
 
 ROWS = 100_000
 
@@ -56,7 +57,6 @@ def _check_upserted_key(icestream: Icestream, table_id: str) -> None:
     assert [match["live"] for match in other] == [True]
 
 
-@pytest.mark.thorough
 @V2_FIRST
 def test_rows_are_found_by_scan_by_index_and_by_both(
     format_version: Literal[2, 3], spark: SparkSession, icestream: Icestream, registered: Catalog

@@ -6,7 +6,8 @@ from pyspark.sql import SparkSession
 from tests.factories import Catalog, TableBuilder, visible_rows
 from tests.integration.icestream import Icestream
 
-pytestmark = pytest.mark.integration
+# By service and worker, an acceptance does all of it with every change (tests/worker/acceptance).
+pytestmark = [pytest.mark.integration, pytest.mark.thorough]
 
 
 def test_a_requested_job_lets_snapshots_expire(

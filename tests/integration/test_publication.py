@@ -27,6 +27,8 @@ def lake(spark: SparkSession, registered: Catalog, tmp_path: Path) -> Lake:
     return Lake(spark, Jobs(spark, record, identifier, tmp_path / "index"), identifier)
 
 
+# As an acceptance does with every change.
+@pytest.mark.thorough
 def test_a_requested_job_publishes_what_is_staged(
     icestream: Icestream, registered: Catalog, lake: Lake
 ) -> None:

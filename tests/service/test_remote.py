@@ -26,6 +26,7 @@ from service.settings import Settings
 from service.webhooks.signing import new_secret
 from tests.service.conftest import ADMIN_KEY, Running
 from tests.service.iceberg_tables import IcebergCatalog
+from tests.thorough import first_always
 
 pytestmark = pytest.mark.parametrize("database_kind", ["sqlite"])
 Call = Callable[..., Result]
@@ -133,7 +134,7 @@ def test_candidates_of_many_pages_begin_with_those_whose_readers_pay_most(
     assert "Looked into 20 of 26 tables ..." in found.stderr
 
 
-@pytest.mark.parametrize("name", ["db.t", "local.db.t", "local/db.t"])
+@first_always("name", ["db.t", "local.db.t", "local/db.t"])
 def test_every_call_takes_a_tables_name_wherever_it_takes_its_id(call: Call, name: str) -> None:
     table = enroll(call)
     known = [one for one in operations(load_document()) if any(f.name == "table_id" for f in one.fields)]

@@ -19,6 +19,7 @@ from tests.deaths import killed_at_call_of, killed_at_commit_of
 from tests.factories import Catalog, TableBuilder
 from tests.jobs import Jobs
 from tests.rest_catalog import commit_by_java, running_rest_catalog
+from tests.thorough import first_always
 from tests.worker.erasure.tables import (
     ALL_GONE,
     PLAIN,
@@ -110,7 +111,7 @@ def test_just_the_snapshots_that_are_told_expire_and_no_branch_or_tag(
     assert files_with([0], place_of(table)) == []
 
 
-@pytest.mark.parametrize("is_tag", [True, False])
+@first_always("is_tag", [True, False])
 def test_a_snapshot_that_somebody_names_just_before_it_expires_stays(
     new_table: NewTable, erase: Erase, monkeypatch: pytest.MonkeyPatch, is_tag: bool
 ) -> None:
@@ -309,7 +310,10 @@ def test_what_others_let_expire_is_not_deleted(new_table: NewTable, erase: Erase
     assert pq.read_table(kept.removeprefix("file:")).num_rows == 2
 
 
-@pytest.mark.parametrize(("dies", "is_cut"), [(False, True), (True, False), (True, True)])
+@pytest.mark.parametrize(
+    ("dies", "is_cut"),
+    [(False, True), pytest.param(True, False, marks=pytest.mark.thorough), (True, True)],
+)
 def test_nothing_is_deleted_while_a_manifest_list_can_not_be_read(
     new_table: NewTable, jobs: Jobs, erase: Erase, dies: bool, is_cut: bool
 ) -> None:
@@ -375,7 +379,7 @@ def bring(table: TableBuilder, place: Path, *rows: dict[str, Any]) -> None:
     ("dies", "refuses", "told"),
     [
         ("", True, "orphan_file"),
-        ("after expiry", True, "unreadable_file"),
+        pytest.param("after expiry", True, "unreadable_file", marks=pytest.mark.thorough),
         ("after deletion", True, "unreadable_file"),
         ("after expiry", False, None),
     ],
