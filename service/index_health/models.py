@@ -196,7 +196,7 @@ class HealthSampleView(Message):
     at: datetime
     """It was measured at this time."""
     status: HealthStatus
-    """One word says how the table was doing."""
+    """One word says how the table was doing; with `unknown`, nobody looked at it until the next sample."""
     iceberg_snapshot_id: int | None
     """This is the head of the table's branch then; null while the table is empty."""
     pending_equality_delete_files: int

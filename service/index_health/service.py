@@ -37,8 +37,12 @@ from service.records.health import (
 from service.records.jobs import Job, JobKind, JobStatus
 from service.records.reports import KeySetReport, StoppedAt, UnconvertibleDelete
 from service.records.tables import EnrolledTable
+from service.settings import Settings
 from staging.history import StagingBranchNotFoundError
 
+_UNSEEN_SECONDS = 600.0
+_MISSED_POLLS = 20
+"""So many in a row: the patience of a poller that is told of changes is less."""
 SAMPLE_SECONDS = 60
 """Samples are at most this dense while nothing but the lag changes."""
 _STEPS = ((24 * 60, 1), (7 * 24 * 60, 10), (30 * 24 * 60, 60), (math.inf, 120))
@@ -698,22 +702,28 @@ def record_sample(
     count_pending(session, health, view.pending_equality_deletes, now)
 
 
-def keep_last_look(session: Session, health: TableHealth) -> None:
+def unseen_after(settings: Settings) -> timedelta:
+    """Figures of a table that nobody has looked at for longer say nothing of now."""
+    return timedelta(seconds=max(_UNSEEN_SECONDS, _MISSED_POLLS * settings.poll_interval_seconds))
+
+
+def keep_last_look(session: Session, settings: Settings, health: TableHealth, now: datetime) -> None:
     """Append a sample of the last look at a table in which nothing but ages had changed until then.
 
-    While that is so, tables are not measured. Without it, history would not show how long the lag became.
+    While that is so, tables are not measured. Without it, history would not show how long the lag became, nor
+    that nobody has looked since: then the sample's status is `unknown`.
     """
     last = _last_sample(session, health.table_id)
     if last is None or health.measured_at is None:
         return
+    is_unseen = now - health.measured_at > unseen_after(settings)
     ages = {name: age for name in _AGES if (age := getattr(last, name))}
-    if not ages:
-        return
-    since = health.measured_at - last.at
-    if since >= timedelta(seconds=SAMPLE_SECONDS):
+    since = max(health.measured_at - last.at, timedelta())
+    if is_unseen or (ages and since >= timedelta(seconds=SAMPLE_SECONDS)):
         grown = {
             "id": None,
-            "at": health.measured_at,
+            "at": last.at + since,
+            "status": HealthStatus.UNKNOWN.value if is_unseen else last.status,
             **{name: age + since.total_seconds() for name, age in ages.items()},
         }
         append_sample(session, last, HealthSample(**last.model_dump() | grown))

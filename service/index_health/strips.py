@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from sqlmodel import Session, col, func, select
 
 from service.index_health.service import at_least
-from service.records.health import HealthSample, Resolution
+from service.records.health import HealthSample, HealthStatus, Resolution, TableHealth
 from service.records.tables import EnrolledTable
 
 _INTERVALS = (60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200, 86_400)
@@ -22,6 +22,7 @@ _MOST_OF_HOURS = timedelta(days=31)
 """The longest spans for which all samples are read, or those of hours: not so many that it takes long."""
 _SLACK = timedelta(hours=1)
 """Somebody asks for just as long as samples are kept, and history is forgotten a bit later."""
+_BEFORE = -1
 _SECONDS = {Resolution.ALL: 0, Resolution.HOUR: 3600, Resolution.DAY: 86_400}
 """What a sample that stays has the most of: no shorter interval knows its own."""
 
@@ -67,7 +68,7 @@ def divide(
 
 @dataclass
 class Strip:
-    """Of one table: the most of each interval; None before its first sample, and of what is to come."""
+    """Of one table: the most of each interval; None where nothing was measured, and of what is to come."""
 
     pending_equality_deletes: list[int | None]
     lag_seconds: list[float | None]
@@ -80,8 +81,14 @@ class _Held:
     pending: int
     lag: float
     at: datetime
+    status: str
+    """`unknown`: nobody looked any more, so it holds no longer."""
     grows: bool = True
     """Whether the same is pending for as long, so that its age grows."""
+
+    @property
+    def holds(self) -> bool:
+        return self.status != HealthStatus.UNKNOWN
 
     def lag_at(self, moment: datetime) -> float:
         grown = (moment - self.at).total_seconds() if self.grows else 0.0
@@ -89,20 +96,36 @@ class _Held:
 
 
 def strips(
-    session: Session, table_ids: Sequence[str], intervals: Intervals, now: datetime
+    session: Session, table_ids: Sequence[str], intervals: Intervals, now: datetime, unseen_after: timedelta
 ) -> dict[str, Strip]:
-    """By the table's id, in few statements however many samples there are."""
+    """By the table's id, in few statements however many samples there are.
+
+    unseen_after: a look tells of so long a time at most, if none follows it.
+    """
     held = _held_before(session, table_ids, intervals.since)
     found = _most_within(session, table_ids, intervals)
+    looks = _last_looks(session, table_ids)
     return {
-        table_id: _strip(held.get(table_id), found.get(table_id, {}), intervals, now)
+        table_id: _strip(
+            held.get(table_id),
+            found.get(table_id, {}),
+            intervals,
+            now,
+            look if (look := looks.get(table_id, now)) < now - unseen_after else now,
+        )
         for table_id in table_ids
     }
 
 
 def _strip(
-    held: _Held | None, found: dict[int, tuple[int, float, _Held]], intervals: Intervals, now: datetime
+    held: _Held | None,
+    found: dict[int, tuple[int, float, _Held]],
+    intervals: Intervals,
+    now: datetime,
+    seen_until: datetime,
 ) -> Strip:
+    if _BEFORE in found:
+        held = found.pop(_BEFORE)[2]
     following = dict(pairwise([-1, *sorted(found)]))
 
     def judge(held: _Held, after: int) -> _Held:
@@ -125,14 +148,14 @@ def _strip(
         pending: int | None = None
         lag: float | None = None
         if began < now:
-            if held is not None:
+            if held is not None and held.holds and began < seen_until:
                 pending, lag = held.pending, held.lag_at(max(began, held.at))
             if number in found:
                 most, longest, last = found[number]
                 held = judge(last, number)
                 pending, lag = max(pending or 0, most), max(lag or 0.0, longest)
-            if held is not None:
-                lag = max(lag or 0.0, held.lag_at(min(end, now)))
+            if held is not None and held.holds and began < seen_until:
+                lag = max(lag or 0.0, held.lag_at(min(end, seen_until)))
         strip.pending_equality_deletes.append(pending)
         strip.lag_seconds.append(None if lag is None else round(lag, 1))
     return strip
@@ -143,6 +166,15 @@ def _last_before(session: Session, moment: datetime) -> int:
     # Numbers tell the order of times, and cut off what is older without a look at it.
     older = select(HealthSample.id).where(HealthSample.at < moment)
     return session.exec(older.order_by(col(HealthSample.at).desc()).limit(1)).first() or 0
+
+
+def _last_looks(session: Session, table_ids: Sequence[str]) -> dict[str, datetime]:
+    rows = session.execute(
+        sa.select(col(TableHealth.table_id), col(TableHealth.measured_at)).where(
+            col(TableHealth.table_id).in_(table_ids), col(TableHealth.measured_at).is_not(None)
+        )
+    )
+    return {row.table_id: row.measured_at for row in rows}
 
 
 def _held_before(session: Session, table_ids: Sequence[str], since: datetime) -> dict[str, _Held]:
@@ -160,6 +192,7 @@ def _held_before(session: Session, table_ids: Sequence[str], since: datetime) ->
             col(HealthSample.pending_equality_deletes),
             col(HealthSample.lag_seconds),
             col(HealthSample.at),
+            col(HealthSample.status),
         )
         .join(EnrolledTable, col(EnrolledTable.id) == col(HealthSample.table_id))
         .where(col(EnrolledTable.id).in_(table_ids), col(HealthSample.id) == last)
@@ -170,10 +203,14 @@ def _held_before(session: Session, table_ids: Sequence[str], since: datetime) ->
 def _most_within(
     session: Session, table_ids: Sequence[str], intervals: Intervals
 ) -> dict[str, dict[int, tuple[int, float, _Held]]]:
-    """By table and number of the interval: most deletes, longest lag, and the last sample in it."""
+    """By table and number of the interval: most deletes, longest lag, and the last sample in it.
+
+    _BEFORE is the number of what is of a time before and was stored later: the last look before another.
+    """
     # Both databases cut off: one of them would round by itself.
     second = sa.cast(func.floor(sa.extract("epoch", col(HealthSample.at))), sa.BigInteger)
-    number = ((second - int(intervals.since.timestamp())) // intervals.seconds).label("number")
+    within = (second - int(intervals.since.timestamp())) // intervals.seconds
+    number = sa.case((col(HealthSample.at) < intervals.since, _BEFORE), else_=within).label("number")
     most, longest = {
         Resolution.ALL: (HealthSample.pending_equality_deletes, HealthSample.lag_seconds),
         Resolution.HOUR: (HealthSample.hour_most_deletes, HealthSample.hour_longest_lag_seconds),
@@ -190,7 +227,6 @@ def _most_within(
         .where(
             col(HealthSample.table_id).in_(table_ids),
             col(HealthSample.id) > _last_before(session, intervals.since),
-            col(HealthSample.at) >= intervals.since,
             col(HealthSample.at) < intervals.until,
             col(HealthSample.resolution).in_(at_least(intervals.resolution)),
         )
@@ -206,6 +242,7 @@ def _most_within(
             col(HealthSample.pending_equality_deletes),
             col(HealthSample.lag_seconds),
             col(HealthSample.at),
+            col(HealthSample.status),
         ).join(alike, alike.c.last == col(HealthSample.id))
     )
     found: dict[str, dict[int, tuple[int, float, _Held]]] = {}

@@ -8,6 +8,7 @@ from sqlmodel import Session
 from service.db.database import utc_now
 from service.errors import InvalidError
 from service.http.paging import PageRequest, page_request
+from service.index_health.service import unseen_after
 from service.index_health.strips import divide, strips
 from service.jobs.queue import rfc3339
 from service.jobs.runs import attempts_within
@@ -69,7 +70,7 @@ def get_timeline(
     intervals = divide(
         since, until, now, fine_days=settings.fine_history_days, hourly_days=settings.history_days
     )
-    of_tables = strips(session, ids, intervals, now)
+    of_tables = strips(session, ids, intervals, now, unseen_after(settings))
     runs: dict[str, list[Run]] = {table_id: [] for table_id in ids}
     for job, attempt in attempts_within(
         # One more of each, which tells that not all are shown.

@@ -546,7 +546,7 @@ class Poller:
         if health.poll_error is not None:
             record_table_event(session, table_id, "poll.recovered", "The table can be read again.", now)
             health.poll_error = None
-        keep_last_look(session, health)
+        keep_last_look(session, self._settings, health, now)
         self._follow(session, table, health, loaded, now)
         blocked = {normalize_location(delete["file_path"]) for delete in health.unconvertible}
         pending = found.equality_deletes

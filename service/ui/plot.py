@@ -19,6 +19,8 @@ _SAME_SECONDS = 1.0
 
 Point = tuple[datetime, float]
 """When a value was measured, and it."""
+Span = tuple[datetime, datetime]
+_UNSEEN = "not looked at"
 
 
 class Unit(StrEnum):
@@ -57,24 +59,37 @@ class Plot:
     """Of those close to each other the first."""
     shares_marks: bool = False
     """Whether a mark stands for several moments."""
+    unseen: list[Span] = field(default_factory=list)
+    """When nobody could look, so that nothing is known to have held."""
+
+    @property
+    def is_unseen(self) -> bool:
+        """Whether nobody could look lately."""
+        return bool(self.unseen) and self.unseen[-1][1] == self.ends_at
 
     @property
     def data(self) -> str:
-        """For the script, as JSON: times are seconds, points' and marks' ones since the left edge."""
-        seconds = [round((at - self.began_at).total_seconds(), 1) for at, _ in self.points]
+        """For the script, as JSON: times are seconds, all but two of them since the left edge."""
+
+        def second(at: datetime) -> float:
+            return round((at - self.began_at).total_seconds(), 1)
+
         told = {
             "unit": self.unit.value,
             "ages": self.ages,
             "began": self.began_at.timestamp(),
             "ends": self.ends_at.timestamp(),
-            "times": [_short(second) for second in seconds],
+            "times": [_short(second(at)) for at, _ in self.points],
             "values": [_short(round(value, 4)) for _, value in self.points],
-            "marks": [_short(round((at - self.began_at).total_seconds(), 1)) for at in self.marks],
+            "marks": [_short(second(at)) for at in self.marks],
+            "unseen": [[_short(second(at)) for at in span] for span in self.unseen],
         }
         return json.dumps(told, separators=(",", ":"))
 
     def at(self, moment: datetime) -> str:
         """The value then, in words; a dash before the first one."""
+        if any(since < moment < until for since, until in self.unseen):
+            return _UNSEEN
         held = [index for index, (at, _) in enumerate(self.points) if at <= moment]
         if not held:
             return formats.NONE
@@ -93,6 +108,7 @@ def plot(
     *,
     since: datetime | None = None,
     marks: Sequence[datetime] = (),
+    unseen: Sequence[Span] = (),
     ages: bool = False,
     columns: int = _COLUMNS,
 ) -> Plot | None:
@@ -100,8 +116,8 @@ def plot(
 
     since: the left edge, unless the first sample is later; what held before shows from there on.
     ages: values are seconds since something; while that stays the same they grow with the time, and the last
-    sample is of `now`. columns: how many stretches of time are told apart at least. None if there is nothing
-    to draw yet (fewer than two samples).
+    sample is of `now`. columns: how many stretches of time are told apart at least. unseen: spans until `now`
+    at the latest. None if there is nothing to draw yet (fewer than two samples).
     """
     if len(samples) < 2:
         return None
@@ -136,6 +152,7 @@ def plot(
         latest=write(samples[-1][1]),
         marks=list(marked.values()),
         shares_marks=len(marked) < len(shown),
+        unseen=[(max(begin, began_at), end) for begin, end in unseen if end > began_at],
     )
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Form, Request, Response
@@ -36,7 +37,7 @@ from service.ui.forms import Form as Fields
 from service.ui.forms import Typed, see
 from service.ui.lookups import key_form
 from service.ui.pages import PageRoute, TypedTime, render
-from service.ui.plot import Plot, Unit, moments, plot
+from service.ui.plot import Plot, Span, Unit, moments, plot
 from service.ui.policies import policy_names
 from service.webhooks.outbox import UNTOLD
 
@@ -150,7 +151,7 @@ def _table_page(
     conversions = jobs.list_conversion_times(session, row.id, since)
     health = index_health.get_health(session, row)
     samples = _samples(session, row.id, since, now, days)
-    plots = _plots(samples, conversions, health, since, now)
+    plots = _plots(samples, conversions, health, since, now, index_health.unseen_after(settings))
     return render(
         request,
         "tables/show.html",
@@ -366,12 +367,27 @@ def _mark_words(plots: Sequence[Plot], days: int, settings: Settings) -> str:
     return f"{words} (of the last {kept:g} days: older jobs are not kept)" if days > kept else words
 
 
+def _unseen(
+    samples: Sequence[HealthSampleView], health: HealthView, now: datetime, unseen_after: timedelta
+) -> list[Span]:
+    """When nobody could look at the table; samples: oldest first."""
+    spans = [
+        (sample.at, following.at)
+        for sample, following in pairwise(samples)
+        if sample.status is HealthStatus.UNKNOWN
+    ]
+    if health.measured_at is not None and now - health.measured_at > unseen_after:
+        spans.append((max(health.measured_at, samples[-1].at), now))
+    return spans
+
+
 def _plots(
     samples: Sequence[HealthSampleView],
     conversions: Sequence[datetime],
     health: HealthView,
     since: datetime,
     now: datetime,
+    unseen_after: timedelta,
 ) -> list[Plot]:
     """The most wanted first; none before there are two samples.
 
@@ -379,14 +395,15 @@ def _plots(
     """
     if len(samples) < 2:
         return []
+    how: dict[str, Any] = {"since": since, "unseen": _unseen(samples, health, now, unseen_after)}
 
-    def draw(title: str, unit: Unit, values: Sequence[float | None], **how: Any) -> Plot | None:
+    def draw(title: str, unit: Unit, values: Sequence[float | None]) -> Plot | None:
         told = [(sample.at, value or 0) for sample, value in zip(samples, values, strict=True)]
-        return plot(title, unit, told, now, since=since, columns=_SMALL_COLUMNS, **how)
+        return plot(title, unit, told, now, columns=_SMALL_COLUMNS, **how)
 
     def draw_age(title: str, values: Sequence[float], latest: float) -> Plot | None:
         told = [*((sample.at, value) for sample, value in zip(samples, values, strict=True)), (now, latest)]
-        return plot(title, Unit.SECONDS, told, now, since=since, columns=_SMALL_COLUMNS, ages=True)
+        return plot(title, Unit.SECONDS, told, now, columns=_SMALL_COLUMNS, ages=True, **how)
 
     pending = [(sample.at, sample.pending_equality_deletes) for sample in samples]
     staged: tuple[Plot | None, ...] = ()
@@ -400,7 +417,7 @@ def _plots(
             ),
         )
     drawn = (
-        plot("Pending equality deletes", Unit.COUNT, pending, now, since=since, marks=conversions),
+        plot("Pending equality deletes", Unit.COUNT, pending, now, marks=conversions, **how),
         draw_age("Lag", [sample.lag_seconds for sample in samples], health.lag_seconds),
         *staged,
         draw("Size of the index", Unit.BYTES, [sample.bytes for sample in samples]),

@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -47,29 +48,28 @@ _HIGHEST = f"""(element, x) => {{{_PIXELS}
 
 @pytest.fixture
 def table(service: RunningService) -> str:
-    """One whose deletes came and went by the hour: 0, 4,000, 1,000, 3,000."""
+    """One whose deletes came and went by the hour: 0, 4,000, 1,000, 3,000; before these, nobody looked."""
     if not service.iceberg.catalog.table_exists("shop.visits"):
         service.create_iceberg_table("shop.visits", delete_files=1, deletes_each=3)
     table = service.enroll("shop.visits", policy="manual")
-    write_samples(service, table, [(4, 0), (3, 4000), (2, 1000), (1, 3000)])
+    write_samples(service, table, [(4, 0), (3, 4000), (2, 1000), (1.25, 1000, "unknown"), (1, 3000)])
     return table
 
 
-def write_samples(service: RunningService, table: str, told: list[tuple[float, int]]) -> None:
-    """told: hours ago, and deletes."""
+def write_samples(service: RunningService, table: str, told: Sequence[Any]) -> None:
+    """told: hours ago, deletes, and the status unless it is healthy."""
     now = utc_now()
     database = Database(service.database_url)
     with database.write() as session:
         session.exec(delete(HealthSample).where(col(HealthSample.table_id) == table))
-        for hours, deletes in told:
-            session.add(sample(table, now - HOUR * hours, deletes))
+        for hours, deletes, *status in told:
+            session.add(sample(table, now - HOUR * hours, deletes, *status))
     database.dispose()
 
 
-def sample(table: str, at: datetime, deletes: int) -> HealthSample:
-    return health_sample(
-        table, at, deletes, resolution="hour", lag_seconds=60, entries=10, bytes=100, sorted_runs=1
-    )
+def sample(table: str, at: datetime, deletes: int, status: str = "healthy") -> HealthSample:
+    index = {"entries": 10, "bytes": 100, "sorted_runs": 1}
+    return health_sample(table, at, deletes, resolution="hour", lag_seconds=60, status=status, **index)
 
 
 def chart(page: Page, label: str) -> Locator:
@@ -88,6 +88,7 @@ def test_a_line_is_drawn_where_its_values_are(signed_in: Page, service: RunningS
     signed_in.locator("#theme").click(click_count=2)
     again = [drawn.evaluate(_HIGHEST, x) for x in (0.375, 0.625, 0.875)]
     assert again == [pytest.approx(value, rel=0.06) for value in (4000, 1000, 3000)]
+    assert drawn.evaluate(_HIGHEST, 0.72) is None, "nobody knows what was there"
 
 
 def test_values_are_read_by_mouse_and_by_keyboard_under_one_cross_hair(
@@ -100,6 +101,8 @@ def test_values_are_read_by_mouse_and_by_keyboard_under_one_cross_hair(
     signed_in.mouse.move(box["x"] + box["width"] * 0.375, box["y"] + 20)
     expect(pending.locator(".readout")).to_contain_text("4,000")
     expect(lag.locator(".readout")).to_be_visible()
+    signed_in.mouse.move(box["x"] + box["width"] * 0.72, box["y"] + 20)
+    expect(pending.locator(".readout")).to_contain_text("not looked at, last known: 1,000")
     signed_in.mouse.move(0, 0)
     expect(pending.locator(".readout")).to_be_hidden()
 
@@ -163,6 +166,14 @@ _CELL = f"""(element, [x, row]) => {{{_PIXELS}
     const y = top + (row * ROW + 6) * devicePixelRatio;
     return drawnOn(chart)(Math.round(left + width * x), y, 1, 1).slice(0, 3);
 }}"""
+_IS_HATCHED = f"""(element, [x, row]) => {{{_PIXELS}
+    // Lines, and nothing between them.
+    const chart = CHARTS.get(element);
+    const {{ left, top, width }} = chart.bbox;
+    const at = [Math.round(left + width * x), top + (row * ROW + 3) * devicePixelRatio];
+    const alphas = drawnOn(chart)(...at, 10, 10).filter((_, place) => place % 4 === 3);
+    return alphas.some((alpha) => alpha === 0) && alphas.some((alpha) => alpha > 50);
+}}"""
 _HEAT = f"""(_, name) => {{{_PIXELS}
     return inkOf(getComputedStyle(document.querySelector(`.${{name}}`)).backgroundColor);
 }}"""
@@ -171,7 +182,7 @@ _HEAT = f"""(_, name) => {{{_PIXELS}
 def test_the_timeline_draws_tables_and_what_ran_and_leads_to_the_job(
     signed_in: Page, service: RunningService, table: str
 ) -> None:
-    write_samples(service, table, [(20, 0), (12, 50), (6, 5000), (1, 500_000)])
+    write_samples(service, table, [(20, 0), (12, 50), (6, 5000), (3, 5000, "unknown"), (1, 500_000)])
     job = service.request_job(table, "index")
     head = service.iceberg.head("shop.visits")
     PlayedWorker(service, "worker-7").claim().succeed(index_result(), index_report(head=head))
@@ -183,12 +194,15 @@ def test_the_timeline_draws_tables_and_what_ran_and_leads_to_the_job(
     def x(hours: float) -> float:
         return float((told[2] - hours * 3600 - told[0]) / (told[1] - told[0]))
 
-    for hours, step in ((16, 0), (9, 1), (3, 2), (0.5, 3)):
+    for hours, step in ((16, 0), (9, 1), (4, 2), (0.5, 3)):
         assert strips.evaluate(_CELL, [x(hours), 0]) == strips.evaluate(_HEAT, f"heat-{step}"), hours
+    assert [strips.evaluate(_IS_HATCHED, [x(hours), 0]) for hours in (4, 2)] == [False, True]
     box = strips.locator(".u-over").bounding_box()
     assert box is not None
-    signed_in.mouse.move(box["x"] + box["width"] * x(3), box["y"] + 10)
-    expect(strips.locator(".readout")).to_contain_text("5,000 pending")
+    signed_in.mouse.move(box["x"] + box["width"] * x(4), box["y"] + 10)
+    expect(strips.locator(".readout")).to_contain_text("at most 5,000 pending")
+    signed_in.mouse.move(box["x"] + box["width"] * x(2), box["y"] + 10)
+    expect(strips.locator(".readout")).to_contain_text("not looked at, last known: 5,000 pending")
     lanes = chart(signed_in, "What ran on each worker")
     expect(lanes.locator(".u-cursor-x")).to_be_visible()
     strips.focus()

@@ -2,6 +2,7 @@
 
 import json
 from datetime import UTC, datetime, timedelta
+from itertools import groupby
 from typing import Any
 
 from hypothesis import given
@@ -13,13 +14,14 @@ from service.index_health.service import append_sample
 from service.index_health.strips import Strip, divide, strips
 from service.jobs.runs import attempts_within, latest_job_ids, latest_jobs_of_each
 from service.overview.models import Run, TableTimeline, Timeline
-from service.records.health import HealthSample, HealthStatus
+from service.records.health import HealthSample, HealthStatus, TableHealth
 from service.records.jobs import AttemptStatus, JobKind
+from service.ui.formats import rfc3339
 from service.ui.timeline import _data
 from tests.service.conftest import ON_BOTH, Running, alike_on_both
 from tests.service.health_samples import health_sample
 from tests.service.iceberg_tables import IcebergCatalog
-from tests.service.pages.person import Person
+from tests.service.pages.person import Page, Person
 from tests.service.queue_calls import START, add_tables, add_worker, claim, finish, request
 
 database_kind = alike_on_both
@@ -53,7 +55,7 @@ def measure(database: Database, table: str, told: list[tuple[float, int, float]]
 
 def strip_of(database: Database, table: str, since: datetime, until: datetime, now: datetime) -> Strip:
     with database.read() as session:
-        return strips(session, [table], divide(since, until, now, **KEPT), now)[table]
+        return strips(session, [table], divide(since, until, now, **KEPT), now, MINUTE * 10)[table]
 
 
 @ON_BOTH
@@ -266,6 +268,52 @@ def test_the_call_shows_tables_with_most_pending_first_and_pages_through_them(
         assert "nothing is enrolled" not in earlier.text
         assert "No table fits these filters" in admin.open("/timeline?search=nowhere").text
         assert admin.open("/timeline?colour=lag&hours=1").status == 200
+
+
+def test_while_nobody_could_look_nothing_is_said_to_have_held(
+    service: Running, iceberg: IcebergCatalog
+) -> None:
+    service.register(iceberg)
+    table = service.enroll(policy="manual")["id"]
+    for key in (1, 2):
+        iceberg.delete_keys("db.t", [key])
+        service.poll(table)
+    now = utc_now()
+    with service.database.write() as session:
+        for sample, hours in zip(session.exec(select(HealthSample)).all(), (5, 4), strict=True):
+            sample.at -= timedelta(hours=hours)
+        session.get_one(TableHealth, table).measured_at = now - timedelta(hours=3)
+
+    def told(hours: float, until: datetime) -> list[int | None]:
+        asked = {"since": rfc3339(now - timedelta(hours=hours)), "until": rfc3339(until)}
+        found = service.admin.get("/overview/timeline", params=asked).raise_for_status().json()
+        (one,) = found["items"]
+        assert [lag is None for lag in one["lag_seconds"]] == [
+            deletes is None for deletes in one["pending_equality_deletes"]
+        ]
+        return [deletes for deletes, _ in groupby(one["pending_equality_deletes"])]
+
+    def plotted(person: Person) -> tuple[Page, list[list[float]]]:
+        page = person.open(f"/tables/{table}")
+        drawn = page.plots["Pending equality deletes over the last 24 hours"]
+        return page, drawn["unseen"]
+
+    with Person(service) as viewer:
+        assert told(6, now) == [None, 1, 2, None]
+        page, unseen = plotted(viewer)
+        ((begin, end),) = unseen
+        assert [round(second) // 60 for second in (begin, end)] == [2 * 60, 5 * 60]
+        assert "2 when it was last looked at" in page.text
+        assert page.text.count("not looked at") > 5, "in the table, too"
+        service.poll(table)
+        # An interval that is still to come may follow.
+        assert told(6, utc_now())[:5] == [None, 1, 2, None, 2]
+        assert told(2, utc_now())[:2] == [None, 2], "also where it begins meanwhile"
+        page, unseen = plotted(viewer)
+        assert len(unseen) == 1
+        assert "2 now" in page.text
+    history = service.admin.get(f"/tables/{table}/health/history").raise_for_status().json()["items"]
+    assert [one["status"] for one in history] == ["healthy", "unknown", "healthy", "healthy"]
 
 
 def test_what_the_page_draws_is_short_with_all_runs_that_are_shown() -> None:

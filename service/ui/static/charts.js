@@ -78,6 +78,25 @@ function valueAt(told, times, time) {
   return value + (after - value) * Math.max(time - times[index], 0) / (times[index + 1] - times[index]);
 }
 
+// Where nothing is known: lines that go on from one place to the next.
+function hatch(ctx, colour, left, top, width, height) {
+  const step = 5 * devicePixelRatio;
+  ctx.save();
+  ctx.beginPath();
+  ctx.rect(left, top, width, height);
+  ctx.clip();
+  ctx.clearRect(left, top, width, height);
+  ctx.strokeStyle = colour;
+  ctx.lineWidth = devicePixelRatio;
+  ctx.beginPath();
+  for (let x = Math.floor((left - height) / step) * step; x < left + width; x += step) {
+    ctx.moveTo(x, top + height);
+    ctx.lineTo(x + height, top);
+  }
+  ctx.stroke();
+  ctx.restore();
+}
+
 function timeAxis() {
   return {
     stroke: () => ink("muted"), grid: { stroke: () => ink("line"), width: 1 }, ticks: { show: false },
@@ -140,11 +159,12 @@ function zoomTo(range) {
 }
 
 function lineChart(element) {
-  let [told, times, marks, whole] = [];
+  let [told, times, marks, unseen, whole] = [];
   function read() {
     told = JSON.parse(element.dataset.plot);
     times = told.times.map((second) => told.began + second);
     marks = told.marks.map((second) => told.began + second);
+    unseen = told.unseen.map((span) => span.map((second) => told.began + second));
     whole = { min: told.began, max: Math.max(told.ends, told.began + 1) };
   }
   read();
@@ -179,15 +199,21 @@ function lineChart(element) {
       bind: { dblclick: () => () => zoomTo(null) },
     },
     hooks: {
-      drawAxes: [(drawn) => {
+      draw: [(drawn) => {
         const { ctx, bbox } = drawn;
         ctx.save();
+        ctx.beginPath();
+        ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
+        ctx.clip();
+        for (const [from, to] of unseen) {
+          const left = drawn.valToPos(from, "x", true);
+          hatch(ctx, ink("muted", 0.5), left, bbox.top, drawn.valToPos(to, "x", true) - left, bbox.height);
+        }
         ctx.strokeStyle = ink("muted");
         ctx.lineWidth = devicePixelRatio;
         ctx.setLineDash([2 * devicePixelRatio, 3 * devicePixelRatio]);
         for (const mark of marks) {
           const x = Math.round(drawn.valToPos(mark, "x", true));
-          if (x < bbox.left || x > bbox.left + bbox.width) continue;
           ctx.beginPath();
           ctx.moveTo(x, bbox.top);
           ctx.lineTo(x, bbox.top + bbox.height);
@@ -198,8 +224,10 @@ function lineChart(element) {
       setCursor: [(moved) => {
         if (moved.cursor.left < 0) return label.show(moved, "");
         const time = moved.posToVal(moved.cursor.left, "x");
-        const held = time < times[0] ? "nothing was measured yet" : unit.write(valueAt(told, times, time));
-        label.text = words(time, held);
+        const span = unseen.find(([from, to]) => from < time && time < to);
+        const held = unit.write(valueAt(told, times, span ? span[0] : time));
+        const isKnown = time >= times[0];
+        label.text = words(time, isKnown ? `${span ? "not looked at, last known: " : ""}${held}` : "nothing was measured yet");
         label.show(moved, label.text);
       }],
       setSelect: [(selected) => {
@@ -290,7 +318,11 @@ function tableRows(told, colour) {
     name, path: `/tables/${id}`, runs: runs[number], cells: told[colour][number],
     words: (cell) => {
       const [pending, lag] = [told.pending[number][cell], told.lag[number][cell]];
-      if (pending === null || pending === undefined) return "nothing measured";
+      if (pending === undefined) return "nothing measured";
+      if (pending === null) {
+        const known = told.pending[number].slice(0, cell).findLast((value) => value !== null);
+        return known === undefined ? "nothing measured" : `not looked at, last known: ${UNITS.count.write(known)} pending`;
+      }
       return pending ? `at most ${UNITS.count.write(pending)} pending, the oldest at most ${duration(lag)} old` : "nothing pending";
     },
   }));
@@ -468,13 +500,15 @@ function strips(element) {
       kind.rows.forEach((each, number) => {
         const [top, height] = placeOf(number);
         each.cells.forEach((value, cell) => {
-          const key = value === null ? null : limits.filter((limit) => value >= limit).length;
-          if (key === null) return;
+          const from = told.began + cell * told.interval;
+          if (from >= told.now) return;
+          const left = Math.floor(drawn.valToPos(from, "x", true));
+          const wide = Math.ceil(drawn.valToPos(Math.min(from + told.interval, told.now), "x", true)) - left;
+          if (value === null) return hatch(ctx, inkOf("muted", 0.5), left, top + scale, wide, height - 9 * scale);
+          const key = limits.filter((limit) => value >= limit).length;
           if (!heats.has(key)) heats.set(key, heat(value, limits));
-          const left = drawn.valToPos(told.began + cell * told.interval, "x", true);
-          const right = drawn.valToPos(Math.min(told.began + (cell + 1) * told.interval, told.now), "x", true);
           ctx.fillStyle = heats.get(key);
-          ctx.fillRect(Math.floor(left), top + scale, Math.ceil(right) - Math.floor(left), height - 9 * scale);
+          ctx.fillRect(left, top + scale, wide, height - 9 * scale);
         });
         for (const run of each.runs) {
           const left = drawn.valToPos(run.start, "x", true);
