@@ -26,6 +26,7 @@ _STANDARD = BUILT_IN[STANDARD][1]
 FIELDS: dict[str, Any] = {
     # of any message
     "TableTimeline.table": "sales.orders",
+    "TableTimeline.catalog": "lake",
     "TableTimeline.pending_equality_deletes": [None, 0, 120],
     "TableTimeline.lag_seconds": [None, 0.0, 42.0],
     "allowed_hosts": ["catalog.example"],
@@ -333,7 +334,7 @@ FIELDS: dict[str, Any] = {
     "Overview.version": "1.0.0",
     "Overview.catalogs": {"reachable": 1, "unreachable": 0, "unknown": 0},
     "Overview.tables": {"healthy": 11, "lagging": 0, "degraded": 0, "blocked": 1, "unknown": 0},
-    "Concern.title": "sales.orders is blocked",
+    "Concern.title": "lake.sales.orders is blocked",
     "Concern.detail": "2 equality delete files cannot be converted.",
     "Concern.remedy": "Have the writer of the deletes use another key.",
     "Concern.path": f"/tables/{_TABLE}",

@@ -505,21 +505,24 @@ def _oldest_awaited(session: Session, moment: Mapped[datetime | None], kind: Job
 class Troubled(NamedTuple):
     table_id: str
     table: str
+    catalog: str
     reason: str
     what_to_do: str | None
 
 
 def tables_with_status(session: Session, status: HealthStatus, number: int) -> list[Troubled]:
     """So many enrolled tables at most that have a status by their last poll, by name, with its reason."""
-    rows = session.exec(
-        select(
+    rows = session.execute(
+        select_columns(
             col(EnrolledTable.id),
             col(EnrolledTable.name),
+            col(Catalog.name),
             col(TableHealth.status_reason),
             col(TableHealth.what_to_do),
         )
         .join(TableHealth, col(TableHealth.table_id) == col(EnrolledTable.id))
-        .where(TableHealth.status == status.value, col(EnrolledTable.deleted_at).is_(None))
+        .join(Catalog, col(Catalog.id) == col(EnrolledTable.catalog_id))
+        .where(col(TableHealth.status) == status.value, col(EnrolledTable.deleted_at).is_(None))
         .order_by(col(EnrolledTable.name), col(EnrolledTable.id))
         .limit(number)
     )

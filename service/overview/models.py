@@ -90,6 +90,8 @@ class TableTimeline(Message):
     """The table has this id."""
     table: str
     """The table's name has dots between its parts."""
+    catalog: str
+    """The table is one of this catalog."""
     status: HealthStatus
     """One word says how the table was doing at its last poll."""
     pending_equality_deletes: list[int | None]

@@ -111,7 +111,7 @@ def _concerns(
         found = index_health.tables_with_status(session, status, _SHOWN + 1)
         for table in found[:_SHOWN]:
             yield Concern(
-                title=f"{table.table} is {status.value}",
+                title=f"{table.catalog}.{table.table} is {status.value}",
                 detail=table.reason,
                 remedy=table.what_to_do,
                 path=f"/tables/{table.table_id}",
@@ -176,7 +176,7 @@ def _failures_of_catalogs(session: Session) -> Iterator[Concern]:
     own = index_health.failed_polls(session, _SHOWN + 1)
     for poll in own[:_SHOWN]:
         yield Concern(
-            title=f"{poll.table} is {HealthStatus.UNKNOWN.value}",
+            title=f"{poll.catalog}.{poll.table} is {HealthStatus.UNKNOWN.value}",
             detail=poll.error["detail"],
             remedy=poll.error["remedy"],
             path=f"/tables/{poll.table_id}",

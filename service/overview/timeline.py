@@ -102,6 +102,7 @@ def get_timeline(
             TableTimeline(
                 table_id=table.id,
                 table=table.name,
+                catalog=table.catalog,
                 status=table.status,
                 pending_equality_deletes=of_tables[table.id].pending_equality_deletes,
                 lag_seconds=of_tables[table.id].lag_seconds,

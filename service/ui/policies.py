@@ -230,7 +230,7 @@ def _policy_page(
         status_code=form.status_code,
         policy=policy,
         sections=_in_words(policy),
-        attached=[(place, _words(session, place)) for place in attached],
+        attached=[(place, _words(place)) for place in attached],
         catalogs=catalogs.list_names(session),
         form=form,
         there=there,
@@ -347,7 +347,7 @@ def _in_words(policy: PolicyView) -> list[tuple[str, list[tuple[str, str]]]]:
     return list(said.items())
 
 
-def _words(session: Session, place: AttachmentView) -> str:
+def _words(place: AttachmentView) -> str:
     match place.level:
         case Level.SYSTEM:
             return "the whole system"
@@ -356,12 +356,12 @@ def _words(session: Session, place: AttachmentView) -> str:
         case Level.NAMESPACE:
             return f"namespace {'.'.join(place.namespace or [])} of {place.catalog}"
         case Level.TABLE:
-            return f"table {get_table(session, place.table_id or '').name}"
+            return f"table {place.table}"
 
 
 def _places(session: Session, policy: PolicyView) -> list[str]:
     """Where a policy holds, in words; tables are only counted."""
     attached = policies.list_attachments(session, PageRequest(limit=EVERYTHING), policy=policy.id).items
-    wide = [_words(session, place) for place in attached if place.level is not Level.TABLE]
+    wide = [_words(place) for place in attached if place.level is not Level.TABLE]
     narrow = len(attached) - len(wide)
     return wide + ([f"{narrow:,} table{'s' if narrow > 1 else ''}"] if narrow else [])

@@ -77,17 +77,22 @@ def _found(session: Session, settings: Settings, reader: Principal, words: str) 
         if rest in ("", words):
             continue
         whole = tables.list_tables(session, settings, _BY_NAME, catalog=catalog, search=rest)
-        named = [(f"{item.catalog}.{item.name}", f"/tables/{item.id}") for item in whole.items]
+        named = [(_name(item), f"/tables/{item.id}") for item in whole.items]
         more = _rest("/tables", whole.next_cursor, catalog=catalog, search=rest)
         kinds.append(Kind(f"Tables of {catalog}", named, more))
     for name, place, page in lists:
-        items = [(item.name, f"{place}/{item.id}") for item in page.items]
+        items = [(_name(item), f"{place}/{item.id}") for item in page.items]
         kinds.append(Kind(name, items, _rest(place, page.next_cursor, search=words)))
     names = catalogs.list_names(session, search=words)
     registered = [(name, f"/catalogs/{name}") for name in names[:_FIRST]]
     of_catalogs = Kind("Catalogs", registered, _rest("/catalogs", len(names) > _FIRST, search=words))
     kinds.insert(len(kinds) - len(lists) + 1, of_catalogs)
     return [kind for kind in kinds if kind.items]
+
+
+def _name(item: TableView | PolicyView | WebhookView) -> str:
+    """Of a table, as the command line writes it: several catalogs may have one of the same name."""
+    return f"{item.catalog}.{item.name}" if isinstance(item, TableView) else item.name
 
 
 def _rest(place: str, is_more: object, **filters: str) -> str | None:

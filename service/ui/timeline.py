@@ -59,13 +59,14 @@ def show_timeline(
         search=search,
         status=status,
     )
+    known = catalogs.list_names(session)
     latest = latest_jobs_of_each(session, [table.table_id for table in shown.items], _LATEST)
     return render(
         request,
         "timeline/show.html",
         reader,
         shown=shown,
-        data=_data(shown, min(now, shown.until)),
+        data=_data(shown, min(now, shown.until), names_catalogs=len(known) > 1),
         rows=[_row(table, latest.get(table.table_id, [])) for table in shown.items],
         next_cursor=shown.next_cursor,
         sort=page.sort,
@@ -78,7 +79,7 @@ def show_timeline(
         status=status,
         statuses=list(HealthStatus),
         catalog=catalog,
-        catalogs=catalogs.list_names(session),
+        catalogs=known,
         namespace=namespace,
     )
 
@@ -113,9 +114,12 @@ def _row(table: TableTimeline, latest: Sequence[tuple[str, str, bool, str, datet
     }
 
 
-def _data(shown: Timeline, now: datetime) -> str:
+def _data(shown: Timeline, now: datetime, *, names_catalogs: bool) -> str:
     """For the script, as JSON with few words: names stand once, and what ran has their numbers; times are
-    seconds since the beginning."""
+    seconds since the beginning.
+
+    names_catalogs: those of tables have their catalogs behind them, since the script cuts their beginnings.
+    """
     workers = sorted({run.worker_name for table in shown.items for run in table.runs})
     kinds = sorted({_kind_of(run) for table in shown.items for run in table.runs})
     statuses = list(AttemptStatus)
@@ -128,7 +132,14 @@ def _data(shown: Timeline, now: datetime) -> str:
         "ends": shown.until.timestamp(),
         "now": now.timestamp(),
         "interval": shown.interval_seconds,
-        "tables": [[table.table_id, table.table, table.status.value] for table in shown.items],
+        "tables": [
+            [
+                table.table_id,
+                f"{table.table} · {table.catalog}" if names_catalogs else table.table,
+                table.status.value,
+            ]
+            for table in shown.items
+        ],
         "pending": [table.pending_equality_deletes for table in shown.items],
         "lag": [_whole(table.lag_seconds) for table in shown.items],
         "workers": workers,

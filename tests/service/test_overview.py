@@ -43,7 +43,7 @@ def test_what_needs_a_person_comes_with_a_remedy_and_the_gravest_first(
     service.poll(table["id"])
     told = overview(service)
     assert [one["title"] for one in told["concerns"]] == [
-        "db.t is unknown",
+        "local.db.t is unknown",
         "The system is paused",
         "No worker is alive",
     ]

@@ -334,6 +334,7 @@ def test_what_the_page_draws_is_short_with_all_runs_that_are_shown() -> None:
     table = TableTimeline(
         table_id=new_id(),
         table="a",
+        catalog="c",
         status=HealthStatus.HEALTHY,
         pending_equality_deletes=[],
         lag_seconds=[],
@@ -342,7 +343,7 @@ def test_what_the_page_draws_is_short_with_all_runs_that_are_shown() -> None:
     )
     until = START + timedelta(days=1)
     shown = Timeline(since=START, until=until, interval_seconds=3600, items=[table], next_cursor=None)
-    data = _data(shown, until)
+    data = _data(shown, until, names_catalogs=False)
     assert len(data) < 65_000
     told = json.loads(data)
     _, worker, kind, status, start, end, job = told["runs"][3]

@@ -73,15 +73,15 @@ def test_status_tells_what_is_wrong_and_what_to_do_and_ends_with_1(
     told = call("status")
     assert told.exit_code == 1
     assert told.stdout.splitlines()[0].endswith("2 things to look at.")
-    title, detail, remedy = told.stdout[told.stdout.index("db.a is unknown") :].splitlines()[:3]
-    assert title == "db.a is unknown"
+    title, detail, remedy = told.stdout[told.stdout.index("local.db.a is unknown") :].splitlines()[:3]
+    assert title == "local.db.a is unknown"
     assert "metadata.json" in detail
     assert remedy.startswith("  ")
     assert "Start one with `icestream worker`." in told.stdout
     as_json = call("status", "-o", "json")
     assert as_json.exit_code == 1
     assert [one["title"] for one in json.loads(as_json.stdout)["concerns"]] == [
-        "db.a is unknown",
+        "local.db.a is unknown",
         "No worker is alive",
     ]
 

@@ -496,7 +496,7 @@ def test_a_failed_job_tells_its_cause_and_remedy_and_worries_the_overview_until_
 ) -> None:
     name = service.admin.get(f"/tables/{table}").json()["name"]
     job = request_job(service, table)
-    assert f"{name} is blocked" not in admin.open("/").text
+    assert f"local.{name} is blocked" not in admin.open("/").text
     service.finish(claim(service, worker, job), status="failed", error=FAILED)
     shown = words(admin.open(f"/jobs/{job}"))
     assert "The store is away" in shown
@@ -505,10 +505,10 @@ def test_a_failed_job_tells_its_cause_and_remedy_and_worries_the_overview_until_
 
     service.poll(table)
     overview = admin.open("/")
-    assert f"{name} is blocked" in overview.links
+    assert f"local.{name} is blocked" in overview.links
     assert "The last convert job failed: The store is away" in overview.text
     assert "All is well" not in overview.text
-    admin.follow(f"{name} is blocked")
+    admin.follow(f"local.{name} is blocked")
     assert admin.page.path == f"/tables/{table}"
 
     admin.open(f"/jobs/{job}")
@@ -517,7 +517,7 @@ def test_a_failed_job_tells_its_cause_and_remedy_and_worries_the_overview_until_
     service.finish(claim(service, worker, again), result=convert_result(), health=index_report())
     service.poll(table)
     overview = admin.open("/")
-    assert f"{name} is blocked" not in overview.links
+    assert f"local.{name} is blocked" not in overview.links
     done = service.admin.get("/jobs?status=succeeded&kind=convert").json()["items"]
     # Jobs of other tests count, too; some had nothing to tell.
     told = [one["result"] or {} for one in done if not one["dry_run"]]

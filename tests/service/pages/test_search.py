@@ -1,6 +1,8 @@
 """The page that finds things by a part of their names, or by their ids."""
 
 import base64
+import json
+import re
 
 import pytest
 
@@ -21,13 +23,13 @@ def test_things_are_found_by_a_part_of_their_names(
     webhook = {"name": "ledgers", "url": "http://127.0.0.1:9/hook", "kinds": ["job"]}
     webhook_id = service.admin.post("/webhooks", json=webhook | {"secret": "env:WEBHOOK_PAGE"}).json()["id"]
     page = admin.open("/search?search=LEDGER")
-    assert page.links["finance.ledger"].endswith(f"/tables/{table}")
+    assert page.links["local.finance.ledger"].endswith(f"/tables/{table}")
     assert page.links["for-ledgers"].endswith(f"/policies/{policy}")
     assert page.links["ledgers"].endswith(f"/webhooks/{webhook_id}")
     assert "local" in admin.open("/search?search=loc").links
     with Person(service, Role.VIEWER) as viewer:  # who may not see webhooks
         links = viewer.open("/search?search=ledger").links
-        assert "finance.ledger" in links
+        assert "local.finance.ledger" in links
         assert "ledgers" not in links
     assert "Nothing has “nowhere<b>” in its name" in admin.open("/search?search=nowhere<b>").text
     assert "Nothing has" not in admin.open("/search?search=+").text
@@ -68,6 +70,37 @@ def test_a_table_is_found_by_its_name_with_that_of_its_catalog_which_may_have_do
     rest = links["All tables of prod.eu with “prod.eu.mill.grain” in their names"]
     assert f"mill.grain-{_FIRST}" in admin.open(rest.removeprefix(service.url)).text
     for table in made:
+        service.admin.delete(f"/tables/{table}").raise_for_status()
+    service.admin.delete(f"/catalogs/{catalog}").raise_for_status()
+
+
+def test_tables_of_one_name_in_two_catalogs_are_told_apart_wherever_they_stand(
+    service: Running, admin: Person, iceberg: IcebergCatalog
+) -> None:
+    directory = iceberg.directory / "twin"
+    directory.mkdir()
+    twin = IcebergCatalog(directory, "twin")
+    catalog = service.register(twin)["id"]
+    made, jobs = {}, []
+    for of, name in ((iceberg, "local"), (twin, "twin")):
+        of.create("same.name")
+        table = made[name] = service.enroll("same.name", catalog=name, policy="manual")["id"]
+        jobs.append(service.admin.post(f"/tables/{table}/jobs", json={"kind": "index"}).json()["id"])
+    both = {f"{name}.same.name": f"/tables/{table}" for name, table in made.items()}
+    links = admin.open("/search?search=same.name").links
+    assert {words: path.removeprefix(service.url) for words, path in links.items() if words in both} == both
+    for path in ("/jobs?status=queued", "/timeline?search=same.name", "/tables?search=same.name"):
+        shown = admin.open(path).text
+        assert {"same.name local", "same.name twin"} <= set(re.findall(r"same\.name \w+", shown)), path
+    (drawn,) = re.findall("data-timeline='([^']*)'", admin.open("/timeline?search=same.name").html)
+    assert {name for _, name, _ in json.loads(drawn)["tables"]} == {"same.name · local", "same.name · twin"}
+    told = service.admin.get("/overview/timeline?search=same.name").json()["items"]
+    assert {one["catalog"] for one in told} == {"local", "twin"}
+    admin.open("/jobs?status=queued")
+    shown = admin.send("/jobs/bulk", job_ids=jobs, action="cancel").text
+    assert "local.same.name" in shown
+    assert "twin.same.name" in shown
+    for table in made.values():
         service.admin.delete(f"/tables/{table}").raise_for_status()
     service.admin.delete(f"/catalogs/{catalog}").raise_for_status()
 
