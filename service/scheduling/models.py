@@ -84,6 +84,19 @@ class ReadSeconds(Message):
     """It would take this many, had the table just been rewritten."""
 
 
+class ReplayedInterval(Message):
+    """This is how the table did in a part of the time; all parts are of the same length."""
+
+    begins_at: datetime
+    """The interval begins at this time, and ends where the next one begins."""
+    pending_equality_deletes: int
+    """This many equality deletes were pending in it at most."""
+    lag_seconds: float
+    """The oldest one was this old at most."""
+    jobs: int
+    """This many jobs ended in it, of all kinds."""
+
+
 class ReplayedOutcome(Message):
     """This is what came of a table in a span of time, or would have."""
 
@@ -107,6 +120,8 @@ class ReplayedOutcome(Message):
     """This is how many times as long it takes as it would, had the table just been rewritten."""
     reads: list[ReadSeconds]
     """This is what a full read costs over time, at a hundred moments at most."""
+    intervals: list[ReplayedInterval]
+    """This is how the table did over time, in 84 intervals at most: of seven days, each is two hours long."""
 
 
 class PolicyReplay(Message):

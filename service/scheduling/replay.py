@@ -31,7 +31,13 @@ from service.records.health import HealthSample, TableHealth
 from service.records.jobs import Job, JobKind, JobStatus
 from service.records.tables import EnrolledTable
 from service.scheduling.facts import LastJob
-from service.scheduling.models import PolicyReplay, ReadSeconds, ReplayedJobs, ReplayedOutcome
+from service.scheduling.models import (
+    PolicyReplay,
+    ReadSeconds,
+    ReplayedInterval,
+    ReplayedJobs,
+    ReplayedOutcome,
+)
 from service.scheduling.simulation import (
     REPLAYED,
     USUAL,
@@ -41,6 +47,7 @@ from service.scheduling.simulation import (
     Costs,
     JobCost,
     Outcome,
+    Pending,
     Ran,
     ReadCost,
     growing,
@@ -65,7 +72,8 @@ _FOREIGN = timedelta(minutes=10)
 """After it, what is fewer and no job has reported was taken away by somebody else."""
 _COARSE = timedelta(minutes=15)
 """Samples that are farther apart do not tell commits."""
-_SHOWN_READS = 84
+_SHOWN = 84
+"""Moments, or intervals: of seven days, each two hours."""
 _turn = threading.Lock()
 _NUMBERS = (
     ("delete_files_added",),
@@ -429,6 +437,7 @@ def happened(history: History, since: datetime, until: datetime, arrivals: Seque
         seen = later.lag_seconds if later.at <= until else 0.0
         found.lag_seconds_max = max(found.lag_seconds_max, one.lag_seconds if one.at >= since else 0.0, seen)
     found.lag_seconds_median = weighted_median(lags)
+    found.pending = _pending(history.samples, since, until)
     found.bytes_arrived = float(
         sum(
             max(one.added.data_bytes, 0) + max(one.added.delete_bytes, 0)
@@ -436,6 +445,20 @@ def happened(history: History, since: datetime, until: datetime, arrivals: Seque
             if since < one.at <= until
         )
     )
+    return found
+
+
+def _pending(samples: Sequence[Sample], since: datetime, until: datetime) -> list[Pending]:
+    """What samples tell, from the last one before a time on."""
+    found: list[Pending] = []
+    for one in samples:
+        if one.at >= until:
+            break
+        if one.at <= since:
+            found.clear()
+        shape = one.shape
+        oldest_at = one.at - timedelta(seconds=one.lag_seconds) if shape.equality_delete_files else None
+        found.append(Pending(max(one.at, since), shape.equality_deletes, oldest_at))
     return found
 
 
@@ -637,7 +660,7 @@ def _estimated_from(
 
 
 def _view(outcome: Outcome) -> ReplayedOutcome:
-    step = max(len(outcome.reads) // _SHOWN_READS, 1)
+    step = max(len(outcome.reads) // _SHOWN, 1)
     return ReplayedOutcome(
         jobs=[
             ReplayedJobs(
@@ -661,7 +684,33 @@ def _view(outcome: Outcome) -> ReplayedOutcome:
             ReadSeconds(at=one.at, seconds=one.seconds, fresh_seconds=one.fresh_seconds)
             for one in outcome.reads[::step]
         ],
+        intervals=intervals(outcome),
     )
+
+
+def intervals(outcome: Outcome) -> list[ReplayedInterval]:
+    """What came of a table over time, with no peak lost."""
+    since, until = outcome.since, outcome.until
+    length = max((until - since) / _SHOWN, timedelta(seconds=1))
+    found = [
+        ReplayedInterval(begins_at=since + length * number, pending_equality_deletes=0, lag_seconds=0, jobs=0)
+        for number in range(max(round((until - since) / length), 1))
+    ]
+
+    def number_at(at: datetime) -> int:
+        return min(max(int((at - since) / length), 0), len(found) - 1)
+
+    for one, later in pairwise([*outcome.pending, Pending(until, 0, None)]):
+        for part in found[number_at(one.at) : number_at(later.at) + 1]:
+            end = min(later.at, part.begins_at + length)
+            if end <= part.begins_at:
+                continue
+            part.pending_equality_deletes = max(part.pending_equality_deletes, one.equality_deletes)
+            if one.since is not None:
+                part.lag_seconds = max(part.lag_seconds, round((end - one.since).total_seconds(), 3))
+    for ran in outcome.ran:
+        found[number_at(ran.ended_at)].jobs += 1
+    return found
 
 
 def _off(was: ReplayedOutcome, replayed: ReplayedOutcome) -> dict[str, float]:

@@ -156,6 +156,15 @@ class Ran(NamedTuple):
     """Equality delete files that were pending when it began."""
 
 
+class Pending(NamedTuple):
+    """Equality deletes that were pending from a moment on, until the next one."""
+
+    at: datetime
+    equality_deletes: int
+    since: datetime | None
+    """When the oldest of them was committed; None without any."""
+
+
 @dataclass
 class Outcome:
     """What came of a table in a span of time."""
@@ -174,6 +183,8 @@ class Outcome:
     bytes_arrived: float = 0.0
     reads: list[ReadCost] = field(default_factory=list)
     ran: list[Ran] = field(default_factory=list)
+    pending: list[Pending] = field(default_factory=list)
+    """In order: each time that it changed."""
 
     @property
     def bytes_written(self) -> float:
@@ -241,6 +252,9 @@ def simulate(
         while moment <= at and moment < until:
             moment = next(moments, until)
         due = table.decide(at) or until
+        pending = Pending(at, table.pending.rows, table.pending_since)
+        if not outcome.pending or outcome.pending[-1][1:] != pending[1:]:
+            outcome.pending.append(pending)
     outcome.until = at
     outcome.lag_seconds_median = weighted_median(lags)
     return outcome

@@ -3,12 +3,12 @@
 from collections.abc import Collection, Sequence
 
 from sqlalchemy import ColumnElement, or_
-from sqlmodel import col, select
+from sqlmodel import Session, col, select
 from sqlmodel.sql.expression import Select
 
 from service.errors import InvalidError
 from service.records.catalogs import Catalog
-from service.records.tables import EnrolledTable
+from service.records.tables import EnrolledTable, not_enrolled
 
 Pair = tuple[EnrolledTable, Catalog]
 
@@ -31,6 +31,17 @@ def are_named(names: Collection[str]) -> ColumnElement[bool]:
     """Whether a table of `enrolled_tables` has one of some names."""
     with_catalog = col(Catalog.name) + "." + col(EnrolledTable.name)
     return or_(col(EnrolledTable.name).in_(names), with_catalog.in_(names))
+
+
+def find_table(session: Session, name: str) -> EnrolledTable:
+    """The one table that has an id or a name, with the catalog's before it or without.
+
+    Raises NotFoundError, or InvalidError if several have the name.
+    """
+    found = session.exec(enrolled_tables().where(or_(col(EnrolledTable.id) == name, are_named([name])))).all()
+    if not found:
+        raise not_enrolled(name)
+    return only_one(name, found)[0]
 
 
 def only_one(name: str, found: Sequence[Pair]) -> Pair:

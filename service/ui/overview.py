@@ -23,8 +23,8 @@ from service.tables.models import TableView
 from service.ui.first_hour import first_hour
 from service.ui.forms import see
 from service.ui.pages import PageRoute, address_of, render
-from service.ui.plot import Unit, moments, plot
-from service.ui.tables import SPANS, VALUES_SHOWN, rows_of
+from service.ui.plot import VALUES_SHOWN, Unit, moments, plot
+from service.ui.tables import SPANS, rows_of
 from service.workers import service as workers
 
 router = APIRouter(route_class=PageRoute)

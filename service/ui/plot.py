@@ -9,9 +9,12 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
 from itertools import pairwise
+from typing import Any
 
 from service.ui import formats
 
+VALUES_SHOWN = 25
+"""Moments that a page tells the values of its plots at, in words."""
 _COLUMNS = 240
 _SAME_SECONDS = 1.0
 """Two ages since times that are less apart are ages of the same."""
@@ -70,21 +73,29 @@ class Plot:
     @property
     def data(self) -> str:
         """For the script, as JSON: times are seconds, all but two of them since the left edge."""
+        return _json(self.axes | self.line)
 
-        def second(at: datetime) -> float:
-            return round((at - self.began_at).total_seconds(), 1)
-
-        told = {
+    @property
+    def axes(self) -> dict[str, Any]:
+        """All but the line itself."""
+        return {
             "unit": self.unit.value,
             "ages": self.ages,
             "began": self.began_at.timestamp(),
             "ends": self.ends_at.timestamp(),
-            "times": [_short(second(at)) for at, _ in self.points],
-            "values": [_short(round(value, 4)) for _, value in self.points],
-            "marks": [_short(second(at)) for at in self.marks],
-            "unseen": [[_short(second(at)) for at in span] for span in self.unseen],
+            "marks": [_short(self._second(at)) for at in self.marks],
+            "unseen": [[_short(self._second(at)) for at in span] for span in self.unseen],
         }
-        return json.dumps(told, separators=(",", ":"))
+
+    @property
+    def line(self) -> dict[str, Any]:
+        return {
+            "times": [_short(self._second(at)) for at, _ in self.points],
+            "values": [_short(round(value, 4)) for _, value in self.points],
+        }
+
+    def _second(self, at: datetime) -> float:
+        return round((at - self.began_at).total_seconds(), 1)
 
     def at(self, moment: datetime) -> str:
         """The value then, in words; a dash before the first one."""
@@ -98,6 +109,21 @@ class Plot:
             until, after = self.points[held[-1] + 1]
             value += (after - value) * ((moment - began) / (until - began))
         return _WRITE[self.unit](value)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Plots of the same figure over the same time, as lines of one chart."""
+
+    title: str
+    lines: Sequence[tuple[str, str, Plot]]
+    """Each with its name, and its ink, as the style sheet calls it; the second one is dashed."""
+
+    @property
+    def data(self) -> str:
+        """As of a plot, with `lines` in place of one."""
+        lines = [plot.line | {"name": name, "ink": ink} for name, ink, plot in self.lines]
+        return _json(self.lines[0][2].axes | {"lines": lines})
 
 
 def plot(
@@ -188,6 +214,10 @@ def moments(plots: Sequence[Plot], number: int) -> list[datetime]:
     """Evenly spread over what plots of the same span cover, the latest first."""
     began_at, ends_at = min(each.began_at for each in plots), max(each.ends_at for each in plots)
     return [ends_at - (ends_at - began_at) * step / (number - 1) for step in range(number)]
+
+
+def _json(told: dict[str, Any]) -> str:
+    return json.dumps(told, separators=(",", ":"))
 
 
 def _value(sample: Point) -> float:

@@ -17,21 +17,25 @@ from service.policies.effective import inherited_values
 from service.policies.mistakes import find_mistakes, refuse_mistakes
 from service.policies.models import AttachmentRequest, AttachmentView, PolicyPatch, PolicyRequest, PolicyView
 from service.policies.settings import PolicySettings
+from service.records.catalogs import Catalog
 from service.records.health import TableHealth
 from service.records.jobs import JobKind
 from service.records.policies import Level, Policy
-from service.records.tables import get_table
-from service.scheduling.models import PolicyReplay, ReplayedOutcome
+from service.scheduling.models import PolicyReplay, ReplayedInterval, ReplayedOutcome
 from service.scheduling.replay import replay
 from service.settings import CurrentSettings, Settings
+from service.tables.names import find_table, full_name
 from service.ui import formats
 from service.ui.formats import POLICY_SECTIONS, POLICY_SETTINGS, setting
 from service.ui.forms import Form, Typed, see
 from service.ui.pages import PageRoute, render
+from service.ui.plot import VALUES_SHOWN, Comparison, Point, Unit, moments, plot
 from service.ui.policy_form import read_setting, sections, write_setting
 
-_TRIED_ON = 200
-"""Tables to choose from."""
+_OFFERED = 20
+"""Tables to try a policy on; others are found as their names are typed."""
+_LINES = (("Happened", "muted"), ("Present policy, replayed", "accent"), ("As typed below", "warn"))
+"""Of the charts of a policy that is tried: names, and inks."""
 
 router = APIRouter(prefix="/policies", route_class=PageRoute)
 
@@ -151,12 +155,14 @@ def _try(
         body = typed.read(PolicyPatch, {"settings": _said(typed)["settings"]})
         wanted = body.settings or PolicySettings()
         refuse_mistakes(find_mistakes(session, settings, wanted, row))
-        table = get_table(session, typed["table_id"])
+        table = find_table(session, typed["table"])
         health = session.get(TableHealth, table.id) or TableHealth(table_id=table.id)
         reaches = row is not None and bool(policies.tables_under(session, row, 1))
         tried = replay(session, table, health, wanted, row.id if row and reaches else None, utc_now())
     except IcestreamError as error:
-        typed = typed.refused(error, table_not_found="table_id")
+        typed = typed.refused(
+            error, table_not_enrolled="table", table_ambiguous="table", policy_elsewhere="table"
+        )
     return _policy_form(request, session, sender, typed, row, tried)
 
 
@@ -246,8 +252,9 @@ def _policy_form(
     tried: PolicyReplay | None = None,
 ) -> Response:
     """tried: what the form would have made of a table."""
-    reached = policies.tables_under(session, row, _TRIED_ON) if row else []
-    tables = reached or policies.tables_under(session, None, _TRIED_ON)
+    reached = policies.tables_under(session, row, _OFFERED) if row else []
+    offered = reached or policies.tables_under(session, None, _OFFERED)
+    charts = _charts(tried) if tried else []
     return render(
         request,
         "policies/form.html",
@@ -256,12 +263,41 @@ def _policy_form(
         form=form,
         policy=policies.view(row) if row else None,
         sections=list(sections(inherited_values(session, row))),
-        tables=[(table.id, table.name) for table in tables],
+        tables=[full_name(table, session.get_one(Catalog, table.catalog_id)) for table in offered],
         is_for_them=bool(reached),
-        are_all=len(tables) < _TRIED_ON,
         tried=tried,
         figures=_figures(tried) if tried else [],
+        charts=charts,
+        plot_moments=moments([plot for chart in charts for _, _, plot in chart.lines], VALUES_SHOWN)
+        if charts
+        else [],
     )
+
+
+def _charts(tried: PolicyReplay) -> list[Comparison]:
+    """What happened, and what the replays say, over time."""
+    outcomes = dict(zip(_LINES, (tried.happened, tried.present, tried.edited), strict=True))
+
+    def draw(title: str, unit: Unit, values: Callable[[ReplayedOutcome], list[Point]]) -> Comparison | None:
+        drawn = [
+            (name, ink, plot(f"{title}: {name}", unit, values(outcome), tried.until_time))
+            for (name, ink), outcome in outcomes.items()
+        ]
+        lines = [(name, ink, one) for name, ink, one in drawn if one is not None]
+        return Comparison(title, lines) if len(lines) == len(drawn) else None
+
+    def of_intervals(figure: Callable[[ReplayedInterval], float]) -> Callable[[ReplayedOutcome], list[Point]]:
+        return lambda outcome: [(one.begins_at, figure(one)) for one in outcome.intervals]
+
+    drawn = (
+        draw("Pending equality deletes", Unit.COUNT, of_intervals(lambda one: one.pending_equality_deletes)),
+        draw("Lag", Unit.SECONDS, of_intervals(lambda one: one.lag_seconds)),
+        draw("Jobs", Unit.COUNT, of_intervals(lambda one: one.jobs)),
+        draw(
+            "A full read by Spark", Unit.SECONDS, lambda one: [(read.at, read.seconds) for read in one.reads]
+        ),
+    )
+    return [each for each in drawn if each is not None]
 
 
 def _figures(tried: PolicyReplay) -> list[tuple[str, list[str]]]:

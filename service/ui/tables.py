@@ -37,7 +37,7 @@ from service.ui.forms import Form as Fields
 from service.ui.forms import Typed, see
 from service.ui.lookups import key_form
 from service.ui.pages import PageRoute, TypedTime, render
-from service.ui.plot import Plot, Span, Unit, moments, plot
+from service.ui.plot import VALUES_SHOWN, Plot, Span, Unit, moments, plot
 from service.ui.policies import policy_names
 from service.webhooks.outbox import UNTOLD
 
@@ -57,8 +57,6 @@ _NO_KEY = {"float_key", "unsupported_key_type", "unresolved_equality_field"}
 """Codes of deletes whose key no index can have."""
 _LATEST_JOBS = PageRequest(limit=12)
 _BY_HOUR_DAYS = 30
-VALUES_SHOWN = 25
-"""Moments that a page tells the values of its plots at, in words."""
 _SMALL_COLUMNS = 120
 """What small plots tell apart."""
 _DRAWN_SAMPLES = 5_000

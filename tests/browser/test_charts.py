@@ -15,6 +15,7 @@ from service.records.health import HealthSample
 from service.records.jobs import Attempt, Job
 from tests.browser.running_service import PlayedWorker, RunningService, index_report, index_result
 from tests.service.health_samples import health_sample
+from tests.service.test_replay import history, store
 
 pytestmark = pytest.mark.integration
 HOUR = timedelta(hours=1)
@@ -158,6 +159,76 @@ def test_a_zoom_into_what_held_all_along_shows_it(
 
 def drawn_at(of: Locator, x: float) -> Any:
     return of.evaluate(_HIGHEST, x)
+
+
+_OF_INK = f"""(element, [x, name]) => {{{_PIXELS}
+    // The uppermost pixel of an ink within some pixels of a place, as the value that is drawn there.
+    const chart = CHARTS.get(element);
+    const {{ left, top, width, height }} = chart.bbox;
+    const [red, green, blue] = inkOf(ink(name));
+    const part = drawnOn(chart)(Math.round(left + width * x) - 1, top, 3, height);
+    for (let at = 0; at < part.length; at += 4) {{
+        const [r, g, b, a] = part.slice(at, at + 4);
+        const off = Math.abs(r - red) + Math.abs(g - green) + Math.abs(b - blue);
+        if (a > 200 && off < 40) return chart.posToVal(Math.floor(at / 12) / devicePixelRatio, "y");
+    }}
+    return null;
+}}"""
+
+
+def test_a_policy_that_is_tried_is_drawn_over_what_happened(
+    signed_in: Page, service: RunningService, table: str
+) -> None:
+    if not service.iceberg.catalog.table_exists("shop.tried"):
+        service.create_iceberg_table("shop.tried")
+    tried = service.enroll("shop.tried", policy="manual")
+    write_samples(service, tried, [])
+    database = Database(service.database_url)
+    store(database, tried, history(40, utc_now() - 7 * HOUR))
+    database.dispose()
+
+    signed_in.goto(f"{service.url}/policies/new?like=standard")
+    offered = signed_in.locator("#table-offered option")
+    assert offered.count() > 1
+    signed_in.get_by_label("Try it on").press_sequentially("Shop.Tri")
+    expect(offered).to_have_count(1)
+    expect(offered).to_have_attribute("value", "local.shop.tried")
+    signed_in.get_by_label("Try it on").fill("local.shop.tried")
+    signed_in.locator("[id='settings.convert.age_seconds']").fill("1 h")
+    signed_in.locator("[id='settings.convert.delete_files']").fill("1000")
+    signed_in.get_by_role("button", name="Try on the last seven days").click()
+
+    pending, lag, jobs, _ = (
+        chart(signed_in, f"^{title} over the replayed time")
+        for title in ("Pending equality deletes", "Lag", "Jobs", "A full read by Spark")
+    )
+
+    def is_drawn_as_told(drawn: Locator) -> None:
+        # In the middle of intervals; what lies under another line is not looked for.
+        for number in (30.5, 52.5, 70.5):
+            told = drawn.evaluate(
+                """(e, x) => {
+                    const told = JSON.parse(e.dataset.plot);
+                    return told.lines.map((line) => valueAt(line, told.ages, x * (told.ends - told.began)));
+                }""",
+                number / 84,
+            )
+            assert drawn.evaluate(_OF_INK, [number / 84, "warn"]) == pytest.approx(told[2], rel=0.06, abs=0.1)
+            if told[0] != told[2]:
+                found = [drawn.evaluate(_OF_INK, [number / 84, name]) for name in ("muted", "accent")]
+                assert pytest.approx(told[0], rel=0.06, abs=0.1) in found
+
+    for drawn in (pending, lag, jobs):
+        is_drawn_as_told(drawn)
+    signed_in.locator("#theme").click(click_count=2)
+    is_drawn_as_told(pending)
+    pending.focus()
+    signed_in.keyboard.press("End")
+    for name in ("Happened", "Present policy, replayed", "As typed below"):
+        expect(pending.locator(".readout")).to_contain_text(f"{name}: ")
+        expect(lag.locator(".readout")).to_contain_text(f"{name}: ")
+    signed_in.get_by_text("Values as a table").click()
+    expect(signed_in.get_by_role("columnheader", name="Jobs: As typed below")).to_be_visible()
 
 
 _CELL = f"""(element, [x, row]) => {{{_PIXELS}

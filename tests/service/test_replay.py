@@ -11,14 +11,14 @@ from unittest.mock import Mock, call
 import pytest
 from sqlmodel import select
 
-from service.db.database import utc_now
+from service.db.database import Database, utc_now
 from service.reader_cost import Shape, shape_of
 from service.records.health import HealthSample, TableHealth, health_of
 from service.records.jobs import Job, JobKind
 from service.records.tables import EnrolledTable
 from service.scheduling import replay
 from service.scheduling.replay import History, PastJob, Sample, arrivals_of, costs_of, happened
-from service.scheduling.simulation import Arrival, Cost
+from service.scheduling.simulation import Arrival, Cost, Outcome, Pending, Ran
 from tests.service.conftest import Running, alike_on_both
 from tests.service.iceberg_tables import IcebergCatalog
 from tests.service.test_scheduler import NOW
@@ -221,8 +221,29 @@ def test_what_happened_is_added_up() -> None:
     assert 0 <= found.lag_seconds_median < 10, "something is pending for half of the time"
 
 
-def store(service: Running, table_id: str, known: History) -> None:
-    with service.database.write() as session:
+def test_intervals_lose_no_peak_and_no_job() -> None:
+    def minutes(number: float) -> datetime:
+        return NOW + timedelta(minutes=number)
+
+    outcome = Outcome(NOW, minutes(84))
+    outcome.pending = [
+        Pending(NOW, 0, None),
+        Pending(minutes(0.5), 500, minutes(0.5)),
+        Pending(minutes(0.75), 7, minutes(0.5)),
+        Pending(minutes(2), 0, None),
+        Pending(minutes(83.5), 9, minutes(83.5)),
+    ]
+    outcome.ran = [Ran(JobKind.CONVERT, NOW, minutes(at), is_idle=False) for at in (2, 2.5, 84)]
+    found = replay.intervals(outcome)
+    assert [one.begins_at for one in found] == [minutes(number) for number in range(84)]
+    told = [(one.pending_equality_deletes, one.lag_seconds, one.jobs) for one in found]
+    assert told[:3] == [(500, 30, 0), (7, 90, 0), (0, 0, 2)]
+    assert set(told[3:-1]) == {(0, 0, 0)}
+    assert told[-1] == (9, 30, 1)
+
+
+def store(database: Database, table_id: str, known: History) -> None:
+    with database.write() as session:
         table = session.get_one(EnrolledTable, table_id)
         health = health_of(session, table_id)
         health.partitions, health.has_keys = 0, True
@@ -303,7 +324,7 @@ def test_of_what_jobs_reported_only_figures_are_read(service: Running, table: di
         PastJob(JobKind.REPORT_DUPLICATES, ended, ended, ended, {}),
     ]
     jobs = [replace(job, result={**job.result, **long}) for job in (*known.jobs, *more)]
-    store(service, table["id"], replace(known, jobs=jobs))
+    store(service.database, table["id"], replace(known, jobs=jobs))
     with service.database.read() as session:
         found = replay.read_history(session, table["id"], since).jobs
     told = [(job.kind, job.work, job.bytes_written, job.changed) for job in (*known.jobs, more[0])]
@@ -318,7 +339,7 @@ def test_settings_are_tried_on_the_last_week_beside_what_happened(
     hourly = {"settings": {"convert": {"age_seconds": 3600, "delete_files": 1000}}}
     refused = service.admin.post(path, json=hourly)
     assert (refused.status_code, refused.json()["type"]) == (422, "/problems/nothing-to-replay")
-    store(service, table["id"], history(144, utc_now() - timedelta(hours=25)))
+    store(service.database, table["id"], history(144, utc_now() - timedelta(hours=25)))
     before = service.admin.get(f"/tables/{table['id']}/policy").json()
     found = service.admin.post(path, json=hourly).json()
     jobs = {
@@ -333,6 +354,14 @@ def test_settings_are_tried_on_the_last_week_beside_what_happened(
     assert found["edited"]["lag_seconds_max"] > 3600 > found["present"]["lag_seconds_max"]
     assert found["edited"]["delete_files_written"] < found["present"]["delete_files_written"]
     assert found["edited"]["read_seconds"] > found["present"]["read_seconds"]
+    for name, ran in jobs.items():
+        over_time = found[name]["intervals"]
+        assert len(over_time) == 84
+        assert sum(one["jobs"] for one in over_time) == sum(ran.values()), name
+        assert max(one["lag_seconds"] for one in over_time) == pytest.approx(
+            found[name]["lag_seconds_max"], rel=0.01
+        )
+        assert max(one["pending_equality_deletes"] for one in over_time) >= 100, name
     assert "144 commits" in found["estimated_from"][0]
     assert any("144 index, 144 convert" in told for told in found["estimated_from"])
     assert any("Not replayed" in told for told in found["estimated_from"])
@@ -342,7 +371,7 @@ def test_settings_are_tried_on_the_last_week_beside_what_happened(
 def test_the_settings_take_the_place_of_the_policy_that_is_named(
     service: Running, table: dict[str, Any]
 ) -> None:
-    store(service, table["id"], history(6, utc_now() - timedelta(hours=2)))
+    store(service.database, table["id"], history(6, utc_now() - timedelta(hours=2)))
     path = f"/tables/{table['id']}/policy/replay"
     for name in ("of-system", "unused"):
         assert service.admin.post("/policies", json={"name": name, "settings": {}}).status_code == 201

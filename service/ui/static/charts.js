@@ -71,10 +71,10 @@ function indexAt(times, time) {
   return low;
 }
 
-function valueAt(told, times, time) {
+function valueAt({ times, values }, ages, time) {
   const index = indexAt(times, time);
-  const [value, after] = [told.values[index], told.values[index + 1]];
-  if (!told.ages || after === undefined || times[index + 1] === times[index]) return value;
+  const [value, after] = [values[index], values[index + 1]];
+  if (!ages || after === undefined || times[index + 1] === times[index]) return value;
   return value + (after - value) * Math.max(time - times[index], 0) / (times[index + 1] - times[index]);
 }
 
@@ -95,6 +95,16 @@ function hatch(ctx, colour, left, top, width, height) {
   }
   ctx.stroke();
   ctx.restore();
+}
+
+// All lines as uPlot takes them: for each time of one of them, nothing is said of the others.
+function aligned(lines) {
+  const points = lines.flatMap(({ times, values }, line) => times.map((time, index) => [time, line, values[index]]));
+  if (lines.length > 1) points.sort(([one], [other]) => one - other);
+  return [
+    points.map(([time]) => time),
+    ...lines.map((_, line) => points.map(([, of, value]) => (of === line ? value : undefined))),
+  ];
 }
 
 function timeAxis() {
@@ -158,11 +168,14 @@ function zoomTo(range) {
   }
 }
 
+// Lines over time: that of a plot, or those of several that are compared.
 function lineChart(element) {
-  let [told, times, marks, unseen, whole] = [];
+  let [told, lines, marks, unseen, whole] = [];
   function read() {
     told = JSON.parse(element.dataset.plot);
-    times = told.times.map((second) => told.began + second);
+    lines = (told.lines ?? [{ ...told, ink: "accent" }]).map((line) => ({
+      ...line, times: line.times.map((second) => told.began + second),
+    }));
     marks = told.marks.map((second) => told.began + second);
     unseen = told.unseen.map((span) => span.map((second) => told.began + second));
     whole = { min: told.began, max: Math.max(told.ends, told.began + 1) };
@@ -171,9 +184,12 @@ function lineChart(element) {
   // Of what is shown: a value holds until the next one, and both may lie outside.
   function highest() {
     const { min, max } = zoom ?? whole;
-    const within = told.values.filter((_, index) => min <= times[index] && times[index] <= max);
-    return Math.max(...within, valueAt(told, times, Math.max(min, times[0])), valueAt(told, times, max));
+    return Math.max(...lines.flatMap((line) => [
+      ...line.values.filter((_, index) => min <= line.times[index] && line.times[index] <= max),
+      valueAt(line, told.ages, Math.max(min, line.times[0])), valueAt(line, told.ages, max),
+    ]));
   }
+  const held = (line, time) => (time < line.times[0] ? "nothing was measured yet" : unit.write(valueAt(line, told.ages, time)));
   const unit = UNITS[told.unit];
   const label = readout(element);
   const chart = new uPlot({
@@ -188,10 +204,11 @@ function lineChart(element) {
       ...timeAxis(), size: 58, space: 34, incrs: unit.steps,
       values: (_, ticks) => ticks.map((tick) => unit.axis(tick)),
     }],
-    series: [{}, {
-      stroke: () => ink("accent"), fill: () => ink("accent", 0.13), width: 1.75, points: { show: false },
+    series: [{}, ...lines.map((line, number) => ({
+      stroke: () => ink(line.ink), fill: lines.length > 1 ? null : () => ink(line.ink, 0.13), width: 1.75,
+      dash: number === 1 ? [7, 4] : null, points: { show: false }, spanGaps: true,
       paths: told.ages ? uPlot.paths.linear() : uPlot.paths.stepped({ align: 1 }),
-    }],
+    }))],
     cursor: {
       sync: SHARED,
       y: false, points: { show: false },
@@ -225,9 +242,8 @@ function lineChart(element) {
         if (moved.cursor.left < 0) return label.show(moved, "");
         const time = moved.posToVal(moved.cursor.left, "x");
         const span = unseen.find(([from, to]) => from < time && time < to);
-        const held = unit.write(valueAt(told, times, span ? span[0] : time));
-        const isKnown = time >= times[0];
-        label.text = words(time, isKnown ? `${span ? "not looked at, last known: " : ""}${held}` : "nothing was measured yet");
+        const known = span && time >= lines[0].times[0] ? `not looked at, last known: ${held(lines[0], span[0])}` : held(lines[0], time);
+        label.text = words(time, lines.length > 1 ? lines.map((line) => `\n${line.name}: ${held(line, time)}`).join("") : known);
         label.show(moved, label.text);
       }],
       setSelect: [(selected) => {
@@ -237,7 +253,7 @@ function lineChart(element) {
       }],
       destroy: [() => label.remove()],
     },
-  }, [times, told.values], element);
+  }, aligned(lines), element);
   chart.over.append(label.box);
   chart.whole = whole;
   chart.label = label;
@@ -246,7 +262,7 @@ function lineChart(element) {
   chart.update = () => {
     read();
     chart.whole = whole;
-    chart.setData([times, told.values], false);
+    chart.setData(aligned(lines), false);
     chart.setScale("x", zoom ?? whole);
   };
   return chart;

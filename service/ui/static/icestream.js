@@ -248,6 +248,28 @@ function follow(main) {
   if (!document.hidden) open();
 }
 
+// What the search page finds; null without an answer.
+async function found(asked) {
+  const answer = await fetch(`/search?${new URLSearchParams({ search: asked })}`).catch(() => null);
+  if (!answer?.ok || answer.redirected) return null;
+  return new DOMParser().parseFromString(await answer.text(), "text/html").getElementById("found");
+}
+
+// What is typed as a table's name is completed with those that the search finds.
+function completeTables(typed) {
+  let waiting = 0;
+  typed.addEventListener("input", () => {
+    clearTimeout(waiting);
+    waiting = setTimeout(async () => {
+      const asked = typed.value.trim();
+      const results = asked && (await found(asked));
+      if (!results || asked !== typed.value.trim()) return;
+      const names = [...results.querySelectorAll("[data-tables] a[href^='/tables/']")].map((one) => one.textContent);
+      typed.list.replaceChildren(...[...new Set(names)].map((name) => new Option("", name)));
+    }, 150);
+  });
+}
+
 // The search page, over any page: what is typed is asked for as that page asks for it.
 function offerSearch(dialog, link) {
   const words = document.getElementById("find-words");
@@ -256,21 +278,15 @@ function offerSearch(dialog, link) {
 
   async function search() {
     const asked = words.value;
-    const found = await answerTo(asked).catch(() => null);
+    const answer = await found(asked);
     // An answer that was overtaken is none to what is typed now.
     if (asked !== words.value) return;
-    if (found) return results.replaceChildren(...document.importNode(found, true).childNodes);
+    if (answer) return results.replaceChildren(...document.importNode(answer, true).childNodes);
     // The page stays, with whatever its form has.
     const told = document.createElement("p");
     told.className = "detail";
     told.textContent = "The search could not be answered: try again.";
     results.replaceChildren(told);
-  }
-
-  async function answerTo(asked) {
-    const answer = await fetch(`/search?${new URLSearchParams({ search: asked })}`);
-    if (!answer.ok || answer.redirected) return null;
-    return new DOMParser().parseFromString(await answer.text(), "text/html").getElementById("found");
   }
 
   function open() {
@@ -394,6 +410,7 @@ addEventListener("pageshow", () => {
 offerThemes(document.getElementById("theme"));
 const dialog = document.getElementById("find");
 if (dialog) offerSearch(dialog, document.getElementById("find-link"));
+for (const typed of document.querySelectorAll("[data-completes=tables]")) completeTables(typed);
 const main = document.querySelector("main");
 if (main.dataset.events) follow(main);
 tick();

@@ -2,6 +2,7 @@
 
 import base64
 import html
+import json
 import re
 from datetime import timedelta
 from pathlib import Path
@@ -81,7 +82,7 @@ def test_what_is_typed_into_a_policy_is_tried_on_a_table_before_it_is_saved(
 ) -> None:
     iceberg.create("db.tried")
     table = service.enroll("db.tried")
-    store(service, table["id"], history(30, utc_now() - timedelta(hours=6)))
+    store(service.database, table["id"], history(30, utc_now() - timedelta(hours=6)))
     made = service.admin.post("/policies", json={"name": "p", "settings": {}}).json()
     edit = f"/policies/{made['id']}/edit"
     settings = {"settings.convert.age_seconds": "1 h", "settings.convert.delete_files": "1000"}
@@ -89,7 +90,7 @@ def test_what_is_typed_into_a_policy_is_tried_on_a_table_before_it_is_saved(
     for path in (edit, "/policies/new?like=standard"):
         assert "if the policy were attached to it" in admin.open(path).text, "it holds for no table"
         (action,) = re.findall(r'formaction="([^"]*/try)"', admin.page.html)
-        fields = dict(admin.page.forms[-1].fields) | {"table_id": table["id"]} | settings
+        fields = dict(admin.page.forms[-1].fields) | {"table": "db.tried"} | settings
         tried = Page(admin.http.post(action, data=fields))
         assert tried.status == 200, tried.text
         alone.append(tried.html.partition('id="tried-title"')[2].partition("</section>")[0])
@@ -97,8 +98,8 @@ def test_what_is_typed_into_a_policy_is_tried_on_a_table_before_it_is_saved(
     service.admin.put("/policy-attachments", json=place).raise_for_status()
     page = admin.open(edit)
     fields = dict(page.form("/edit").fields)
-    assert fields["table_id"] == table["id"]
-    typed = fields | settings
+    assert '<option value="local.db.tried">' in page.html
+    typed = fields | {"table": "local.db.tried"} | settings
     tried = Page(admin.http.post(f"/policies/{made['id']}/try", data=typed))
     assert tried.status == 200
     assert "Jobs: convert 30 in" in tried.text.replace("\N{NO-BREAK SPACE}", " ")
@@ -106,7 +107,19 @@ def test_what_is_typed_into_a_policy_is_tried_on_a_table_before_it_is_saved(
     assert "A full read by Spark, on average" in tried.text
     assert "What jobs cost is told by those that ran: 30 index, 30 convert." in tried.text
     assert dict(tried.form("/edit").fields)["settings.convert.age_seconds"] == "1 h"
+    drawn = [json.loads(told) for told in re.findall("data-plot='([^']*)'", tried.html)]
+    assert [[line["name"] for line in one["lines"]] for one in drawn] == [
+        ["Happened", "Present policy, replayed", "As typed below"]
+    ] * 4
+    pending = [max(line["values"]) for line in drawn[0]["lines"]]
+    assert pending[:2] == [100, 100], "each commit is converted before the next one"
+    assert pending[2] > 100
+    assert "Lag: As typed below" in tried.text
+    assert len(tried.html) <= 150_000
     assert service.admin.get("/policies/p").json() == made, "nothing is saved"
+    unknown = Page(admin.http.post(f"/policies/{made['id']}/try", data=typed | {"table": "db.none"}))
+    assert unknown.status == 404
+    assert "There is no enrolled table 'db.none'." in unknown.text
     wrong = admin.http.post(
         f"/policies/{made['id']}/try", data=typed | {"settings.convert.age_seconds": "soon"}
     )

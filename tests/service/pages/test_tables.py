@@ -17,8 +17,8 @@ from service.policies import service as policies
 from service.records.health import HealthSample, PendingChange, TableHealth
 from service.records.keys import Role
 from service.tables import service as tables
-from service.ui import tables as table_pages
 from service.ui.formats import duration
+from service.ui.plot import VALUES_SHOWN
 from service.webhooks import service as webhooks
 from service.workers import service as workers
 from tests.service.conftest import Running
@@ -133,7 +133,7 @@ def test_what_is_drawn_stands_in_a_table_too(admin: Person, table: dict[str, Any
     titles = re.findall(r'<th scope="col"[^>]*>([^<]+)</th>', written)
     assert titles == ["Time", *(label.partition(" over ")[0] for label in admin.page.plots)]
     rows = [re.findall(r"<td[^>]*>([^<]*)</td>", row) for row in written.split("<tr>")[2:]]
-    assert len(rows) == table_pages.VALUES_SHOWN
+    assert len(rows) == VALUES_SHOWN
     assert rows[0][0] == "3"
     assert [rows[-1][titles.index(title) - 1] for title in ("Sorted runs", "Dead entries", "Lag")] == [
         "7",
