@@ -166,6 +166,7 @@ FIELDS: dict[str, Any] = {
     "Candidate.summary": "It holds equality deletes: 3 files, the oldest 2 hours old.",
     "Candidate.table_id": None,
     "CandidatePage.looked_at": 1,
+    "CandidatePage.ranked_anew": False,
     "CandidatePage.tables": 1,
     "CatalogCheck.explanation": "The catalog answers; it has 1 table in 1 namespace.",
     "CatalogCheck.ok": True,

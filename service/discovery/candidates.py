@@ -153,7 +153,9 @@ def find_candidates(
     shown = list(filter(is_shown, look(chosen)))
     following = make_cursor(page, sort, chosen[-1]) if len(waiting) > page.limit else None
     looked_at = len(names) - len(waiting) + len(chosen)
-    return CandidatePage(items=shown, next_cursor=following, looked_at=looked_at, tables=len(names))
+    return CandidatePage(
+        items=shown, next_cursor=following, looked_at=looked_at, tables=len(names), ranked_anew=False
+    )
 
 
 def _rank(
@@ -167,24 +169,36 @@ def _rank(
     """A page of the tables that were looked at in the time that there is, by what their readers pay."""
     place = read_cursor(page, sort, _read_place) if page.cursor is not None else _Place()
     waiting = [name for name in names if place.after is None or name > place.after]
-    if place.until is not None:
-        chosen = [name for name in waiting if name <= place.until]
-        found = {name: one for name in chosen if (one := known(name)) is not None}
-        missing = [name for name in chosen if name not in found]
-        found.update(zip(missing, look(missing), strict=True))
+    found: dict[Identifier, Candidate] = {}
+
+    def look_on(chosen: Sequence[Identifier], at_least: int) -> Sequence[Identifier]:
+        """As long as there is time; what is left then."""
+        begun_at, done = time.monotonic(), 0
+        while done < len(chosen) and (done < at_least or time.monotonic() - begun_at < _RANKING_SECONDS):
+            part = chosen[done : done + _ROUND]
+            found.update(zip(part, look(part), strict=True))
+            done += len(part)
+        return chosen[done:]
+
+    until = place.until
+    if until is None:
+        look_on(waiting, page.limit)
+        left: Sequence[Identifier] = ()
     else:
-        found, begun_at = {}, time.monotonic()
-        while (rest := waiting[len(found) :]) and (
-            len(found) < page.limit or time.monotonic() - begun_at < _RANKING_SECONDS
-        ):
-            found.update(zip(rest[:_ROUND], look(rest[:_ROUND]), strict=True))
+        chosen = [name for name in waiting if name <= until]
+        found |= {name: one for name in chosen if (one := known(name)) is not None}
+        # What was seen may be forgotten: it was long ago, or another replica saw it.
+        left = look_on([name for name in chosen if name not in found], _ROUND)
+        if left:
+            found = {name: one for name, one in found.items() if name < left[0]}
+            until = max(found)
     sign = -1 if sort.startswith("-") else 1
     ranked = sorted((sign * one.read_overhead_seconds, name) for name, one in found.items() if is_shown(one))
     if place.cost is not None:
         ranked = [one for one in ranked if one > (place.cost, place.name)]
     shown = ranked[: page.limit]
     # Tables of the page before may have been dropped since.
-    until = place.until or max(found, default=place.after)
+    until = until or max(found, default=place.after)
     looked_at = sum(until is not None and name <= until for name in names)
     following = None
     if len(ranked) > page.limit:
@@ -196,6 +210,7 @@ def _rank(
         next_cursor=make_cursor(page, sort, *following.values()) if following else None,
         looked_at=looked_at,
         tables=len(names),
+        ranked_anew=bool(left),
     )
 
 

@@ -135,3 +135,7 @@ class CandidatePage(Message):
     """This many tables, the first ones by name, were looked at for this page and those before it."""
     tables: int
     """The catalog has this many tables."""
+    ranked_anew: bool
+    """True if what was seen for the pages before is known no longer and there was not the time to look at all
+    of it again: the first tables by name are ranked alone, and later pages may list some of the others
+    again."""

@@ -13,6 +13,7 @@ from sqlalchemy.exc import IntegrityError
 
 from service.catalogs.iceberg import IcebergCatalogs
 from service.catalogs.metadata_locations import Identifier
+from service.discovery import candidates as discovery
 from service.discovery import patterns
 from service.discovery.candidates import Looks, list_names
 from service.discovery.models import Candidate
@@ -20,6 +21,7 @@ from service.records.catalogs import Catalog
 from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.service.conftest import Running, alike_on_both
 from tests.service.iceberg_tables import IcebergCatalog
+from tests.service.pages.person import Person
 
 # What a pattern matches is decided in Python.
 database_kind = alike_on_both
@@ -135,6 +137,44 @@ def test_the_table_comes_first_whose_readers_pay_most(
     assert (names([beyond]), beyond["looked_at"]) == ([[]], 0)
     rest = candidates(local, limit=2, all_tables=True, cursor=beyond["next_cursor"])
     assert (names([rest]), rest["next_cursor"]) == ([["db.u", "db.t"]], None)
+
+
+def test_what_was_seen_too_long_ago_is_looked_at_again_as_far_as_there_is_time(
+    local: Running, iceberg: IcebergCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"db.n{number}" for number in range(6)]
+    for number, name in enumerate(names):
+        iceberg.create(name)
+        for key in range(number + 1):
+            iceberg.append(name, [key])
+        iceberg.delete_keys(name, [1])
+    page = candidates(local, limit=2)
+    assert [one["name"] for one in page["items"]] == names[:-3:-1]
+    assert page["ranked_anew"] is False
+    admin = Person(local)
+    admin.open("/catalogs/local/candidates?limit=2")
+    monkeypatch.setattr("service.discovery.candidates._RANKING_SECONDS", 0)
+    monkeypatch.setattr("service.discovery.candidates._ROUND", 3)
+    monkeypatch.setattr("service.discovery.candidates._KEPT_SECONDS", 0)
+    looked: list[int] = []
+    look = discovery._look_at_all
+
+    def count(*told: Any) -> Any:
+        looked.append(len(told[3]))
+        return look(*told)
+
+    monkeypatch.setattr(discovery, "_look_at_all", count)
+    with admin:
+        assert "the next pages may show some tables once more" in admin.follow("Next page").text
+    assert looked == [3]
+    seen, anew = [one["name"] for one in page["items"]], []
+    while page["next_cursor"]:
+        page = candidates(local, limit=2, cursor=page["next_cursor"])
+        seen += [one["name"] for one in page["items"]]
+        anew.append(page["ranked_anew"])
+    assert anew[:2] == [True, False]
+    assert set(seen) == set(names)
+    assert max(looked) == 3
 
 
 def test_what_was_seen_too_long_ago_is_kept_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
