@@ -2,30 +2,26 @@
 
 from collections.abc import Sequence
 from datetime import datetime
+from typing import NamedTuple
 
-from sqlalchemy import func, union_all
+from sqlalchemy import case, extract, func, union_all
 from sqlalchemy import select as columns
 from sqlmodel import Session, col, or_, select
 
 from service.records.jobs import Attempt, Job, JobStatus
 
 _UNFINISHED = [status.value for status in JobStatus if not status.is_final]
+_LOOKED_AT = 200
+"""Jobs of each table that ended last in a span: among these, the longest are looked for."""
 
 
-def latest_job_ids(
-    session: Session,
-    table_ids: Sequence[str],
-    number: int,
-    until: datetime | None = None,
-) -> list[str]:
-    """The jobs of each table that were made last, or last before `until`, so many of each at most."""
+def latest_job_ids(session: Session, table_ids: Sequence[str], number: int) -> list[str]:
+    """The jobs of each table that were made last, so many of each at most."""
     if not table_ids:
         return []
     of_each = []
     for table_id in table_ids:
         newest = select(Job.id).where(Job.table_id == table_id)
-        if until is not None:
-            newest = newest.where(Job.created_at < until)
         newest = newest.order_by(col(Job.created_at).desc()).limit(number)
         of_each.append(select(newest.subquery().c.id))
     return list(session.execute(union_all(*of_each)).scalars())
@@ -48,23 +44,84 @@ def latest_jobs_of_each(
     return found
 
 
+class Ran(NamedTuple):
+    """An attempt, and what is told of its job beside it."""
+
+    table_id: str
+    job_id: str
+    kind: str
+    dry_run: bool
+    attempt: int
+    status: str
+    worker_name: str
+    started_at: datetime
+    ended_at: datetime | None
+
+
 def attempts_within(
     session: Session, table_ids: Sequence[str], since: datetime, until: datetime, *, of_each: int
-) -> Sequence[tuple[Job, Attempt]]:
-    """Attempts that ran at some time of a span, the oldest first: of so many jobs of each table at most."""
-    # However long before the span they were made: a budget, a window or retries may hold a job up for days.
-    chosen = latest_job_ids(session, table_ids, of_each, until)
-    # Beyond these, what has not ended yet: few have not, and an index has them.
+) -> tuple[Sequence[Ran], set[str]]:
+    """Attempts that ran at some time of a span, the oldest first, and the tables of which others ran too.
+
+    Of each table these are of all jobs that have not ended, and of so many that have: half of them ended
+    last, and the others took longest.
+    """
+    chosen, with_more = _ended_within(session, table_ids, since, until, of_each)
+    # Few have not ended, and an index has them.
     chosen += session.exec(
         select(Job.id).where(col(Job.status).in_(_UNFINISHED), col(Job.table_id).in_(table_ids))
     ).all()
-    return session.exec(
-        select(Job, Attempt)
+    rows = session.execute(
+        columns(
+            col(Job.table_id),
+            col(Job.id),
+            col(Job.kind),
+            col(Job.dry_run),
+            col(Attempt.attempt),
+            col(Attempt.status),
+            col(Attempt.worker_name),
+            col(Attempt.started_at),
+            col(Attempt.ended_at),
+        )
         .join(Attempt, col(Attempt.job_id) == col(Job.id))
         .where(
             col(Job.id).in_(chosen),
-            Attempt.started_at < until,
+            col(Attempt.started_at) < until,
             or_(col(Attempt.ended_at).is_(None), col(Attempt.ended_at) >= since),
         )
         .order_by(col(Attempt.started_at), col(Attempt.job_id))
-    ).all()
+    )
+    return [Ran(*row) for row in rows], with_more
+
+
+def _ended_within(
+    session: Session, table_ids: Sequence[str], since: datetime, until: datetime, of_each: int
+) -> tuple[list[str], set[str]]:
+    """Jobs that ended in a span, or after it and began before its end; and tables of which there are more.
+
+    Neither what else ended nor when a job was made counts: one that was held up for days or took hours is
+    there beside any number of shorter ones. Of each table, some hundred places of an index are looked at.
+    """
+    if not table_ids:
+        return [], set()
+    of_all = []
+    for table_id in table_ids:
+        of_table = columns(Job.id, Job.table_id, Job.started_at, Job.ended_at).where(  # type: ignore[call-overload]
+            Job.table_id == table_id, col(Job.started_at).is_not(None)
+        )
+        ended = col(Job.ended_at)
+        within = of_table.where(ended >= since, ended < until).order_by(ended.desc()).limit(_LOOKED_AT)
+        after = of_table.where(ended >= until).order_by(ended).limit(_LOOKED_AT).subquery()
+        of_all += [columns(within.subquery()), columns(after).where(after.c.started_at < until)]
+    found = union_all(*of_all).subquery()
+    took = extract("epoch", found.c.ended_at) - extract("epoch", found.c.started_at)
+    by_end = func.row_number().over(partition_by=found.c.table_id, order_by=found.c.ended_at.desc())
+    told = columns(found.c.id, found.c.table_id, took.label("took"), by_end.label("by_end")).subquery()
+    is_late = case((told.c.by_end <= of_each // 2, 1), else_=0)
+    place = func.row_number().over(
+        partition_by=told.c.table_id, order_by=(is_late.desc(), told.c.took.desc(), told.c.by_end)
+    )
+    placed = columns(told.c.id, told.c.table_id, place.label("place")).subquery()
+    rows = session.execute(columns(placed).where(placed.c.place <= of_each + 1)).all()
+    chosen = [job_id for job_id, _, place in rows if place <= of_each]
+    return chosen, {table_id for _, table_id, place in rows if place > of_each}

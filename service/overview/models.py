@@ -100,9 +100,10 @@ class TableTimeline(Message):
     lag_seconds: list[float | None]
     """The oldest live equality delete file was this old at most; null where the deletes are null."""
     runs: list[Run]
-    """These attempts ran at some time of the span, of the latest 40 jobs in it, the oldest attempt first."""
+    """These attempts ran at some time of the span, the oldest first: of all jobs that have not ended, and of
+    40 others at most, half of which ended last, while the rest took longest among the last 200."""
     has_more_runs: bool
-    """The list of runs leaves out older jobs that ran in the span if this is true."""
+    """The list of runs leaves out other jobs that ran in the span if this is true."""
 
 
 class Timeline(Message):

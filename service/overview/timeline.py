@@ -1,6 +1,5 @@
 """Tables over time, and what ran for them, on one axis."""
 
-from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from sqlmodel import Session
@@ -23,6 +22,7 @@ SPAN = timedelta(days=1)
 SHORTEST = timedelta(minutes=1)
 LONGEST = timedelta(days=100)
 _JOBS_OF_EACH = 40
+"""That have ended."""
 tables_request = page_request(list(tables.SORTING.columns), "-pending_equality_deletes", limit=25, most=100)
 """Which tables, of those that have most pending first."""
 
@@ -72,28 +72,20 @@ def get_timeline(
     )
     of_tables = strips(session, ids, intervals, now, unseen_after(settings))
     runs: dict[str, list[Run]] = {table_id: [] for table_id in ids}
-    for job, attempt in attempts_within(
-        # One more of each, which tells that not all are shown.
-        session,
-        ids,
-        intervals.since,
-        intervals.until,
-        of_each=_JOBS_OF_EACH + 1,
-    ):
-        runs[job.table_id].append(
+    ran, with_more = attempts_within(session, ids, intervals.since, intervals.until, of_each=_JOBS_OF_EACH)
+    for one in ran:
+        runs[one.table_id].append(
             Run(
-                job_id=job.id,
-                kind=JobKind(job.kind),
-                dry_run=job.dry_run,
-                attempt=attempt.attempt,
-                status=AttemptStatus(attempt.status),
-                worker_name=attempt.worker_name,
-                started_at=attempt.started_at,
-                ended_at=attempt.ended_at,
+                job_id=one.job_id,
+                kind=JobKind(one.kind),
+                dry_run=one.dry_run,
+                attempt=one.attempt,
+                status=AttemptStatus(one.status),
+                worker_name=one.worker_name,
+                started_at=one.started_at,
+                ended_at=one.ended_at,
             )
         )
-    latest = {table_id: _by_last_end(ran) for table_id, ran in runs.items()}
-    shown = {table_id: set(jobs[-_JOBS_OF_EACH:]) for table_id, jobs in latest.items()}
     return Timeline(
         since=intervals.since,
         until=intervals.until,
@@ -106,16 +98,10 @@ def get_timeline(
                 status=table.status,
                 pending_equality_deletes=of_tables[table.id].pending_equality_deletes,
                 lag_seconds=of_tables[table.id].lag_seconds,
-                runs=[run for run in runs[table.id] if run.job_id in shown[table.id]],
-                has_more_runs=len(latest[table.id]) > _JOBS_OF_EACH,
+                runs=runs[table.id],
+                has_more_runs=table.id in with_more,
             )
             for table in found.items
         ],
         next_cursor=found.next_cursor,
     )
-
-
-def _by_last_end(runs: Sequence[Run]) -> list[str]:
-    """Jobs in the order in which their last attempts ended, those that run last. runs: by their starts."""
-    ends = {run.job_id: (run.ended_at is None, run.ended_at or run.started_at) for run in runs}
-    return sorted(ends, key=ends.__getitem__)

@@ -185,6 +185,7 @@ class Job(SQLModel, table=True):
         ),
         Index("ix_jobs_status_catalog_id_table_id", "status", "catalog_id", "table_id"),
         Index("ix_jobs_table_id_created_at", "table_id", "created_at"),
+        Index("ix_jobs_table_id_ended_at", "table_id", "ended_at"),
         Index("ix_jobs_created_at_id", "created_at", "id"),
         Index("ix_jobs_ended_at", "ended_at"),
         Index("ix_jobs_failed", "status", "ended_at", sqlite_where=FAILED, postgresql_where=FAILED),

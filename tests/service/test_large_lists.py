@@ -16,6 +16,7 @@ from service.db.database import Database, utc_now
 from service.http.paging import COUNTED, EVERYTHING, PageRequest, Total, count_rows
 from service.index_health.service import failed_polls, failed_with_their_catalogs
 from service.jobs import service as jobs
+from service.jobs.runs import attempts_within
 from service.jobs.service import converted_since, last_failure_at, list_conversion_times, list_jobs
 from service.policies.places import namespace_target
 from service.policies.service import tables_under
@@ -157,6 +158,9 @@ def test_jobs_of_the_status_that_most_have_are_neither_all_read_nor_sorted(datab
     assert "ix_jobs_ended_at" in plan_of(lambda session: converted_since(session, START, START))
     assert "ix_jobs_failed" in plan_of(last_failure_at)
     assert "ix_jobs_table_id" in plan_of(lambda session: list_conversion_times(session, "t", START))
+    later = START + timedelta(days=1)
+    ran = plan_of(lambda session: attempts_within(session, ["t", "u"], START, later, of_each=9))
+    assert ran.count("ix_jobs_table_id_ended_at (table_id=? AND ended_at>?") == 4, ran
 
 
 def test_a_total_looks_at_so_many_rows_and_says_whether_there_may_be_more(database: Database) -> None:

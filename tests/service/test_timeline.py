@@ -153,8 +153,8 @@ def test_what_ran_within_a_span_is_told_with_its_worker_and_so_many_of_each_tabl
 
         def told(since: float, until: float, of_each: int) -> list[str]:
             begin, end = START + MINUTE * since, START + MINUTE * until
-            found = attempts_within(session, [first, other], begin, end, of_each=of_each)
-            return [job.id for job, _ in found]
+            found, _ = attempts_within(session, [first, other], begin, end, of_each=of_each)
+            return [ran.job_id for ran in found]
 
         assert told(2, 31, 10) == [jobs[0], jobs[1], of_other, jobs[2], jobs[3]]
         assert told(4, 20, 10) == [jobs[1], of_other]
@@ -179,17 +179,41 @@ def test_a_job_that_was_made_long_before_is_told_of_while_it_runs_and_after(data
         with database.read() as session:
             # What runs is found though it is none of the latest.
             of_each = 10 if ended else 0
-            found = attempts_within(session, [table], begin, begin + MINUTE * 60, of_each=of_each)
-            assert [job.id for job, _ in found] == [held_up]
+            found, _ = attempts_within(session, [table], begin, begin + MINUTE * 60, of_each=of_each)
+            assert [ran.job_id for ran in found] == [held_up]
     with database.read() as session:
-        assert attempts_within(session, [table], START, START + MINUTE * 60, of_each=10) == []
+        assert attempts_within(session, [table], START, START + MINUTE * 60, of_each=10) == ([], set())
+
+
+@ON_BOTH
+def test_a_long_run_is_told_of_beside_any_number_of_shorter_ones(database: Database) -> None:
+    table, other = add_tables(database, ["a", "b"])
+    worker = add_worker(database)
+    long = request(database, table, JobKind.CONVERT, START, dry_run=True)
+    assignment = claim(database, add_worker(database), START)
+    assert assignment is not None
+    before = [run(database, table, worker, minute, 0.5) for minute in (1, 2, 3, 4, 5, 6)]
+    finish(database, long, assignment.attempt, "succeeded", START + MINUTE * 7)
+    after = [run(database, table, worker, minute, 0.5) for minute in (8, 9, 10, 11, 12, 13)]
+    few = run(database, other, worker, 14, 1)
+    with database.read() as session:
+
+        def told(since: float, until: float) -> tuple[list[str], set[str]]:
+            begin, end = START + MINUTE * since, START + MINUTE * until
+            found, with_more = attempts_within(session, [table, other], begin, end, of_each=4)
+            return [ran.job_id for ran in found], with_more
+
+        assert told(0, 60) == ([long, *after[3:], few], {table})
+        assert told(0, 6.9) == ([long, *before[3:]], {table}), "though it ended after them"
+        assert told(6.9, 9.9) == ([long, *after[:2]], set())
+        assert told(7.1, 60) == ([*after[2:], few], {table})
 
 
 def test_more_runs_than_are_shown_are_told_of(service: Running, iceberg: IcebergCatalog) -> None:
     service.register(iceberg)
     table = service.enroll(policy="manual")["id"]
     worker = add_worker(service.database)
-    for minute in range(39):
+    for minute in range(40):
         run(service.database, table, worker, minute, 0.5)
     # It goes on beside all that come later, and before them in the order of starts.
     running = request(service.database, table, JobKind.CONVERT, START - MINUTE, dry_run=True)
@@ -200,9 +224,9 @@ def test_more_runs_than_are_shown_are_told_of(service: Running, iceberg: Iceberg
         found = service.admin.get("/overview/timeline", params=asked).raise_for_status().json()
         return found["items"][0]
 
-    assert (len(told()["runs"]), told()["has_more_runs"]) == (40, False)
+    assert (len(told()["runs"]), told()["has_more_runs"]) == (41, False)
     last = run(service.database, table, worker, 50, 0.5)
-    assert (len(told()["runs"]), told()["has_more_runs"], told()["runs"][-1]["job_id"]) == (40, True, last)
+    assert (len(told()["runs"]), told()["has_more_runs"], told()["runs"][-1]["job_id"]) == (41, True, last)
     assert told()["runs"][0]["job_id"] == running
 
 

@@ -477,6 +477,7 @@ def _create_tables() -> None:
         "ix_jobs_status_catalog_id_table_id", "jobs", ["status", "catalog_id", "table_id"], unique=False
     )
     op.create_index("ix_jobs_table_id_created_at", "jobs", ["table_id", "created_at"], unique=False)
+    op.create_index("ix_jobs_table_id_ended_at", "jobs", ["table_id", "ended_at"], unique=False)
     op.create_index(
         "ix_jobs_turn",
         "jobs",
