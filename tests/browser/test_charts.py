@@ -366,12 +366,13 @@ def test_a_timeline_grows_by_keyboard_as_far_as_there_are_timelines(
     assert signed_in.get_by_role("link", name="24 hours").get_attribute("aria-current") == "true"
 
 
-_ROW = f"""(element, [x, row]) => {{{_PIXELS}
-    // What is drawn in the middle of a bar at a value of the axis: its ink by name, or null.
+_ROW = f"""(element, [x, row, down = 0.5]) => {{{_PIXELS}
+    // What is drawn in a row at a value of the axis, so far down in it: its ink by name, or null.
     const chart = CHARTS.get(element);
     const {{ top, height }} = chart.bbox;
-    const rows = JSON.parse(element.dataset.bars ?? element.dataset.story).rows.length;
-    const y = Math.round(top + height * (row + 0.5) / rows);
+    const told = element.dataset.bars ?? element.dataset.story;
+    const rows = told ? JSON.parse(told).rows.length : Math.round(height / devicePixelRatio / ROW);
+    const y = Math.round(top + height * (row + down) / rows);
     const [r, g, b, a] = drawnOn(chart)(Math.round(chart.valToPos(x, "x", true)), y, 1, 1);
     const isNear = (name) => {{
         const [red, green, blue] = inkOf(ink(name));
@@ -379,6 +380,98 @@ _ROW = f"""(element, [x, row]) => {{{_PIXELS}
     }};
     return ["accent", "accent-strong", "bad", "warn", "good", "muted"].find(isNear) ?? null;
 }}"""
+
+
+def ran(
+    service: RunningService, table: str, kind: str, worker: str, hours: tuple[float, float], *, failed: bool
+) -> str:
+    """A job that ran from so many hours ago until so many; 0 for one that runs, which holds up no other."""
+    job = service.request_job(table, kind, dry_run=not hours[1])
+    played = PlayedWorker(service, worker).claim()
+    began, ended = (utc_now() - HOUR * ago for ago in hours)
+    if failed:
+        played.fail()
+    elif hours[1]:
+        played.succeed(index_result())
+    database = Database(service.database_url)
+    with database.write() as session:
+        made = session.get_one(Job, job)
+        attempt = session.get_one(Attempt, (job, 1))
+        made.created_at = made.started_at = attempt.started_at = began
+        made.ended_at = attempt.ended_at = ended if hours[1] else None
+    database.dispose()
+    return job
+
+
+def test_workers_are_drawn_with_what_they_ran_when_and_lead_to_it(
+    signed_in: Page, service: RunningService, table: str
+) -> None:
+    write_samples(service, table, [(20, 5000)])
+    verified = ran(service, table, "verify", "worker-7", (12, 8), failed=False)
+    failed = ran(service, table, "index", "worker-7", (10, 6), failed=True)
+    ran(service, table, "convert", "worker-9", (3, 0), failed=False)
+    signed_in.goto(f"{service.url}/timeline?search=shop.visits")
+    strips = chart(signed_in, "Tables over time")
+    lanes = chart(signed_in, "What ran on each worker")
+    began, ends, now = lanes.evaluate(
+        "() => { const { began, ends, now } = timelineData(document.getElementById('strips'));"
+        " return [began, ends, now]; }"
+    )
+
+    def drawn() -> list[list[Any]]:
+        """Of each row, what is drawn so many hours ago: in lanes, and on the strip of the table."""
+        times = [now - hours * 3600 for hours in (12.5, 11, 9, 7, 5, 3.5, 1)]
+        return [
+            *([lanes.evaluate(_ROW, [time, row]) for time in times] for row in range(3)),
+            [strips.evaluate(_ROW, [time, 0, 0.8]) for time in times],
+        ]
+
+    expected = [
+        [None, "good", "good", None, None, None, None],
+        # What ran on the same worker meanwhile has a lane of its own.
+        [None, None, "bad", "bad", None, None, None],
+        [None, None, None, None, None, None, "accent-strong"],
+        [None, "good", "bad", "bad", None, None, "accent-strong"],
+    ]
+    assert drawn() == expected
+    signed_in.locator("#theme").click(click_count=2)
+    assert drawn() == expected
+
+    def point(hours: float, row: int) -> tuple[float, float]:
+        box = lanes.locator(".u-over").bounding_box()
+        assert box is not None
+        across = (now - hours * 3600 - began) / (ends - began)
+        return box["x"] + box["width"] * across, box["y"] + 24 * (row + 0.5)
+
+    signed_in.mouse.move(*point(7, 1))
+    expect(lanes.locator(".readout")).to_contain_text("index of shop.visits: failed, 4\N{NO-BREAK SPACE}h")
+    hairs = [one.locator(".u-cursor-x") for one in (lanes, strips)]
+    places = [hair.evaluate("hair => hair.getBoundingClientRect().x") for hair in hairs]
+    assert places == [pytest.approx(point(7, 1)[0], abs=2)] * 2
+    expect(strips.locator(".readout")).to_be_hidden()
+    signed_in.mouse.click(*point(7, 1))
+    signed_in.wait_for_url(f"{service.url}/jobs/{failed}")
+
+    signed_in.goto(f"{service.url}/timeline?search=shop.visits")
+    chart(signed_in, "What ran on each worker")
+    with signed_in.expect_navigation():
+        signed_in.mouse.move(*point(12.5, 0))
+        signed_in.mouse.down()
+        signed_in.mouse.move(*point(7, 0), steps=4)
+        signed_in.mouse.up()
+    lanes = chart(signed_in, "What ran on each worker")
+    zoomed = lanes.evaluate("e => CHARTS.get(e).scales.x.max - CHARTS.get(e).scales.x.min")
+    assert zoomed == pytest.approx(5.5 * 3600, rel=0.1)
+    assert drawn()[:2] == [
+        [None, "good", "good", None, None, None, None],
+        [None, None, "bad", "bad", None, None, None],
+    ]
+    lanes.focus()
+    signed_in.keyboard.press("Home")
+    for _ in range(30):
+        signed_in.keyboard.press("ArrowRight")
+    signed_in.keyboard.press("Enter")
+    signed_in.wait_for_url(f"{service.url}/jobs/{verified}")
 
 
 def test_the_x_ray_draws_runs_as_large_and_as_dead_as_they_are(
