@@ -55,6 +55,9 @@ POSITION_DELETE_SCHEMA = Schema(
 
 Rows: TypeAlias = Sequence[Mapping[str, Any]] | pa.Table
 
+tables_in_use: "dict[str, TableBuilder]" = {}
+"""By identifier: those that the present test has looked at or written to; see tests.faults.live_files."""
+
 
 def spark_session(*, cores: int = 2) -> SparkSession:
     """Return the process's Spark session, that of a worker: whoever is first starts the JVM for all tests."""
@@ -286,6 +289,7 @@ class TableBuilder:
     @property
     def java(self) -> Any:
         """Return Iceberg's `Table`, freshly loaded."""
+        tables_in_use[self.identifier] = self
         return _java_table(self.spark, self.identifier)
 
     @property

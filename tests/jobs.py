@@ -18,6 +18,9 @@ from worker.spark.tasks import TaskRunner
 
 _numbers = count(1)
 
+indexes_in_use: set[str] = set()
+"""Places of indexes that jobs of the present test have used; see tests.faults.live_files."""
+
 
 class RecordingReporter:
     """A control plane that grants what is asked and remembers what is told."""
@@ -113,6 +116,7 @@ class Jobs:
         **table: Any,
     ) -> Outcome:
         """out_of_memory: how many earlier attempts said that they lacked memory."""
+        indexes_in_use.add(self.index_location)
         lacking = {"status": "failed", "error": {"code": OutOfMemoryError.code}}
         assignment = Assignment.model_validate(
             {

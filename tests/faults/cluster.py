@@ -25,7 +25,7 @@ from tests.faults.proxy import Proxy
 from tests.faults.recovery import Recovery, read_watched
 from tests.faults.service_build import HURRY, OVERDUE, PASSED
 from tests.integration.icestream import FINAL, Json
-from tests.jobs import CatalogRecord
+from tests.jobs import CatalogRecord, indexes_in_use
 from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.server_process import free_port
 
@@ -206,8 +206,10 @@ class Cluster:
         table_id: str = self.post("/tables", body)["id"]
         return table_id
 
-    def submit(self, table_id: str, kind: str) -> str:
-        job_id: str = self.post(f"/tables/{table_id}/jobs", {"kind": kind})["id"]
+    def submit(self, table_id: str, kind: str, **how: Any) -> str:
+        """how: whether it is a dry run, and its parameters."""
+        indexes_in_use.add(self.index_place.as_uri())
+        job_id: str = self.post(f"/tables/{table_id}/jobs", {"kind": kind, **how})["id"]
         return job_id
 
     def wait_for_job(self, job_id: str) -> Json:
@@ -217,9 +219,9 @@ class Cluster:
 
         return wait_until(ended, f"job {job_id}")
 
-    def run(self, table_id: str, kind: str) -> Json:
+    def run(self, table_id: str, kind: str, **how: Any) -> Json:
         """The result of a job, which must succeed."""
-        job = self.wait_for_job(self.submit(table_id, kind))
+        job = self.wait_for_job(self.submit(table_id, kind, **how))
         assert job["status"] == "succeeded", job["error"]
         result: Json = job["result"]
         return result

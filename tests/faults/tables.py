@@ -1,9 +1,9 @@
-"""What must hold of a table after any fault: nothing left behind, nothing committed twice."""
+"""What must hold of a table after any fault: nothing left behind, nothing committed twice, no file gone."""
 
 import io
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -40,8 +40,10 @@ def table_with_deletes(
 
 @dataclass
 class Named:
-    """Names of files that a table's snapshots name, read from the files themselves."""
+    """Names of files that a table's snapshots name, of any branch or tag, read from the files themselves."""
 
+    locations: set[str] = field(default_factory=set)
+    """Of all these, in full; and of the metadata file and statistics."""
     manifests: set[str] = field(default_factory=set)
     """And their lists."""
     files: set[str] = field(default_factory=set)
@@ -52,25 +54,57 @@ class Named:
     @classmethod
     def by(cls, table: TableBuilder, properties: Mapping[str, str] | None = None) -> Self:
         storage, metadata, named = Storage(properties), table.metadata, cls()
-
-        @cache
-        def records(location: str) -> list[Any]:
-            return list(fastavro.reader(io.BytesIO(storage.read(location))))
-
+        of_table = (*metadata.statistics, *metadata.partition_statistics)
+        named.locations = {table.metadata_location, *(one.statistics_path for one in of_table)}
         for snapshot in metadata.snapshots:
-            named.manifests.add(_name(snapshot.manifest_list))
-            for manifest in records(snapshot.manifest_list):
-                named.manifests.add(_name(manifest["manifest_path"]))
-                live = [one["data_file"] for one in records(manifest["manifest_path"]) if one["status"] < 2]
-                named.files |= {_name(file["file_path"]) for file in live}
+            manifests = _manifests(storage, snapshot.manifest_list)
+            named.manifests |= {_name(snapshot.manifest_list), *map(_name, manifests)}
+            named.locations |= {snapshot.manifest_list, *manifests}
+            for manifest in manifests:
+                live = _live(storage, manifest)
+                named.files |= {_name(path) for path, _ in live}
+                named.locations |= {path for path, _ in live}
                 if snapshot.snapshot_id == metadata.current_snapshot_id:
-                    equality = [file for file in live if file["content"] == 2]
-                    named.equality_deletes |= {_name(file["file_path"]) for file in equality}
+                    named.equality_deletes |= {_name(path) for path, content in live if content == 2}
         return named
+
+
+# No path is used twice, so what has been read once is known.
+
+
+@cache
+def _manifests(storage: Storage, location: str) -> Sequence[str]:
+    """Locations that a manifest list has."""
+    return [one["manifest_path"] for one in _records(storage, location)]
+
+
+@cache
+def _live(storage: Storage, location: str) -> Sequence[tuple[str, int]]:
+    """Locations of the data or delete files that a manifest has, and what is in each."""
+    files = (one["data_file"] for one in _records(storage, location) if one["status"] < 2)
+    return [(file["file_path"], file["content"]) for file in files]
+
+
+def _records(storage: Storage, location: str) -> Iterator[Any]:
+    return fastavro.reader(io.BytesIO(storage.read(location)))
 
 
 def _name(location: str) -> str:
     return location.rpartition("/")[2]
+
+
+def missing(table: TableBuilder, properties: Mapping[str, str] | None = None) -> set[str]:
+    """Locations of files that are not there, though the table needs them: its metadata, whatever any snapshot
+    of any branch or tag names, and statistics.
+
+    properties: of the store, if it is not a local one.
+    """
+    storage = Storage(properties)
+    try:
+        named = Named.by(table, properties)
+    except FileNotFoundError as error:
+        return {str(error)}
+    return {location for location in named.locations if not storage.exists(location)}
 
 
 def assert_every_manifest_is_named(table: TableBuilder) -> None:
@@ -132,27 +166,75 @@ def strays(table: TableBuilder, warehouse: str, properties: Mapping[str, str] | 
     generation = max(int(name.rpartition("_g")[2]) for name in present)
     expected = {f"{part}_1_g{generation}" for part in ("entries", "files")}
     found = present ^ expected
-
-    def records(file: str) -> list[Any]:
-        return list(fastavro.reader(io.BytesIO(filesystem.open_input_file(file).readall())))
-
     for name in expected:
-        place = f"{database}/{name}"
-        files = filesystem.get_file_info(pafs.FileSelector(place, recursive=True))
-        files = [info for info in files if info.is_file]
-        snapshots = [info.path for info in files if "/snapshot/" in info.path]
+        runs = _Runs.of(filesystem, f"{database}/{name}")
         named = {"schema-0"}
-        for snapshot in sorted(snapshots, key=lambda one: int(one.rpartition("-")[2]))[-2:]:
-            named.add(snapshot.rpartition("/")[2])
-            content = json.loads(filesystem.open_input_file(snapshot).readall())
-            for manifest_list in (content["baseManifestList"], content["deltaManifestList"]):
-                named.add(manifest_list)
-                for manifest in records(f"{place}/manifest/{manifest_list}"):
-                    named.add(manifest["_FILE_NAME"])
-                    entries = records(f"{place}/manifest/{manifest['_FILE_NAME']}")
-                    named |= {entry["_FILE"]["_FILE_NAME"] for entry in entries}
-        found |= {info.base_name for info in files} - named
+        for snapshot in runs.snapshots[-2:]:
+            metadata, added, dead = runs.named_by(snapshot)
+            named |= {snapshot, *metadata, *added, *dead}
+        found |= runs.present - named
     return found
+
+
+def missing_of_index(
+    table: TableBuilder, warehouse: str, properties: Mapping[str, str] | None = None
+) -> set[str]:
+    """Names of files that are not there, though the latest snapshots of the table's indexes name them: of
+    whatever branch, key and generation.
+
+    Read as `strays` are. warehouse: of indexes. properties: of the store, if it is not a local one.
+    """
+    filesystem, path = Storage(properties).resolve(warehouse)
+    main = database_name(str(table.metadata.table_uuid), "main")
+    found: set[str] = set()
+    for one in filesystem.get_file_info(pafs.FileSelector(path, recursive=True, allow_not_found=True)):
+        if one.base_name != "snapshot" or f"/{main}" not in one.path or one.is_file:
+            continue
+        runs = _Runs.of(filesystem, one.path.removesuffix("/snapshot"))
+        if runs.snapshots:
+            try:
+                metadata, added, dead = runs.named_by(runs.snapshots[-1])
+            except FileNotFoundError as error:
+                found.add(str(error))
+            else:
+                found |= (metadata | (added - dead)) - runs.present
+    return found
+
+
+@dataclass
+class _Runs:
+    """A table of an index in its files. present: their names; snapshots: the oldest first."""
+
+    filesystem: pafs.FileSystem
+    place: str
+    present: set[str]
+    snapshots: Sequence[str]
+
+    @classmethod
+    def of(cls, filesystem: pafs.FileSystem, place: str) -> Self:
+        found = filesystem.get_file_info(pafs.FileSelector(place, recursive=True))
+        files = [info for info in found if info.is_file]
+        snapshots = [info.base_name for info in files if "/snapshot/" in info.path]
+        snapshots.sort(key=lambda one: int(one.rpartition("-")[2]))
+        return cls(filesystem, place, {info.base_name for info in files}, snapshots)
+
+    def named_by(self, snapshot: str) -> tuple[set[str], set[str], set[str]]:
+        """Names of its manifests and their lists, and of files that these add and take away."""
+        content = json.loads(self._read(f"snapshot/{snapshot}"))
+        metadata = {content["baseManifestList"], content["deltaManifestList"]}
+        manifests = {one["_FILE_NAME"] for name in metadata for one in self._records(name)}
+        entries = [entry for name in manifests for entry in self._records(name)]
+        added, dead = (
+            {entry["_FILE"]["_FILE_NAME"] for entry in entries if entry["_KIND"] == kind} for kind in (0, 1)
+        )
+        return metadata | manifests, added, dead
+
+    def _records(self, manifest: str) -> list[Any]:
+        return list(fastavro.reader(io.BytesIO(self._read(f"manifest/{manifest}"))))
+
+    def _read(self, name: str) -> bytes:
+        content: bytes = self.filesystem.open_input_file(f"{self.place}/{name}").readall()
+        return content
 
 
 def unnamed(table: TableBuilder, properties: Mapping[str, str] | None = None) -> set[str]:

@@ -8,6 +8,7 @@ from pyspark.sql import SparkSession
 
 from tests.exactness import Exactness
 from tests.factories import Catalog, sqlite_catalog
+from tests.faults.live_files import no_live_file_is_gone as no_live_file_is_gone
 from tests.jobs import Jobs
 from tests.spark import spark as spark
 
