@@ -1,20 +1,22 @@
 """`make fault-figures`: runs the tests of faults and writes what came of each into docs/faults.md.
 
-Which fault a test is of says the table there. A test that fails is counted as a loss: of a job, of a row, or
-of something that was left behind.
+Which fault a test is of says the table there. A test that fails is counted as a loss: of a job, of a row, of
+a live file, or of something that was left behind. `--rows 'orphan|manifest'` runs those whose row has such
+words, and keeps the figures of the others with their day.
 """
 
 from __future__ import annotations
 
-import os
+import argparse
 import re
 import statistics
 import sys
-import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Self
 
 import pytest
 
@@ -23,7 +25,8 @@ from tests.faults.recovery import FOLLOWED, INJECTED
 DOCUMENT = Path(__file__).parents[2] / "docs" / "faults.md"
 _TESTS = Path(__file__).parents[1]
 _CLOCK = "a clock jumps"  # where the times that the service recorded tell nothing
-_BEGIN, _END = "<!-- figures: made by make fault-figures -->", "<!-- end of figures -->"
+_ALL = "all"
+BEGIN, END = "<!-- figures: made by make fault-figures -->", "<!-- end of figures -->"
 
 
 @dataclass
@@ -34,13 +37,36 @@ class Figures:
     losses: int = 0
     followed: list[tuple[float, float]] = field(default_factory=list)
 
-    @property
-    def cells(self) -> list[str]:
-        cells = [str(self.injected), str(self.losses)]
+    def row(self, day: str) -> Row:
         if not self.followed:
-            return [*cells, "", ""]
-        leases = [seconds / lease for seconds, lease in self.followed]
-        return [*cells, f"{statistics.median(leases):.1f}", f"{max(leases):.1f}"]
+            return Row(self.injected, self.losses, day=day)
+        seconds = [seconds for seconds, _ in self.followed]
+        leases = max(seconds / lease for seconds, lease in self.followed)
+        return Row(self.injected, self.losses, statistics.median(seconds), max(seconds), leases, day)
+
+
+@dataclass(frozen=True)
+class Row:
+    """Of the table of figures. median, longest: seconds until an attempt was followed, None if none was;
+    leases: the longest in leases. day: on which it was tried."""
+
+    injected: int
+    losses: int
+    median: float | None = None
+    longest: float | None = None
+    leases: float | None = None
+    day: str = ""
+
+    @classmethod
+    def parse(cls, cells: Sequence[str]) -> Self:
+        injected, losses, *followed, day = cells
+        median, longest, leases = (float(cell.removesuffix(" s")) if cell else None for cell in followed)
+        return cls(int(injected), int(losses), median, longest, leases, day)
+
+    def __str__(self) -> str:
+        seconds = ("" if one is None else f"{one:.1f} s" for one in (self.median, self.longest))
+        leases = "" if self.leases is None else f"{self.leases:.1f}"
+        return " | ".join([str(self.injected), str(self.losses), *seconds, leases, self.day])
 
 
 class Collector:
@@ -84,44 +110,53 @@ def places(tests: Iterable[str]) -> dict[str, list[Path]]:
     return found
 
 
-def section(figures: Mapping[str, Figures], faults: Sequence[str], minutes: float) -> str:
+def section(rows: Mapping[str, Row], faults: Sequence[str]) -> str:
     """faults: in the order of the document."""
-    load = ", ".join(f"{average:.1f}" for average in os.getloadavg())
-    lines = [
-        _BEGIN,
-        f"Of one run of {minutes:.0f} minutes on {os.cpu_count()} cores, with load averages of {load} at its",
-        "end; what other programs took of that makes all of this later. Losses are tests after which a job,",
-        "a row or the history was not as it must be, or something was left behind. Followed: from the last",
-        "that the service heard of an attempt until the next one began, in leases by the service's clock,",
-        "which most of these tests move on by a fifth of a lease at a time. Where that is empty, no attempt",
-        "ended early, or the test runs the attempts itself.",
-        "",
-        "| fault | injected | losses | followed after, median | longest |",
-        "|---|---:|---:|---:|---:|",
-    ]
-    lines += [f"| {fault} | {' | '.join(figures[fault].cells)} |" for fault in faults if fault in figures]
-    total = Figures()
-    for one in figures.values():
-        total.injected += one.injected
-        total.losses += one.losses
-        total.followed += one.followed
-    return "\n".join([*lines, f"| all | {' | '.join(total.cells)} |", _END])
+    known = [(fault, rows[fault]) for fault in faults if fault in rows]
+    total = Row(
+        sum(row.injected for _, row in known),
+        sum(row.losses for _, row in known),
+        None,
+        max((row.longest for _, row in known if row.longest is not None), default=None),
+        max((row.leases for _, row in known if row.leases is not None), default=None),
+    )
+    return "\n".join(
+        [
+            BEGIN,
+            "",
+            "| fault | injected | losses | followed after, median | longest | in leases | on |",
+            "|---|---:|---:|---:|---:|---:|---|",
+            *(f"| {fault} | {row} |" for fault, row in [*known, (_ALL, total)]),
+            END,
+        ]
+    )
+
+
+def parsed(text: str) -> dict[str, Row]:
+    """The counterpart of `section`."""
+    rows = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("| ")][1:]
+    cells = ([cell.strip() for cell in row] for row in rows)
+    return {fault: Row.parse(figures) for fault, *figures in cells if fault != _ALL}
 
 
 def main(arguments: Sequence[str]) -> int:
-    """arguments: of pytest, on top of the tests that the document names."""
+    """arguments: of pytest, on top of the tests that the document names; and which rows."""
+    parser = argparse.ArgumentParser(prog="make fault-figures", allow_abbrev=False)
+    parser.add_argument("--rows", default="", help="a regular expression that is in a row's fault")
+    chosen, further = parser.parse_known_args(arguments)
     document = DOCUMENT.read_text()
-    if _BEGIN not in document:
-        document = f"{document}\n## Figures\n\n{_BEGIN}{_END}\n"
-    fault_of = faults_by_test(document)
+    before, _, rest = document.partition(BEGIN)
+    of_before, _, after = rest.partition(END)
+    faults = list(dict.fromkeys(faults_by_test(document).values()))
+    fault_of = {
+        test: fault for test, fault in faults_by_test(document).items() if re.search(chosen.rows, fault)
+    }
     collector = Collector(fault_of)
-    begun = time.monotonic()
     files = sorted({str(file) for of_test in places(fault_of).values() for file in of_test})
-    code = int(pytest.main([*files, "-k", " or ".join(fault_of), *arguments], [collector]))
-    faults = list(dict.fromkeys(fault_of.values()))
-    text = section(collector.figures, faults, (time.monotonic() - begun) / 60)
-    before, _, rest = document.partition(_BEGIN)
-    DOCUMENT.write_text(f"{before}{text}{rest.partition(_END)[2]}")
+    code = int(pytest.main([*files, "-k", " or ".join(fault_of), *further], [collector]))
+    today = datetime.now(UTC).date().isoformat()
+    rows = parsed(of_before) | {fault: figures.row(today) for fault, figures in collector.figures.items()}
+    DOCUMENT.write_text(f"{before}{section(rows, faults)}{after}")
     return code
 
 

@@ -4,7 +4,18 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.faults.figures import DOCUMENT, Figures, faults_by_test, name_of, places, section
+from tests.faults.figures import (
+    BEGIN,
+    DOCUMENT,
+    END,
+    Figures,
+    Row,
+    faults_by_test,
+    name_of,
+    parsed,
+    places,
+    section,
+)
 from tests.faults.recovery import FOLLOWED, INJECTED, Tally
 
 
@@ -50,10 +61,28 @@ def test_an_attempt_is_followed_from_the_last_that_was_heard_of_it() -> None:
     tally.add(attempts[-1:], 3)
     assert dict(tally.take()) == {INJECTED: 3, FOLLOWED: [(6.0, 3), (1.0, 3)]}
     assert dict(tally.take()) == {INJECTED: 1, FOLLOWED: []}
-    text = section({"a": Figures(3, 1, [(6.0, 3.0), (1.0, 2.0)]), "b": Figures(2)}, ["b", "a", "c"], 2)
-    assert text.splitlines()[-5:-1] == [
-        "|---|---:|---:|---:|---:|",
-        "| b | 2 | 0 |  |  |",
-        "| a | 3 | 1 | 1.2 | 2.0 |",
-        "| all | 5 | 1 | 1.2 | 2.0 |",
+
+
+def test_rows_that_were_not_tried_again_keep_their_figures_and_their_day() -> None:
+    tried = {
+        "a": Figures(3, 1, [(6.0, 3.0), (1.0, 2.0)]).row("2026-01-02"),
+        "b": Figures(2).row("2026-01-02"),
+    }
+    text = section({"c": Row(1, 0, 2.0, 30.0, 1.5, "2026-01-01"), **tried}, ["b", "a", "c", "d"])
+    assert text.splitlines()[-6:-1] == [
+        "|---|---:|---:|---:|---:|---:|---|",
+        "| b | 2 | 0 |  |  |  | 2026-01-02 |",
+        "| a | 3 | 1 | 3.5 s | 6.0 s | 2.0 | 2026-01-02 |",
+        "| c | 1 | 0 | 2.0 s | 30.0 s | 1.5 | 2026-01-01 |",
+        "| all | 6 | 1 |  | 30.0 s | 2.0 |  |",
     ]
+    assert section(parsed(text), ["b", "a", "c"]) == text
+
+
+def test_the_figures_of_the_document_are_read_as_they_were_written() -> None:
+    document = DOCUMENT.read_text()
+    faults = list(dict.fromkeys(faults_by_test(document).values()))
+    _, _, rest = document.partition(BEGIN)
+    rows = parsed(rest)
+    assert rows.keys() <= {*faults}
+    assert section(rows, faults) == BEGIN + rest.partition(END)[0] + END
