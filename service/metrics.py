@@ -8,7 +8,7 @@ the port learns no names.
 
 from datetime import datetime
 
-from prometheus_client import CollectorRegistry, Gauge, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from sqlmodel import Session
 
 from service.catalogs.service import cost_of_catalogs, count_catalogs
@@ -77,9 +77,13 @@ def render_metrics(session: Session, settings: Settings, lookups: LookupMetrics)
     gauge("read_overhead_seconds", "So much of that is for deletes and small files.").set(
         reads.overhead_seconds
     )
-    gauge(
-        "read_saved_seconds", "So much less is for these than when each table was enrolled, or below 0."
-    ).set(reads.saved_seconds)
+    gauge("read_avoided_seconds", "So much more would be for these had no job taken it away.").set(
+        reads.avoided_seconds
+    )
+    saved = (
+        "What full reads were spared altogether since each table was enrolled, as many as its policy says."
+    )
+    Counter("icestream_read_saved_seconds", saved, registry=registry).inc(summary.saved_ever_seconds)
     gauge("maintenance_seconds", "Of jobs that maintain the tables, since these were enrolled.").set(
         reads.maintenance_seconds
     )

@@ -134,10 +134,10 @@ def _catalogs(by_status: Json) -> str:
 def _reads(overview: Json) -> str:
     """What readers pay, and how that has changed."""
     seconds, overhead = overview["read_seconds"], overview["read_overhead_seconds"]
-    saved = overview["read_saved_seconds"]
+    saved, avoided = overview["read_saved_seconds"], overview["read_avoided_seconds"]
     return (
         f"a full read of all takes about {brief(seconds)}, {brief(overhead)} of it for deletes and small "
-        f"files; {brief(abs(saved))} {'more' if saved < 0 else 'less'} than when they were enrolled"
+        f"files, {brief(avoided)} less than without jobs; these have saved {brief(saved)} so far"
     )
 
 

@@ -48,9 +48,6 @@ class ReadCost(Message):
     vectors than at the look before; null if that was never so."""
     enrolled_overhead_seconds: float
     """This part went for deletes and small files at the first look since the table was enrolled."""
-    saved_seconds: float
-    """This is how much less goes for these now than at that first look, in each such read; below 0 if it is
-    more."""
 
 
 class ReaderCostView(Message):
@@ -71,6 +68,12 @@ class ReaderCostView(Message):
     """There would be this many data files if the table had just been rewritten."""
     reads: list[ReadCost]
     """Each kind of read by each reader is listed; the first one is that by which tables are compared."""
+    avoided_seconds: float
+    """A full read by Spark would take this much longer now had no job taken away what deletes and small files
+    cost it since the table was enrolled."""
+    saved_seconds: float
+    """Full reads were spared this much altogether since the table was enrolled, as many of them as its policy
+    says (`convert.reads_per_day`): it is the sum over time of what each of them was spared."""
     maintenance_seconds: float
     """All attempts at jobs that maintain the table or its index took this long since it was enrolled."""
     measured_on: date

@@ -1,10 +1,14 @@
 """What reads of a table cost: kept with each look at it, and as it is told."""
 
-from service.catalogs.measure import Measurement
+from datetime import datetime
+
+from service.catalogs.measure import Measurement, Since
 from service.index_health.models import ReadCost, ReaderCostView
 from service.reader_cost import HEADLINE, Read, Reader, Shape, model, shape_of
 from service.records.health import TableHealth
+from service.records.jobs import JobKind
 
+_DAY_SECONDS = 86_400
 _NONE = 0
 """Partitions of a table that has none, as a look says; a job counts them."""
 
@@ -31,7 +35,34 @@ def store_reader_cost(health: TableHealth, found: Measurement, target_file_bytes
         health.partitions = None  # until a job has counted those that it has now
     headline = _read_cost(health, *HEADLINE)
     health.read_seconds, health.read_overhead_seconds = headline.seconds, headline.overhead_seconds
-    health.read_saved_seconds = headline.saved_seconds
+
+
+def store_savings(
+    health: TableHealth, before: Shape | None, since: Since, reads_per_day: float, now: datetime
+) -> None:
+    """Add up what readers were spared since the look before, and what each read is spared from now on.
+
+    before: what a reader had to do with then; None at the first look. since: what was committed since. After
+    `store_reader_cost`.
+    """
+    if health.saved_at is not None:
+        days = max((now - health.saved_at).total_seconds(), 0) / _DAY_SECONDS
+        health.read_saved_seconds += health.read_avoided_seconds * reads_per_day * days
+    health.saved_at = now
+    after = shape_of(health.reader_shapes["now"])
+    if before is None or JobKind.REWRITE_DATA_FILES in since.by_others:
+        # Whoever else compacts would have taken away what jobs did.
+        health.read_avoided_seconds = 0
+    elif since.by_jobs and not since.by_others:
+        health.read_avoided_seconds += max(_overhead(health, before) - _overhead(health, after), 0)
+    elif after.rows < before.rows:
+        # What a writer has removed would be gone without jobs, too.
+        health.read_avoided_seconds *= after.rows / before.rows
+
+
+def _overhead(health: TableHealth, shape: Shape) -> float:
+    """What the read by which tables are compared pays for deletes and small files."""
+    return model().seconds(shape, *HEADLINE) - model().seconds(fresh_shape(health, shape), *HEADLINE)
 
 
 def _is_less(now: Shape, before: Shape) -> bool:
@@ -55,6 +86,8 @@ def view_reader_cost(health: TableHealth) -> ReaderCostView | None:
         delete_bytes=now.delete_bytes,
         fresh_data_files=fresh_shape(health, now).data_files,
         reads=[_read_cost(health, reader, read) for reader in Reader for read in Read],
+        avoided_seconds=health.read_avoided_seconds,
+        saved_seconds=health.read_saved_seconds,
         maintenance_seconds=health.maintenance_seconds,
         measured_on=model().measured_on,
         machine=model().machine,
@@ -82,5 +115,4 @@ def _read_cost(health: TableHealth, reader: Reader, read: Read) -> ReadCost:
         overhead_ratio=seconds(shapes["now"]) / fresh["now"] if fresh["now"] else 1.0,
         before_seconds=seconds(shapes["before"]) if "before" in shapes else None,
         enrolled_overhead_seconds=overhead["enrolled"],
-        saved_seconds=overhead["enrolled"] - overhead["now"],
     )

@@ -417,8 +417,10 @@ class ReadTotals:
     seconds: float
     overhead_seconds: float
     """For deletes and small files."""
+    avoided_seconds: float
+    """So much more it would be had no job taken that away."""
     saved_seconds: float
-    """So much less than when each was enrolled."""
+    """The sum of that over time since each was enrolled, for as many reads as policies say."""
     maintenance_seconds: float
 
     @property
@@ -439,6 +441,8 @@ class Summary:
     """Of tables that are not paused, and whose policy converts by itself."""
     snapshots: int
     reads: ReadTotals
+    saved_ever_seconds: float
+    """Of reads, also of tables that are enrolled no more: it only grows."""
     staged_rows: int
     oldest_staged_seconds: float
     """Of tables that are not paused, and whose policy publishes by itself."""
@@ -454,15 +458,17 @@ def summarize(session: Session, now: datetime) -> Summary:
         TableHealth.staged_rows,
         TableHealth.read_seconds,
         TableHealth.read_overhead_seconds,
+        TableHealth.read_avoided_seconds,
         TableHealth.read_saved_seconds,
         TableHealth.maintenance_seconds,
     )
     sums = [func.coalesce(func.sum(cast(column, Float)), 0) for column in columns]
-    found: Sequence[Any] = session.exec(
-        select(TableHealth.status, func.count(), func.min(TableHealth.oldest_equality_delete_at), *sums)
-        .where(~col(TableHealth.is_removed))
-        .group_by(TableHealth.status)
+    oldest = func.min(TableHealth.oldest_equality_delete_at)
+    groups = (col(TableHealth.status), col(TableHealth.is_removed))
+    rows = session.execute(
+        select_columns(groups[0], func.count(), oldest, *sums, groups[1]).group_by(*groups)
     ).all()
+    found = [row for row in rows if not row[-1]]
     tables = Counter({HealthStatus(status): number for status, number, *_ in found})
     enrolled = select(func.count()).select_from(EnrolledTable).where(col(EnrolledTable.deleted_at).is_(None))
     # Those that nothing is known of have no row.
@@ -480,6 +486,7 @@ def summarize(session: Session, now: datetime) -> Summary:
         ),
         snapshots=snapshots,
         reads=ReadTotals(*totals[4:]),
+        saved_ever_seconds=sum(row[3 + columns.index(TableHealth.read_saved_seconds)] for row in rows),
         staged_rows=staged,
         oldest_staged_seconds=age_seconds(
             _oldest_awaited(session, col(TableHealth.oldest_staged_at), JobKind.PUBLISH), now

@@ -46,8 +46,12 @@ class Overview(Message):
     estimates it; the health of a table has more."""
     read_overhead_seconds: float
     """This part of `read_seconds` goes for deletes and small files."""
+    read_avoided_seconds: float
+    """The part would be larger by this much had no job taken away what deletes and small files cost since
+    each table was enrolled."""
     read_saved_seconds: float
-    """The part was larger by this much when each table was enrolled; below 0 if it was smaller."""
+    """Full reads were spared this much altogether since each table was enrolled, as many of them as policies
+    say."""
     maintenance_seconds: float
     """Jobs that maintain tables have taken this long since these were enrolled."""
     staged_rows: int

@@ -75,6 +75,7 @@ def get_overview(
         lag_seconds=summary.oldest_age_seconds,
         read_seconds=summary.reads.seconds,
         read_overhead_seconds=summary.reads.overhead_seconds,
+        read_avoided_seconds=summary.reads.avoided_seconds,
         read_saved_seconds=summary.reads.saved_seconds,
         maintenance_seconds=summary.reads.maintenance_seconds,
         staged_rows=summary.staged_rows,

@@ -132,8 +132,12 @@ class TableHealth(SQLModel, table=True):
     """What a read costs now, of the kind and reader by which tables are compared."""
     read_overhead_seconds: float = 0
     """So much of that is for deletes and small files."""
+    read_avoided_seconds: float = 0
+    """So much more it would cost had no job taken away what deletes and small files cost."""
     read_saved_seconds: float = 0
-    """So much less is for these than when the table was enrolled; below 0 if it is more."""
+    """The sum of that over time, for as many reads as the policy says; it only grows."""
+    saved_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
+    """Up to when."""
     maintenance_seconds: float = 0
     """Of all attempts at jobs that maintain the table or its index, since it was enrolled."""
     data_files: int = 0

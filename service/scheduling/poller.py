@@ -41,12 +41,13 @@ from service.catalogs.staged import Staged, measure_staged
 from service.db.database import FOR_UPDATE, Database, utc_now
 from service.errors import IcestreamError, UnreachableError
 from service.index_health.models import AGE_LIMITS_SECONDS
-from service.index_health.reader_cost import store_reader_cost
+from service.index_health.reader_cost import store_reader_cost, store_savings
 from service.index_health.service import begins_to_lag_at, keep_last_look, record_sample, store_status
 from service.jobs.events import latest_event_id, record_table_event
 from service.jobs.queue import cancel_publications_but, has_let_expire, is_system_paused
 from service.jobs.stream import settled_after
 from service.policies.effective import effective_policy
+from service.reader_cost import shape_of
 from service.records.catalogs import Catalog, CatalogType
 from service.records.health import TableHealth, health_of
 from service.records.jobs import JobKind, JobStatus
@@ -583,7 +584,10 @@ class Poller:
             _ask_at_first(health, staged, source, by_enrolment=table.publish_from is not None)
         health.small_manifests = found.small_manifests
         health.has_sort_order = loaded.metadata.default_sort_order_id != 0
+        shape = health.reader_shapes.get("now")
         store_reader_cost(health, found, policy.rewrite_data_files.target_file_size_bytes)
+        before = shape_of(shape) if shape is not None else None
+        store_savings(health, before, since, policy.convert.reads_per_day, now)
         health.data_files = found.data_files
         everything = found.new_since[None]
         new = found.new_since.get(health.indexed_snapshot_id, everything)

@@ -93,7 +93,7 @@ def first_hour(session: Session, settings: Settings, request: Request, now: date
         converted = Conversion(
             job=first,
             seconds=(ended_at - (first.started_at or ended_at)).total_seconds(),
-            read_seconds_before=_read_seconds(before) or health.read_seconds + health.read_saved_seconds,
+            read_seconds_before=_read_seconds(before) or health.read_seconds + health.read_avoided_seconds,
             read_seconds=_read_seconds(after),
             left=_left(after or health),
         )

@@ -5,19 +5,20 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.catalogs.measure import EqualityDelete, Measurement, Volume
+from service.catalogs.measure import EqualityDelete, Measurement, Since, Volume
 from service.db.database import utc_now
-from service.index_health.reader_cost import store_reader_cost, view_reader_cost
-from service.reader_cost import MODEL, ModelError, Read, Reader, Shape, model, read_model
+from service.index_health.reader_cost import store_reader_cost, store_savings, view_reader_cost
+from service.reader_cost import HEADLINE, MODEL, ModelError, Read, Reader, Shape, model, read_model, shape_of
 from service.records.health import TableHealth
-from service.records.jobs import Job
+from service.records.jobs import Job, JobKind
 from service.scheduling import worth
 from tests.service.conftest import Running, alike_on_both
-from tests.service.iceberg_tables import IcebergCatalog
+from tests.service.iceberg_tables import ARROW, IcebergCatalog
 
 # Sums of a few columns.
 database_kind = alike_on_both
@@ -179,7 +180,8 @@ def test_a_table_tells_what_its_readers_pay_and_what_was_saved(
     assert read["seconds"] > read["fresh_seconds"] > 0
     assert read["overhead_ratio"] == pytest.approx(read["seconds"] / read["fresh_seconds"])
     assert read["enrolled_overhead_seconds"] == pytest.approx(read["overhead_seconds"])
-    assert (read["before_seconds"], read["saved_seconds"]) == (None, 0)
+    assert read["before_seconds"] is None
+    assert (at_first["avoided_seconds"], at_first["saved_seconds"]) == (0, 0)
 
     iceberg.delete_keys("db.t", [11])
     iceberg.delete_positions("db.t", 2)
@@ -187,14 +189,57 @@ def test_a_table_tells_what_its_readers_pay_and_what_was_saved(
     assert told["delete_files"] == 3
     worse = full_read(told)
     assert worse["before_seconds"] is None
-    assert worse["saved_seconds"] == pytest.approx(read["overhead_seconds"] - worse["overhead_seconds"])
-    assert worse["saved_seconds"] < 0
+    assert worse["overhead_seconds"] > worse["enrolled_overhead_seconds"]
 
     loaded = iceberg.catalog.load_table("db.t")
-    loaded.delete("id = 12")
-    better = full_read(cost_of(service, table))
+    loaded.delete("id = 12", snapshot_properties={"icestream.job-id": "a job of ours"})
+    told = cost_of(service, table)
+    better = full_read(told)
     assert better["seconds"] < worse["seconds"]
     assert better["before_seconds"] == pytest.approx(worse["seconds"])
+    avoided = worse["overhead_seconds"] - better["overhead_seconds"]
+    assert (told["avoided_seconds"], told["saved_seconds"]) == (pytest.approx(avoided), 0)
+    loaded.append(pa.table({"id": [20], "region": ["eu"]}, schema=ARROW))
+    told = cost_of(service, table)
+    assert told["avoided_seconds"] == pytest.approx(avoided), "by the writer nothing is saved"
+    assert told["saved_seconds"] > 0
+    overview = service.admin.get("/overview").json()
+    figures = service.client_with({}).get(f"{service.url}/metrics").text
+    assert overview["read_avoided_seconds"] == pytest.approx(avoided)
+    assert overview["read_saved_seconds"] == told["saved_seconds"]
+    saved = f"icestream_read_saved_seconds_total {told['saved_seconds']}"
+    assert saved in figures
+    service.admin.delete(f"/tables/{table['id']}").raise_for_status()
+    assert service.admin.get("/overview").json()["read_saved_seconds"] == 0
+    assert saved in service.client_with({}).get(f"{service.url}/metrics").text, "a counter never falls"
+
+
+def test_what_jobs_take_from_readers_adds_up_over_time() -> None:
+    fresh, health, now = Shape(4, 10**6, data_bytes=4 * 10**6), TableHealth(table_id="t"), utc_now()
+    pending, merged = replace(fresh, equality_delete_files=1, equality_deletes=9), replace(fresh, vectors=1)
+    nobody, jobs = Since(by_jobs=False, by_others={}), Since(by_jobs=True, by_others={})
+    compaction: Since = replace(jobs, by_others=dict.fromkeys([JobKind.REWRITE_DATA_FILES]))  # type: ignore[arg-type]
+
+    def look(shape: Shape, since: Since, hours: float) -> tuple[float, float]:
+        nonlocal now
+        now += timedelta(hours=hours)
+        before = health.reader_shapes.get("now")
+        store_reader_cost(health, measurement(shape, is_partitioned=False))
+        store_savings(health, shape_of(before) if before is not None else None, since, 48, now)
+        return health.read_avoided_seconds, health.read_saved_seconds
+
+    def cost(shape: Shape) -> float:
+        return model().seconds(shape, *HEADLINE)
+
+    assert look(fresh, jobs, 0) == (0, 0), "before it was enrolled, nobody was spared anything by it"
+    assert look(pending, nobody, 1) == (0, 0)
+    each = cost(pending) - cost(merged)
+    assert look(merged, jobs, 1) == pytest.approx((each, 0))
+    assert look(pending, nobody, 3) == pytest.approx((each, 6 * each)), "two reads an hour"
+    assert look(merged, jobs, 1) == pytest.approx((2 * each, 8 * each))
+    assert look(pending, jobs, 0)[0] == pytest.approx(2 * each), "a job that makes reads dearer saves none"
+    assert look(replace(pending, rows=10**6 // 2), nobody, 0)[0] == pytest.approx(each), "half of it is gone"
+    assert look(merged, compaction, 1) == pytest.approx((0, 10 * each)), "others would have done that"
 
 
 def test_tables_are_compared_by_what_their_readers_pay_and_all_are_added_up(
