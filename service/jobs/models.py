@@ -280,7 +280,8 @@ class JobView(Message):
     `equality_delete_files_removed`, `equality_deletes_resolved` and `rows_deleted`, as a conversion has them.
     Of one of position deletes or manifests: `delete_files` or `manifests`, with the same of these. Of a
     removal of orphan files: `orphans`, with what was deleted, or of its dry run with what may be (`files`).
-    Of a job of an erasure: `erasure`, with keys by their numbers in the request; receipts have their hashes.
+    Of a job of an erasure: `erasure`, with keys by their numbers in the request, and the first two of these
+    figures of what it converted; receipts have the keys' hashes.
     Of a conversion: counts, `bytes_read` (of index,
     data files and equality deletes) and `bytes_written` (of new delete files), both in bytes, and of its dry
     run also `estimated_seconds`: how long the conversion would take, as the dry run measured it, and for its

@@ -268,8 +268,8 @@ def last_failure_at(session: Session) -> datetime | None:
     return session.exec(select(func.max(Job.ended_at)).where(FAILED)).one()
 
 
-_CONVERTING = [JobKind.CONVERT.value, JobKind.REWRITE_DATA_FILES.value]
-"""A rewriting converts what is pending first."""
+_CONVERTING = [JobKind.CONVERT.value, JobKind.REWRITE_DATA_FILES.value, JobKind.ERASE.value]
+"""A rewriting converts what is pending first, an erasure what is in its way."""
 
 
 @dataclass(frozen=True)

@@ -547,8 +547,8 @@ class JobResult(Message):
     iceberg_snapshot_id_after: SnapshotId | None = None
     """It committed this snapshot last."""
     equality_delete_files_removed: Amount = 0
-    """A conversion removed this many equality delete files from the table, or a rewriting of data files did
-    before it."""
+    """A conversion removed this many equality delete files from the table, a rewriting of data files did
+    before it, or an erasure since they were in its way."""
     equality_deletes_resolved: Amount = 0
     """The equality delete files that were removed had this many rows."""
     rows_deleted: Amount = 0

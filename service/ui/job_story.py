@@ -413,10 +413,11 @@ def _time_figures(result: dict[str, Any]) -> list[Figure]:
 def _done_figures(result: dict[str, Any]) -> list[Figure]:
     if result.get("data_files"):  # first of all: such a job may have converted, too
         return _data_files_figures(result, result["data_files"])
+    if result.get("erasure"):
+        converted = result.get("equality_delete_files_removed")
+        return [*_erasure_figures(result["erasure"]), *([_resolved_figure(result)] if converted else [])]
     if "equality_delete_files_removed" in result:
         return _convert_figures(result)
-    if result.get("erasure"):
-        return _erasure_figures(result["erasure"])
     if result.get("expiry"):
         return _expiry_figures(result["expiry"])
     if result.get("delete_files"):

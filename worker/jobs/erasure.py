@@ -52,6 +52,7 @@ from worker.erasure.trace import unreadable
 from worker.index.sorted_runs import IndexWarehouse
 from worker.io.storage import Storage, StoredFile
 from worker.jobs.conversion import Conversion
+from worker.jobs.conversion_plan import counts as counts_of
 from worker.jobs.erased_indexes import ErasedIndexes
 from worker.jobs.foreign_errors import meaning_of
 from worker.jobs.orphan_files import remove_orphan_files
@@ -119,7 +120,7 @@ class _Erasure:
         self._delete_and_rewrite(table)
         cleared = remove_orphan_files(self._job)  # of lost attempts, before anybody looks
         table = pin_again(self._job)
-        totals = Totals.of(self._commits(table))
+        totals, converted = Totals.of(self._commits(table)), self._converted(table)
         self._indexes.clean(table)
         self._expire()
         looked_at = datetime.now(UTC)
@@ -146,7 +147,7 @@ class _Erasure:
             self._job,
             table,
             self._warehouse,
-            {"dry_run": False, "rows_deleted": totals.rows_deleted, "erasure": report},
+            {"dry_run": False, **converted, "rows_deleted": totals.rows_deleted, "erasure": report},
             table.files,
             [],
             table.snapshot_id,
@@ -192,13 +193,21 @@ class _Erasure:
         return self._plans - 1
 
     def _commits(self, table: PinnedTable) -> list[CommittedSnapshot]:
-        """What this job has committed, the newest first: as far as its snapshots are there."""
+        """What this job has committed but for conversions, the newest first: as far as its snapshots are
+        there."""
+        return [one for one in self._own(table) if STEP in one.summary]
+
+    def _converted(self, table: PinnedTable) -> dict[str, int]:
+        """What its conversions came to, as far as their snapshots are there."""
+        totals = counts_of([one.summary for one in self._own(table) if STEP not in one.summary])
+        return {name: totals[name] for name in ("equality_delete_files_removed", "equality_deletes_resolved")}
+
+    def _own(self, table: PinnedTable) -> list[CommittedSnapshot]:
         assignment = self._job.assignment
         try:
-            found = find_commits(table.java_table, table.branch, assignment.job.id)
+            return find_commits(table.java_table, table.branch, assignment.job.id)
         except CommitError as error:
             raise told_as_unreachable(error, "was committed") from error
-        return [one for one in found if STEP in one.summary]
 
     # expire
 

@@ -140,14 +140,15 @@ def test_all_that_converted_in_the_span_counts_however_many_jobs_came_after_it(f
     rewriting = {"equality_delete_files_removed": 2, "equality_deletes_resolved": 40, "data_files": {}}
     others: list[Ended] = [
         (40, None, {"kind": "rewrite_data_files", "result": rewriting}),
+        (35, None, {"kind": "erase", "result": rewriting | {"equality_deletes_resolved": 2}}),
         (30, 0, {"kind": "rewrite_data_files"}),
     ]
     table = ended(fleet, now, [(50, 3, {}), *others, (25, 1, {}), *later])
     with Person(fleet) as admin:
         page = admin.open(f"/tables/{table}")
         overview = admin.open("/").text.replace("\N{NO-BREAK SPACE}", " ")
-    assert marks(page, now) == [50, 40, 25]
-    assert "Deletes resolved 40 in the last 24 hours, by 3 jobs" in overview
+    assert marks(page, now) == [50, 40, 35, 25]
+    assert "Deletes resolved 42 in the last 24 hours, by 4 jobs" in overview
     assert "Pending equality deletes conversion 24 hours" in page.text
 
 

@@ -28,13 +28,14 @@ class Erase:
 
     def __init__(self, jobs: Jobs) -> None:
         self.jobs = jobs
+        self.result: dict[str, Any] = {}
+        """Of the last one."""
 
     def __call__(self, *numbers: int, expire_snapshots: bool = True, **how: Any) -> dict[str, Any]:
         parameters = {"key_columns": ["id"], "erasure_id": "e", "expire_snapshots": expire_snapshots}
         rows = [{"id": key(number)} for number in numbers]
-        report: dict[str, Any] = self.jobs.run("erase", rows=rows, parameters=parameters, **how).result[
-            "erasure"
-        ]
+        self.result = self.jobs.run("erase", rows=rows, parameters=parameters, **how).result
+        report: dict[str, Any] = self.result["erasure"]
         assert sum(report["counts"].values()) == report["keys"] == len(numbers)
         return report
 

@@ -159,6 +159,8 @@ def test_deletes_that_wait_hit_what_they_hit_before_and_nothing_else(
     assert not Path(named.removeprefix("file:")).exists(), "it named an erased key"
     # Iceberg would drop one that is older than all data files but the successor.
     assert len(equality_delete_files(table.spark, table.identifier)) == (0 if is_oldest else 1)
+    converted = [erase.result[f"equality_delete{name}"] for name in ("_files_removed", "s_resolved")]
+    assert converted == [2, 2] if is_oldest else [1, 1]
     jobs.run("convert")
     assert numbers_of(table) == left
 
