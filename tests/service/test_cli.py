@@ -307,18 +307,16 @@ def running_up(data_dir: Path) -> Iterator[Up]:
             wait_until(lambda: not group(worker), "the worker to end")
 
 
-@pytest.fixture(scope="module")
-def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    """For all tests that do not end it."""
-    with running_up(tmp_path_factory.mktemp("up") / "data") as running:
-        yield running
-
-
 @pytest.mark.integration
-def test_up_serves_at_once_and_leaves_no_process_behind(tmp_path: Path) -> None:
+def test_up_serves_at_once_its_owner_alone_and_leaves_no_process_behind(tmp_path: Path) -> None:
     with running_up(tmp_path / "data") as up:
         assert up.get("/readyz").status_code == 200
+        check_that_a_login_link_works_once(up)
+        check_that_a_new_login_link_works_once_and_is_recorded(up)
+        sentence = refusal("up", "--no-browser", "--port", "0", "--data-dir", str(up.data_dir))
+        assert f"process id {up.process.pid}" in sentence
         worker = up.await_worker()
+        check_that_other_users_read_nothing(up)
         wait_until(lambda: "The worker is ready" in up.log.read_text(), "the worker to be ready")
         assert up.stop() == 0
         assert group(worker) == []
@@ -328,23 +326,7 @@ def test_up_serves_at_once_and_leaves_no_process_behind(tmp_path: Path) -> None:
         assert "No service answers" in refusal("login-link", "--data-dir", str(up.data_dir))
 
 
-@pytest.mark.thorough
-@pytest.mark.integration
-def test_up_goes_on_with_the_same_catalog(tmp_path: Path) -> None:
-    with running_up(tmp_path / "data") as up:
-        (catalog,) = up.get("/api/v1/catalogs").json()["items"]
-        assert catalog["name"] == "embedded"
-        assert up.stop() == 0
-    with running_up(tmp_path / "data") as again:
-        assert [item["id"] for item in again.get("/api/v1/catalogs").json()["items"]] == [catalog["id"]]
-        worker = wait_until(lambda: again.worker, "a worker")
-        assert again.stop(signal.SIGINT) == 0, "Ctrl-C stops it as well"
-        assert group(worker) == []
-
-
-@pytest.mark.integration
-def test_other_users_read_nothing_of_what_up_keeps(up: Up) -> None:
-    up.await_worker()
+def check_that_other_users_read_nothing(up: Up) -> None:
     kept = {path: path.stat().st_mode & 0o777 for path in (up.data_dir, *up.data_dir.rglob("*"))}
     scratch = up.data_dir / "cache"
     shared = {path for path, mode in kept.items() if mode & 0o077 and scratch not in path.parents}
@@ -352,14 +334,12 @@ def test_other_users_read_nothing_of_what_up_keeps(up: Up) -> None:
     assert {"icestream.db-wal", "catalog.db", "lock", "worker.log"} <= {path.name for path in kept}
 
 
-@pytest.mark.integration
-def test_login_link_works_once(up: Up) -> None:
+def check_that_a_login_link_works_once(up: Up) -> None:
     assert httpx.get(up.link, timeout=PATIENCE_SECONDS).cookies
     assert not httpx.get(up.link, timeout=PATIENCE_SECONDS).cookies
 
 
-@pytest.mark.integration
-def test_a_new_login_link_of_a_running_up_works_once_and_is_recorded(up: Up) -> None:
+def check_that_a_new_login_link_works_once_and_is_recorded(up: Up) -> None:
     before = up.audit("login_link.create"), up.audit("login_link.use")
     made = CliRunner().invoke(app, ["login-link", "--data-dir", str(up.data_dir)])
     assert made.exit_code == 0, made.output
@@ -374,10 +354,18 @@ def test_a_new_login_link_of_a_running_up_works_once_and_is_recorded(up: Up) -> 
     assert (used[0]["principal"], used[0]["outcome"]) == ("local user", "allowed")
 
 
+@pytest.mark.thorough
 @pytest.mark.integration
-def test_second_up_on_a_data_directory_is_refused(up: Up) -> None:
-    sentence = refusal("up", "--no-browser", "--port", "0", "--data-dir", str(up.data_dir))
-    assert f"process id {up.process.pid}" in sentence
+def test_up_goes_on_with_the_same_catalog(tmp_path: Path) -> None:
+    with running_up(tmp_path / "data") as up:
+        (catalog,) = up.get("/api/v1/catalogs").json()["items"]
+        assert catalog["name"] == "embedded"
+        assert up.stop() == 0
+    with running_up(tmp_path / "data") as again:
+        assert [item["id"] for item in again.get("/api/v1/catalogs").json()["items"]] == [catalog["id"]]
+        worker = wait_until(lambda: again.worker, "a worker")
+        assert again.stop(signal.SIGINT) == 0, "Ctrl-C stops it as well"
+        assert group(worker) == []
 
 
 @pytest.mark.thorough

@@ -13,9 +13,12 @@ from service.command.openapi import DOCUMENT
 from service.db.database import Database
 from service.records.keys import Role
 from tests.patience import PATIENCE_SECONDS
-from tests.service.conftest import PLAIN_HTTP, Running
+from tests.service.conftest import ON_BOTH, PLAIN_HTTP, Running, alike_on_both
 from tests.service.iceberg_tables import IcebergCatalog
 from tests.service.test_access import sign_in
+
+# What a name is put into is asked of both databases once; what is shown of one is alike.
+database_kind = alike_on_both
 
 NAMES = [
     "x'; DROP TABLE tables; --",
@@ -93,6 +96,7 @@ def check_table(service: Running, name: str, other: str) -> None:
     assert found() == [other]
 
 
+@ON_BOTH
 def test_no_filter_or_identifier_is_more_than_a_value(service: Running, iceberg: IcebergCatalog) -> None:
     service.register(iceberg)
     table = service.enroll()

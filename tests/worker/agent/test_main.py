@@ -390,6 +390,22 @@ def test_a_worker_without_spark_claims_nothing(worker: Worker, monkeypatch: pyte
     worker.run("w")  # a claim of the pretended service would fail
 
 
+def test_a_job_that_comes_after_spark_has_ended_is_handed_back_and_no_other_claimed(
+    worker: Worker, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def claim() -> Assignment:
+        monkeypatch.setattr(Runner, "is_usable", False)
+        return ASSIGNMENT
+
+    def run(*_: object) -> Outcome:
+        raise AssertionError("it ran")
+
+    monkeypatch.setattr("worker.agent.worker.run_job", run)
+    service.on_claim = claim
+    worker.run("w")  # another claim of the pretended service would fail
+    assert (service.reported, service.left) == (["released"], [[]])
+
+
 def test_spark_that_ends_during_a_job_is_the_cause_of_its_failure(
     worker: Worker, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -429,7 +445,10 @@ print(json.dumps([*seen, runner.is_usable, service.reported, service.left]))
 """
 
 
-def test_a_job_that_comes_after_spark_has_ended_is_handed_back_and_no_other_claimed() -> None:
+# Beside test_a_job_that_comes_after_spark_has_ended_is_handed_back_and_no_other_claimed.
+@pytest.mark.thorough
+@pytest.mark.integration
+def test_a_real_spark_that_has_ended_runs_no_job() -> None:
     ended = subprocess.run(
         [sys.executable, "-c", SPARK_THAT_ENDS],
         capture_output=True,
