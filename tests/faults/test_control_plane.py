@@ -18,13 +18,14 @@ import pytest
 from service.app import prepare
 from service.settings import Settings
 from tests.faults.control_plane import LEASE_SECONDS, OUTAGES, World, survive, tell
-from tests.faults.injection import Fault, Faults, fired
+from tests.faults.injection import Fault
 from tests.faults.proxy import CUT, PASS, Proxy
 from tests.faults.recovery import summary
 from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.server_process import free_port
 from tests.service.conftest import PLAIN_HTTP
 from tests.service.test_database_trouble import locked
+from tests.thorough import first_always
 
 pytestmark = pytest.mark.integration
 
@@ -117,7 +118,8 @@ def test_a_worker_that_stood_still_past_its_lease_changes_nothing_and_works_on(
     world.check(ids)
 
 
-@pytest.mark.parametrize("outage", OUTAGES)
+# Within the lease, PostgreSQL is cut off in test_control_database.py.
+@first_always("outage", ["beyond", "within"])
 def test_a_locked_sqlite_costs_no_attempt_within_the_lease_and_never_a_job(
     outage: str, new_world: Callable[..., World]
 ) -> None:
@@ -184,16 +186,10 @@ def test_a_clock_that_jumps_loses_no_attempt_and_holds_up_no_job(new_world: Call
     assert world.lost() == []
 
 
-def test_the_real_service_does_not_know_of_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fault = Fault("register", "before", "error", times=100)
-    for name, value in Faults.environment([fault], tmp_path).items():
-        monkeypatch.setenv(name, value)
-    settings = Settings(data_dir=tmp_path)
-    assert not any("fault" in name for name in settings.model_dump())
-    with real_service(tmp_path) as (http, _):
-        body = {"name": "w", "hostname": "h", "pid": 1, "version": "0"}
-        assert http.post("/api/v1/workers", json=body).status_code == 201
-    assert fired(tmp_path, fault) == 0
+def test_the_real_service_does_not_know_of_faults() -> None:
+    assert not any("fault" in name for name in Settings.model_fields)
+    sources = [path.read_text() for path in (Path(__file__).parents[2] / "service").rglob("*.py")]
+    assert not any("ICESTREAM_FAULTS" in source or "tests.faults" in source for source in sources)
 
 
 def test_sigterm_ends_the_service_and_answers_what_is_asked(tmp_path: Path) -> None:
