@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from tests.factories import TableBuilder, live_delete_files, visible_rows
 from tests.staging import BRANCH, Lake, in_order, row
 from tests.staging import lake as lake
-from tests.thorough import V2_FIRST, V3_FIRST
+from tests.thorough import V2_FIRST, V3_FIRST, first_always
 from worker.attempt import indexes
 from worker.index.dictionary import read_parts
 from worker.index.sorted_runs import RunFile
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.integration
 
 
 @V3_FIRST
-@pytest.mark.parametrize("is_indexed", [True, False])
+@first_always("is_indexed", [True, False])
 def test_rows_and_deletes_of_many_staged_snapshots_come_in_one_commit(
     lake: Lake, format_version: int, is_indexed: bool
 ) -> None:
@@ -42,6 +42,7 @@ def test_rows_and_deletes_of_many_staged_snapshots_come_in_one_commit(
 
     left = [row(n, n) for n in range(10) if n not in (3, 4)]
     assert lake.rows() == shown == in_order(*left, row(3, 31), row(30, 30))
+    assert visible_rows(table.spark, table.identifier) == shown
     snapshots = result["iceberg_snapshot_id_before"], result["iceberg_snapshot_id_after"]
     assert snapshots == (before, table.snapshot_id)
     told = ("staged_snapshots", "rows_added", "rows_deleted", "data_files_added", "equality_deletes_resolved")
@@ -152,7 +153,7 @@ def _deletes(table: TableBuilder) -> list[dict[str, Any]]:
     return live_delete_files(table.spark, table.identifier)
 
 
-@pytest.mark.parametrize("at_once", [True, False])
+@first_always("at_once", [True, False])
 def test_what_is_staged_before_and_after_an_upgrade_to_version_3_is_published(
     lake: Lake, at_once: bool
 ) -> None:

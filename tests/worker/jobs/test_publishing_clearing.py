@@ -9,7 +9,7 @@ from tests.deaths import killed_at_its_commit
 from tests.factories import TableBuilder, WrittenFile
 from tests.staging import BRANCH, Lake, Meanwhile, in_order, row
 from tests.staging import lake as lake
-from tests.thorough import V2_FIRST
+from tests.thorough import V2_FIRST, first_always
 
 pytestmark = pytest.mark.integration
 
@@ -132,14 +132,14 @@ def test_jobs_that_maintain_the_table_leave_what_is_staged(lake: Lake, format_ve
 def test_manifests_of_the_branch_do_not_grow(lake: Lake, format_version: int) -> None:
     table = lake.create(row(0, 0), format_version=format_version)
     manifests = []
-    for round_ in range(8):
+    for round_ in range(5):
         lake.upsert(row(0, round_), row(round_, round_))
         lake.publish()
         java = table.java
         manifests.append(len(java.snapshot(BRANCH).allManifests(java.io())))
 
-    assert manifests == [3, *[2] * 7]
-    assert lake.rows() == in_order(row(0, 7), *[row(n, n) for n in range(1, 8)])
+    assert manifests == [3, *[2] * 4]
+    assert lake.rows() == in_order(row(0, 4), *[row(n, n) for n in range(1, 5)])
 
 
 def test_a_staged_snapshot_is_not_lost_when_those_around_it_expire(lake: Lake) -> None:
@@ -156,7 +156,7 @@ def test_a_staged_snapshot_is_not_lost_when_those_around_it_expire(lake: Lake) -
     assert lake.rows() == in_order(row(1, 11), *[row(5 + n, 5) for n in range(3)])
 
 
-@pytest.mark.parametrize("is_expired", [True, False])
+@first_always("is_expired", [True, False])
 def test_a_target_that_was_rolled_back_behind_what_left_the_branch(lake: Lake, is_expired: bool) -> None:
     table = lake.create(row(1, 1))
     fork = table.snapshot_id

@@ -28,9 +28,9 @@ def _reason(result: Mapping[str, Any]) -> tuple[str, int]:
 @pytest.mark.parametrize(
     ("what", "code"),
     [
-        ("compaction", "staged_removal"),
+        pytest.param("compaction", "staged_removal", marks=pytest.mark.thorough),
         ("removal", "staged_removal"),
-        ("conversion", "staged_removal"),
+        pytest.param("conversion", "staged_removal", marks=pytest.mark.thorough),
         ("overwrite", "staged_overwrite"),
         ("rewritten vector", "staged_operation"),
         ("statement", "staged_statement"),
@@ -40,7 +40,7 @@ def _reason(result: Mapping[str, Any]) -> tuple[str, int]:
         ("missing manifest", "metadata_missing"),
         ("compacted target", "staged_position_delete"),
         ("cherry-pick", "data_file_live_already"),
-        ("added twice", "data_file_live_already"),
+        pytest.param("added twice", "data_file_live_already", marks=pytest.mark.thorough),
     ],
 )
 def test_nothing_is_published_from_a_snapshot_on_that_cannot_be(lake: Lake, what: str, code: str) -> None:
@@ -265,7 +265,7 @@ def test_main_is_published_nowhere_whoever_asks_for_it(lake: Lake, target: str) 
     assert lake.rows() == in_order(row(1, 1), row(2, 2))
 
 
-@pytest.mark.parametrize("how", ["rolled back", "replaced"])
+@first_always("how", ["rolled back", "replaced"])
 def test_a_staging_branch_that_lost_what_was_published_stops_publication(lake: Lake, how: str) -> None:
     table = lake.create(row(1, 1))
     fork = table.snapshot_id
@@ -403,7 +403,7 @@ def test_a_target_whose_publication_expired_goes_on_if_anything_tells_that_it_ha
     assert lake.rows() == in_order(row(1, 11), row(5, 5))
 
 
-@pytest.mark.parametrize("is_proven", [True, False])
+@first_always("is_proven", [True, False])
 def test_what_a_job_or_a_person_found_once_is_known_when_nothing_tells_it_any_more(
     lake: Lake, is_proven: bool
 ) -> None:
@@ -436,7 +436,7 @@ def test_what_a_job_or_a_person_found_once_is_known_when_nothing_tells_it_any_mo
     assert lake.rows() == in_order(row(1, 11), row(5, 5), row(6, 6))
 
 
-@pytest.mark.parametrize("is_told", [True, False])
+@first_always("is_told", [True, False])
 def test_what_was_published_since_the_branch_was_cleared_last_is_not_published_again(
     lake: Lake, is_told: bool
 ) -> None:
