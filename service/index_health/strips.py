@@ -168,6 +168,27 @@ def _last_before(session: Session, moment: datetime) -> int:
     return session.exec(older.order_by(col(HealthSample.at).desc()).limit(1)).first() or 0
 
 
+def most_of_each(intervals: Intervals) -> sa.Subquery:
+    """By `table_id`, the `most` deletes that were pending within the hours of the intervals, or the days if
+    these are many: of few samples, which an index has."""
+    since, until = intervals.since.timestamp(), intervals.until.timestamp()
+    is_short = until - since <= 86_400 and intervals.resolution is not Resolution.DAY
+    resolution = Resolution.HOUR if is_short else Resolution.DAY
+    seconds = _SECONDS[resolution]
+    most = HealthSample.hour_most_deletes if is_short else HealthSample.day_most_deletes
+    return (
+        sa.select(col(HealthSample.table_id), func.max(most).label("most"))
+        .where(
+            sa.text("resolution <> 'all'"),  # as the index has it
+            col(HealthSample.resolution).in_(at_least(resolution)),
+            col(HealthSample.at) >= datetime.fromtimestamp(since // seconds * seconds, UTC),
+            col(HealthSample.at) < datetime.fromtimestamp(-(-until // seconds) * seconds, UTC),
+        )
+        .group_by(col(HealthSample.table_id))
+        .subquery()
+    )
+
+
 def _last_looks(session: Session, table_ids: Sequence[str]) -> dict[str, datetime]:
     rows = session.execute(
         sa.select(col(TableHealth.table_id), col(TableHealth.measured_at)).where(

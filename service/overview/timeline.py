@@ -1,21 +1,28 @@
 """Tables over time, and what ran for them, on one axis."""
 
 from datetime import datetime, timedelta
+from typing import Any
 
-from sqlmodel import Session
+from pydantic import TypeAdapter
+from sqlalchemy import func, tuple_
+from sqlmodel import Session, col
+from sqlmodel.sql.expression import SelectOfScalar
 
 from service.db.database import utc_now
 from service.errors import InvalidError
-from service.http.paging import PageRequest, page_request
+from service.http.json_values import unusable_values
+from service.http.paging import Page, PageRequest, make_cursor, page_request, read_cursor, read_page
 from service.index_health.service import unseen_after
-from service.index_health.strips import divide, strips
+from service.index_health.strips import Intervals, divide, most_of_each, strips
 from service.jobs.queue import rfc3339
 from service.jobs.runs import attempts_within
 from service.overview.models import Run, TableTimeline, Timeline
 from service.records.health import HealthStatus
 from service.records.jobs import NEVER, AttemptStatus, JobKind
+from service.records.tables import EnrolledTable
 from service.settings import Settings
 from service.tables import service as tables
+from service.tables.models import TableView
 
 SPAN = timedelta(days=1)
 """What is shown where nobody asks for another."""
@@ -23,7 +30,11 @@ SHORTEST = timedelta(minutes=1)
 LONGEST = timedelta(days=100)
 _JOBS_OF_EACH = 40
 """That have ended."""
-tables_request = page_request(list(tables.SORTING.columns), "-pending_equality_deletes", limit=25, most=100)
+MOST_IN_TIME = "-most_pending_equality_deletes"
+"""The order by what was pending in the span; others are of what is now."""
+tables_request = page_request(
+    [*tables.SORTING.columns, MOST_IN_TIME[1:]], "-pending_equality_deletes", limit=25, most=100
+)
 """Which tables, of those that have most pending first."""
 
 
@@ -40,7 +51,10 @@ def get_timeline(
     paused: bool | None = None,
     status: HealthStatus | None = None,
 ) -> Timeline:
-    """From `since` to `until`, by default the day until now; tables as `tables.list_tables` finds them."""
+    """From `since` to `until`, by default the day until now; tables as `tables.list_tables` finds them.
+
+    In the order of what was pending in the span, whole hours or days count.
+    """
     now = utc_now()
     until = until or (now if since is None or now - since < SPAN else since + SPAN)
     since = since or (until - SPAN if until > NEVER else until)
@@ -56,20 +70,17 @@ def get_timeline(
             message,
             errors=[{"field": "query.since", "message": message}],
         )
-    found = tables.list_tables(
-        session,
-        settings,
-        page,
-        catalog=catalog,
-        namespace=namespace,
-        search=search,
-        paused=paused,
-        status=status,
-    )
-    ids = [table.id for table in found.items]
     intervals = divide(
         since, until, now, fine_days=settings.fine_history_days, hourly_days=settings.history_days
     )
+    chosen = tables.choose_tables(session, catalog, namespace, search, paused, status)
+    if (page.sort or "").removeprefix("-") == MOST_IN_TIME[1:]:
+        found = _by_most(session, settings, page, chosen, intervals)
+    else:
+        found = read_page(
+            session, chosen, page, tables.SORTING, lambda rows: tables.views(session, settings, rows)
+        )
+    ids = [table.id for table in found.items]
     of_tables = strips(session, ids, intervals, now, unseen_after(settings))
     runs: dict[str, list[Run]] = {table_id: [] for table_id in ids}
     ran, with_more = attempts_within(session, ids, intervals.since, intervals.until, of_each=_JOBS_OF_EACH)
@@ -105,3 +116,36 @@ def get_timeline(
         ],
         next_cursor=found.next_cursor,
     )
+
+
+def _by_most(
+    session: Session,
+    settings: Settings,
+    page: PageRequest,
+    chosen: SelectOfScalar[EnrolledTable],
+    intervals: Intervals,
+) -> Page[TableView]:
+    """Tables by the most deletes that were pending in these intervals, those alike by id."""
+    sort = page.sort or MOST_IN_TIME
+    of_each = most_of_each(intervals)
+    most, key = func.coalesce(of_each.c.most, 0), col(EnrolledTable.id)
+    query = chosen.add_columns(most).join(of_each, of_each.c.table_id == key, isouter=True)
+    place = tuple_(most, key)
+    if page.cursor is not None:
+        last = tuple_(*read_cursor(page, sort, _place))
+        query = query.where(place < last if sort.startswith("-") else place > last)
+    order = [part.desc() if sort.startswith("-") else part.asc() for part in (most, key)]
+    rows = session.execute(query.order_by(*order).limit(page.limit + 1)).all()
+    shown = [table for table, _ in rows[: page.limit]]
+    following = None
+    if len(rows) > page.limit:
+        table, number = rows[page.limit - 1]
+        following = make_cursor(page, sort, number, table.id)
+    return Page(items=tables.views(session, settings, shown), next_cursor=following)
+
+
+def _place(most: Any, table_id: Any) -> tuple[int, str]:
+    """Of the last table of a page, as a cursor has it. Raises ValueError."""
+    for problem in unusable_values([most, table_id], "the cursor"):
+        raise ValueError(problem)
+    return TypeAdapter(tuple[int, str]).validate_python((most, table_id), strict=True)

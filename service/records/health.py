@@ -209,10 +209,19 @@ def store_layouts(session: Session, table_id: str, layouts: Sequence[IndexLayout
     session.execute(row.on_conflict_do_update(index_elements=["table_id"], set_=told))
 
 
+_LASTING = text("resolution <> 'all'")
+
+
 class HealthSample(SQLModel, table=True):
     __tablename__ = "health_samples"
     __table_args__ = (
         Index("ix_health_samples_table_id_id", "table_id", "id"),
+        Index(
+            "ix_health_samples_most",
+            *("resolution", "at", "table_id", "hour_most_deletes", "day_most_deletes"),
+            sqlite_where=_LASTING,
+            postgresql_where=_LASTING,
+        ),
         {"sqlite_autoincrement": True},
     )
 

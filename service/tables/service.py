@@ -15,6 +15,7 @@ from pyiceberg.table import Table
 from sqlalchemy import ColumnElement, and_, func, inspect, or_
 from sqlalchemy.exc import IntegrityError
 from sqlmodel import Session, col, select
+from sqlmodel.sql.expression import SelectOfScalar
 
 from service.auth.models import Principal
 from service.auth.service import authorize, require_role
@@ -268,9 +269,22 @@ def list_tables(
 
     prefix: how the name begins, with its catalog's before it or without.
     """
-    query = select(EnrolledTable).where(*_chosen(session, catalog, namespace, search, paused))
+    query = choose_tables(session, catalog, namespace, search, paused, status)
     if prefix:
         query = query.where(_begins(session, prefix))
+    return read_page(session, query, page, SORTING, lambda rows: views(session, settings, rows))
+
+
+def choose_tables(
+    session: Session,
+    catalog: str | None,
+    namespace: str | None,
+    search: str | None,
+    paused: bool | None,
+    status: HealthStatus | None,
+) -> SelectOfScalar[EnrolledTable]:
+    """The query of `list_tables`, in no order."""
+    query = select(EnrolledTable).where(*_chosen(session, catalog, namespace, search, paused))
     if status is not None:
         stored = select(TableHealth.table_id).where(TableHealth.status == status)
         others = select(TableHealth.table_id).where(TableHealth.status != HealthStatus.UNKNOWN)
@@ -278,7 +292,7 @@ def list_tables(
         # One that was never polled has no row.
         never = ~col(EnrolledTable.id).in_(others)
         query = query.where(never if status is HealthStatus.UNKNOWN else is_status)
-    return read_page(session, query, page, SORTING, lambda rows: views(session, settings, rows))
+    return query
 
 
 def is_any_enrolled(session: Session) -> bool:

@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Annotated, Any, Literal
 
@@ -14,7 +15,7 @@ from service.db.database import ReadSession, utc_now
 from service.http.paging import PageRequest, Search
 from service.jobs.runs import latest_jobs_of_each
 from service.overview.models import Run, TableTimeline, Timeline
-from service.overview.timeline import LONGEST, get_timeline, tables_request
+from service.overview.timeline import LONGEST, MOST_IN_TIME, get_timeline, tables_request
 from service.records.health import HealthStatus
 from service.records.jobs import AttemptStatus
 from service.settings import CurrentSettings
@@ -47,6 +48,10 @@ def show_timeline(
     status: HealthStatus | None = None,
 ) -> Response:
     hours = hours if hours in _SPANS else 24
+    is_moved = bool(since and until)
+    if is_moved and "sort" not in request.query_params:
+        # What is pending now says nothing of last night.
+        page = replace(page, sort=MOST_IN_TIME)
     now = utc_now()
     shown = get_timeline(
         session,
@@ -72,7 +77,7 @@ def show_timeline(
         sort=page.sort,
         hours=hours,
         spans=_SPANS,
-        is_moved=bool(since and until),
+        is_moved=is_moved,
         moves=_moves(shown.since, min(shown.until, now), now),
         colour=colour,
         search=search,

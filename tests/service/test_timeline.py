@@ -4,12 +4,14 @@ import json
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from typing import Any
+from urllib.parse import urlencode
 
 from hypothesis import given
 from hypothesis import strategies as st
 from sqlmodel import col, delete, select
 
 from service.db.database import Database, new_id, utc_now
+from service.http.paging import PageRequest, make_cursor
 from service.index_health.service import append_sample
 from service.index_health.strips import Strip, divide, strips
 from service.jobs.runs import attempts_within, latest_job_ids, latest_jobs_of_each
@@ -261,6 +263,28 @@ def test_the_call_shows_tables_with_most_pending_first_and_pages_through_them(
     first = ask(limit=1)
     assert ask(limit=1, cursor=first["next_cursor"])["items"][0]["table"] == "db.few"
     assert [one["table"] for one in ask(search="none")["items"]] == ["db.none"]
+    # What was pending last night, of which nothing is left.
+    now = utc_now()
+    with service.database.write() as session:
+        peak = {"resolution": "day", "hour_most_deletes": 9, "day_most_deletes": 9}
+        session.add(health_sample(ids["db.none"], now - timedelta(hours=20), 9, **peak))
+    night = {"since": rfc3339(now - timedelta(hours=21)), "until": rfc3339(now - timedelta(hours=19))}
+    by_most = {**night, "sort": "-most_pending_equality_deletes"}
+    pages = [ask(**by_most, limit=1)]
+    while (following := pages[-1]["next_cursor"]) is not None:
+        pages.append(ask(**by_most, limit=1, cursor=following))
+    listed = [one["table"] for page in pages for one in page["items"]]
+    alike = sorted(("db.many", "db.few"), key=ids.__getitem__, reverse=True)
+    assert listed == ["db.none", *alike]
+    turned = ask(**night, sort="most_pending_equality_deletes")["items"]
+    assert [one["table"] for one in turned] == listed[::-1]
+    day = ask(
+        since=rfc3339(now - timedelta(days=3)), until=rfc3339(now), sort="-most_pending_equality_deletes"
+    )
+    assert next(one["table"] for one in day["items"]) == "db.none"
+    for cursor in (first["next_cursor"], make_cursor(PageRequest(), by_most["sort"], 2.5, "x")):
+        refused = service.admin.get("/overview/timeline", params={**by_most, "cursor": cursor})
+        assert refused.status_code == 400
     began = utc_now() - timedelta(days=200)
     for asked in (
         {"since": began, "until": began + timedelta(seconds=30)},
@@ -282,7 +306,9 @@ def test_the_call_shows_tables_with_most_pending_first_and_pages_through_them(
 
     with Person(service) as admin:
         page = admin.open("/timeline")
-        assert "db.many" in page.links
+        assert next(words for words in page.links if words.startswith("db.")) == "db.many"
+        moved = admin.open(f"/timeline?{urlencode(night)}")
+        assert next(words for words in moved.links if words.startswith("db.")) == "db.none"
         assert "1 running" in page.text
         assert "a gap may hold what they ran for others" in page.text
         assert f'<a class="cell running" href="/jobs/{job}" title="index running, ' in page.html

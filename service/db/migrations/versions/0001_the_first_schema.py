@@ -415,6 +415,14 @@ def _create_tables() -> None:
     )
     op.create_index("ix_health_samples_at", "health_samples", ["at"], unique=False)
     op.create_index("ix_health_samples_table_id_id", "health_samples", ["table_id", "id"], unique=False)
+    op.create_index(
+        "ix_health_samples_most",
+        "health_samples",
+        ["resolution", "at", "table_id", "hour_most_deletes", "day_most_deletes"],
+        unique=False,
+        sqlite_where=sa.text("resolution <> 'all'"),
+        postgresql_where=sa.text("resolution <> 'all'"),
+    )
     op.create_table(
         "jobs",
         sa.Column("id", sa.String(), nullable=False),
