@@ -77,6 +77,21 @@ def render_metrics(session: Session, settings: Settings, lookups: LookupMetrics)
     gauge("read_overhead_seconds", "So much of that is for deletes and small files.").set(
         reads.overhead_seconds
     )
+    gauge("read_before_seconds", "The same before files last went, of each table where any did.").set(
+        reads.before_seconds
+    )
+    gauge("point_read_seconds", "The same for looking for one key in each table.").set(reads.point_seconds)
+    gauge("point_read_overhead_seconds", "So much of that is for deletes and small files.").set(
+        reads.point_overhead_seconds
+    )
+    gauge("delete_files", "Delete files and deletion vectors that a full read of each table joins.").set(
+        reads.delete_files
+    )
+    gauge("delete_bytes", "Bytes of those files.").set(reads.delete_bytes)
+    small = gauge("small_files", "Small files of all tables that jobs would write anew.", "kind")
+    small.labels("data_file").set(summary.small_data_files)
+    small.labels("delete_file").set(summary.small_delete_files)
+    small.labels("manifest").set(summary.small_manifests)
     gauge("read_avoided_seconds", "So much more would be for these had no job taken it away.").set(
         reads.avoided_seconds
     )

@@ -16,7 +16,7 @@ from service.command import saved_login
 from service.command.calls import end
 from service.command.operations import Output
 from service.command.printing import harmless, print_answer, rows_table
-from service.quantities import brief, counted
+from service.quantities import brief, counted, sized
 
 _MOST = 100
 """Tables, jobs or workers that are asked for: more than a screen shows."""
@@ -113,7 +113,7 @@ def _figures(overview: Json) -> dict[str, str]:
         "tables": told or "none is enrolled: `icestream tables enroll`",
         "catalogs": _catalogs(overview["catalogs"]),
         "pending": pending if overview["pending_equality_delete_files"] else "nothing",
-        **({"reads": _reads(overview)} if overview["read_seconds"] else {}),
+        **({"reads": _reads(overview), "files": _files(overview)} if overview["read_seconds"] else {}),
         **({"staged": counted(overview["staged_rows"], "row")} if overview["staged_rows"] else {}),
         "jobs": f"{overview['running_jobs']:,} running, {overview['queued_jobs']:,} waiting",
         "workers": f"{overview['alive_workers']:,} alive",
@@ -135,9 +135,23 @@ def _reads(overview: Json) -> str:
     """What readers pay, and how that has changed."""
     seconds, overhead = overview["read_seconds"], overview["read_overhead_seconds"]
     saved, avoided = overview["read_saved_seconds"], overview["read_avoided_seconds"]
+    point, point_overhead = overview["point_read_seconds"], overview["point_read_overhead_seconds"]
     return (
         f"a full read of all takes about {brief(seconds)}, {brief(overhead)} of it for deletes and small "
-        f"files, {brief(avoided)} less than without jobs; these have saved {brief(saved)} so far"
+        f"files ({brief(overview['read_before_seconds'])} before files last went), {brief(avoided)} less than "
+        f"without jobs; these have saved {brief(saved)} so far; a point read takes {brief(point)}, "
+        f"{brief(point_overhead)} of it for these"
+    )
+
+
+def _files(overview: Json) -> str:
+    """What readers join, and what jobs would write anew."""
+    kinds = {"data": "data file", "delete": "delete file"}
+    small = [counted(overview[f"small_{name}_files"], noun) for name, noun in kinds.items()]
+    return (
+        f"a full read joins {counted(overview['delete_files'], 'delete file')} "
+        f"({sized(overview['delete_bytes'])}); small are {', '.join(small)} and "
+        f"{counted(overview['small_manifests'], 'manifest')}; {counted(overview['snapshots'], 'snapshot')}"
     )
 
 

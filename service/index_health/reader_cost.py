@@ -33,8 +33,12 @@ def store_reader_cost(health: TableHealth, found: Measurement, target_file_bytes
         health.partitions = _NONE
     elif health.partitions == _NONE:
         health.partitions = None  # until a job has counted those that it has now
-    headline = _read_cost(health, *HEADLINE)
+    headline, point = _read_cost(health, *HEADLINE), _read_cost(health, HEADLINE[0], Read.POINT)
     health.read_seconds, health.read_overhead_seconds = headline.seconds, headline.overhead_seconds
+    told = headline.before_seconds
+    health.read_before_seconds = told if told is not None else headline.seconds
+    health.point_read_seconds, health.point_read_overhead_seconds = point.seconds, point.overhead_seconds
+    health.delete_files, health.delete_bytes = now.delete_files, now.delete_bytes
 
 
 def store_savings(

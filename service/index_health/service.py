@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -417,6 +417,14 @@ class ReadTotals:
     seconds: float
     overhead_seconds: float
     """For deletes and small files."""
+    before_seconds: float
+    """Before files last went, of each table where any did."""
+    point_seconds: float
+    """Of a read that looks for one key."""
+    point_overhead_seconds: float
+    delete_files: int
+    """That are joined with data files."""
+    delete_bytes: int
     avoided_seconds: float
     """So much more it would be had no job taken that away."""
     saved_seconds: float
@@ -425,8 +433,16 @@ class ReadTotals:
 
     @property
     def overhead_ratio(self) -> float:
-        fresh = self.seconds - self.overhead_seconds
-        return self.seconds / fresh if fresh else 1.0
+        return _ratio(self.seconds, self.overhead_seconds)
+
+    @property
+    def point_overhead_ratio(self) -> float:
+        return _ratio(self.point_seconds, self.point_overhead_seconds)
+
+
+def _ratio(seconds: float, overhead_seconds: float) -> float:
+    fresh = seconds - overhead_seconds
+    return seconds / fresh if fresh else 1.0
 
 
 @dataclass(frozen=True)
@@ -440,6 +456,9 @@ class Summary:
     oldest_awaited_seconds: float
     """Of tables that are not paused, and whose policy converts by itself."""
     snapshots: int
+    small_data_files: int
+    small_delete_files: int
+    small_manifests: int
     reads: ReadTotals
     saved_ever_seconds: float
     """Of reads, also of tables that are enrolled no more: it only grows."""
@@ -448,50 +467,83 @@ class Summary:
     """Of tables that are not paused, and whose policy publishes by itself."""
 
 
+_SUMMED = (
+    "pending_equality_delete_files",
+    "pending_equality_deletes",
+    "snapshots",
+    "small_data_files",
+    "small_delete_files",
+    "small_manifests",
+    "staged_rows",
+    "delete_files",
+    "delete_bytes",
+    "read_seconds",
+    "read_overhead_seconds",
+    "read_before_seconds",
+    "point_read_seconds",
+    "point_read_overhead_seconds",
+    "read_avoided_seconds",
+    "read_saved_seconds",
+    "maintenance_seconds",
+)
+"""Columns of TableHealth."""
+
+
 def summarize(session: Session, now: datetime) -> Summary:
     """What the last poll of each table found; as many queries, however many tables there are."""
     # As floats: SQLite's sum of integers fails beyond 64 bits.
-    columns = (
-        TableHealth.pending_equality_delete_files,
-        TableHealth.pending_equality_deletes,
-        TableHealth.snapshots,
-        TableHealth.staged_rows,
-        TableHealth.read_seconds,
-        TableHealth.read_overhead_seconds,
-        TableHealth.read_avoided_seconds,
-        TableHealth.read_saved_seconds,
-        TableHealth.maintenance_seconds,
-    )
-    sums = [func.coalesce(func.sum(cast(column, Float)), 0) for column in columns]
-    oldest = func.min(TableHealth.oldest_equality_delete_at)
+    sums = [func.coalesce(func.sum(cast(getattr(TableHealth, name), Float)), 0) for name in _SUMMED]
+    oldest = [func.min(TableHealth.oldest_equality_delete_at)]
     groups = (col(TableHealth.status), col(TableHealth.is_removed))
-    rows = session.execute(
-        select_columns(groups[0], func.count(), oldest, *sums, groups[1]).group_by(*groups)
-    ).all()
-    found = [row for row in rows if not row[-1]]
-    tables = Counter({HealthStatus(status): number for status, number, *_ in found})
+    rows = session.execute(select_columns(*groups, func.count(), *oldest, *sums).group_by(*groups)).all()
+    found = [row for row in rows if not row[1]]
+    tables: Counter[HealthStatus] = Counter()
+    for status, _, number, *_ in found:
+        tables[HealthStatus(status)] += number
     enrolled = select(func.count()).select_from(EnrolledTable).where(col(EnrolledTable.deleted_at).is_(None))
     # Those that nothing is known of have no row.
     tables[HealthStatus.UNKNOWN] += max(session.exec(enrolled).one() - tables.total(), 0)
-    oldest_at = min((row[2] for row in found if row[2] is not None), default=None)
-    totals = [sum(row[3 + number] for row in found) for number in range(len(columns))]
-    files, deletes, snapshots, staged = map(int, totals[:4])
+    of_all = _added_up(rows)
+    of = _added_up(found)
     return Summary(
         tables=tables,
-        pending_equality_delete_files=files,
-        pending_equality_deletes=deletes,
-        oldest_age_seconds=age_seconds(oldest_at, now),
+        pending_equality_delete_files=int(of["pending_equality_delete_files"]),
+        pending_equality_deletes=int(of["pending_equality_deletes"]),
+        oldest_age_seconds=age_seconds(_oldest(row[3] for row in found), now),
         oldest_awaited_seconds=age_seconds(
             _oldest_awaited(session, col(TableHealth.oldest_equality_delete_at), JobKind.CONVERT), now
         ),
-        snapshots=snapshots,
-        reads=ReadTotals(*totals[4:]),
-        saved_ever_seconds=sum(row[3 + columns.index(TableHealth.read_saved_seconds)] for row in rows),
-        staged_rows=staged,
+        snapshots=int(of["snapshots"]),
+        small_data_files=int(of["small_data_files"]),
+        small_delete_files=int(of["small_delete_files"]),
+        small_manifests=int(of["small_manifests"]),
+        reads=ReadTotals(
+            seconds=of["read_seconds"],
+            overhead_seconds=of["read_overhead_seconds"],
+            before_seconds=of["read_before_seconds"],
+            point_seconds=of["point_read_seconds"],
+            point_overhead_seconds=of["point_read_overhead_seconds"],
+            delete_files=int(of["delete_files"]),
+            delete_bytes=int(of["delete_bytes"]),
+            avoided_seconds=of["read_avoided_seconds"],
+            saved_seconds=of["read_saved_seconds"],
+            maintenance_seconds=of["maintenance_seconds"],
+        ),
+        saved_ever_seconds=of_all["read_saved_seconds"],
+        staged_rows=int(of["staged_rows"]),
         oldest_staged_seconds=age_seconds(
             _oldest_awaited(session, col(TableHealth.oldest_staged_at), JobKind.PUBLISH), now
         ),
     )
+
+
+def _oldest(moments: Iterable[datetime | None]) -> datetime | None:
+    return min((at for at in moments if at is not None), default=None)
+
+
+def _added_up(rows: Sequence[Any]) -> dict[str, float]:
+    """The sums of several groups of tables, by the names of their columns."""
+    return {name: sum(row[4 + number] for row in rows) for number, name in enumerate(_SUMMED)}
 
 
 def _oldest_awaited(session: Session, moment: Mapped[datetime | None], kind: JobKind) -> datetime | None:

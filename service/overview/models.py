@@ -46,6 +46,26 @@ class Overview(Message):
     estimates it; the health of a table has more."""
     read_overhead_seconds: float
     """This part of `read_seconds` goes for deletes and small files."""
+    read_before_seconds: float
+    """The reads took this long before there were last fewer data files, equality delete files or deletion
+    vectors, of each table where that was so."""
+    point_read_seconds: float
+    """Looking for one key in each table takes this long altogether, likewise."""
+    point_read_overhead_seconds: float
+    """This part of `point_read_seconds` goes for deletes and small files."""
+    delete_files: int
+    """A full read of each table joins this many equality delete files, deletion vectors and position delete
+    files with the data files."""
+    delete_bytes: int
+    """The delete files have this many bytes."""
+    small_data_files: int
+    """This many data files are small, where policies have them rewritten, as the last jobs saw them."""
+    small_delete_files: int
+    """This many position delete files are small, likewise."""
+    small_manifests: int
+    """This many manifests are smaller than they should be."""
+    snapshots: int
+    """The tables have this many snapshots."""
     read_avoided_seconds: float
     """The part would be larger by this much had no job taken away what deletes and small files cost since
     each table was enrolled."""

@@ -132,6 +132,14 @@ class TableHealth(SQLModel, table=True):
     """What a read costs now, of the kind and reader by which tables are compared."""
     read_overhead_seconds: float = 0
     """So much of that is for deletes and small files."""
+    read_before_seconds: float = 0
+    """It cost this before files last went; as much as now if none ever did."""
+    point_read_seconds: float = 0
+    """The same reader's point read."""
+    point_read_overhead_seconds: float = 0
+    delete_files: int = 0
+    """Equality delete files, deletion vectors and position delete files, which a full read joins."""
+    delete_bytes: int = Field(default=0, sa_type=BigInteger)
     read_avoided_seconds: float = 0
     """So much more it would cost had no job taken away what deletes and small files cost."""
     read_saved_seconds: float = 0

@@ -36,6 +36,7 @@ SHAPES = st.builds(
     delete_bytes=_NUMBER,
 )
 KINDS = st.tuples(st.sampled_from(Reader), st.sampled_from(Read))
+SPARK_POINT = ("spark", "point")
 WORN = Shape(400, 1_000_000, 60, 6_000, 300, 3_000, 10**8, 10**6)
 
 
@@ -257,11 +258,38 @@ def test_tables_are_compared_by_what_their_readers_pay_and_all_are_added_up(
     assert [one["name"] for one in listed] == ["db.u", "db.v", "db.t"]
     overview = service.admin.get("/overview").json()
     figures = service.client_with({}).get(f"{service.url}/metrics").text
-    for name in ("read_seconds", "read_overhead_seconds"):
-        total = sum(one[name] for one in listed)
-        assert overview[name] == pytest.approx(total)
-        assert f"icestream_{name} {overview[name]}" in figures
+    healths = [service.admin.get(f"/tables/{one['id']}/health").json() for one in listed]
+    costs = [health["reader_cost"] for health in healths]
+    reads = [read for cost in costs for read in cost["reads"]]
+    points = [read for read in reads if (read["reader"], read["read"]) == SPARK_POINT]
+    totals = {
+        "read_seconds": sum(one["read_seconds"] for one in listed),
+        "read_overhead_seconds": sum(one["read_overhead_seconds"] for one in listed),
+        "read_before_seconds": sum(one["read_seconds"] for one in listed),
+        "point_read_seconds": sum(read["seconds"] for read in points),
+        "point_read_overhead_seconds": sum(read["overhead_seconds"] for read in points),
+        "delete_files": 3,
+        "delete_bytes": sum(cost["delete_bytes"] for cost in costs),
+        "snapshots": sum(health["snapshots"] for health in healths),
+    }
+    for name, total in totals.items():
+        assert overview[name] == pytest.approx(total), name
+        assert f"icestream_{name} {float(overview[name])}" in figures
     assert overview["read_seconds"] > overview["read_overhead_seconds"] > 0
+    assert len(points) == 3
+    assert min(totals.values()) > 0
+    with service.database.write() as session:
+        fullest = session.get_one(TableHealth, listed[0]["id"])
+        fullest.small_data_files, fullest.small_delete_files, fullest.small_manifests = 40, 30, 20
+        session.add(fullest)
+    overview = service.admin.get("/overview").json()
+    manifests = 20 + sum(health["small_manifests"] for health in healths[1:])
+    small = {"data_file": 40, "delete_file": 30, "manifest": manifests}
+    assert (overview["small_data_files"], overview["small_delete_files"]) == (40, 30)
+    assert overview["small_manifests"] == manifests
+    figures = service.client_with({}).get(f"{service.url}/metrics").text
+    for kind, number in small.items():
+        assert f'icestream_small_files{{kind="{kind}"}} {float(number)}' in figures
 
 
 def test_what_maintenance_has_cost_is_added_up_beyond_history(

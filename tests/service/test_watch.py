@@ -53,16 +53,21 @@ def test_status_ends_well_where_all_is_well(call: Call, service: Running) -> Non
     assert told.exit_code == 0, told.output
     head, blank, *figures = told.stdout.splitlines()
     assert re.fullmatch(rf"Icestream \S+ at {service.url}: all is well\.", head)
-    assert [blank, figures[0], figures[1], figures[5]] == [
+    assert [blank, figures[0], figures[1], figures[6]] == [
         "",
         "tables   2 healthy",
         "catalogs 1 reachable",
         "workers  1 alive",
     ]
     assert re.fullmatch(r"pending  2 equality deletes in 1 file, the oldest \S+ old", figures[2])
-    cost = r"a full read of all takes about \S+, \S+ of it for deletes and small files, \S+ less than"
-    assert re.fullmatch(rf"reads    {cost} without jobs; these have saved \S+ so far", figures[3])
-    assert len(figures) == 6
+    cost = r"a full read of all takes about \S+, \S+ of it for deletes and small files"
+    before = r"\(\S+ before files last went\), \S+ less than without jobs"
+    point = r"a point read takes \S+, \S+ of it for these"
+    assert re.fullmatch(rf"reads    {cost} {before}; these have saved \S+ so far; {point}", figures[3])
+    small = r"small are 0 data files, 0 delete files and \d manifests?"
+    joined = r"a full read joins 1 delete file \(\S+ k?B\)"
+    assert re.fullmatch(rf"files    {joined}; {small}; \d snapshots?", figures[4])
+    assert len(figures) == 7
 
 
 def test_status_tells_what_is_wrong_and_what_to_do_and_ends_with_1(

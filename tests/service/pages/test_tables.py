@@ -338,6 +338,8 @@ def test_what_readers_pay_is_shown_of_all_tables_in_lists_and_of_each_read(
     admin.open("/")
     assert "Cost of reads" in admin.page.text
     assert "Saved since enrolment" in admin.page.text
+    for figure in ("Cost of point reads", "Delete files joined 1", "Small files"):
+        assert figure in admin.page.text
     admin.open("/tables?sort=-read_overhead_seconds")
     assert 'data-label="Cost of reads" class="number">1.' in admin.page.html
     admin.open(f"/tables/{table['id']}")
