@@ -101,7 +101,8 @@ class Catalog:
 
     @property
     def jdbc_uri(self) -> str:
-        return f"jdbc:sqlite:{self.database}"
+        # No test needs it after a crash of the machine, and each commit would wait for the disk.
+        return f"jdbc:sqlite:{self.database}?synchronous=OFF"
 
 
 def sqlite_catalog(spark: SparkSession, name: str, directory: Path) -> Catalog:
@@ -500,7 +501,7 @@ class TableBuilder:
         return [WrittenFile({**dv, "file-size-in-bytes": size}) for dv in written]
 
     def _new_path(self, extension: str) -> str:
-        return f"{self.metadata.location}/data/{uuid.uuid4()}.{extension}"
+        return f"{self.java.location()}/data/{uuid.uuid4()}.{extension}"
 
     def _write(
         self,

@@ -87,7 +87,7 @@ class UpsertStream:
         """Start the job on the table `namespace.table`, from its last checkpoint or savepoint."""
         options = {
             "catalog": catalog.name,
-            "uri": f"{catalog.jdbc_uri}?busy_timeout=30000",
+            "uri": f"{catalog.jdbc_uri}&busy_timeout=30000",
             "warehouse": catalog.warehouse,
             "table": identifier,
             "key": ",".join(self.key),
