@@ -137,9 +137,9 @@ def _reads(overview: Json) -> str:
     saved, avoided = overview["read_saved_seconds"], overview["read_avoided_seconds"]
     point, point_overhead = overview["point_read_seconds"], overview["point_read_overhead_seconds"]
     return (
-        f"a full read of all takes about {brief(seconds)}, {brief(overhead)} of it for deletes and small files, "
-        f"{brief(avoided)} less than without jobs, which have saved {brief(saved)} so far; a point read takes "
-        f"{brief(point)}, {brief(point_overhead)} of it for these"
+        f"a full read of all takes about {brief(seconds)}, {brief(overhead)} of it for deletes and small "
+        f"files, {brief(avoided)} less than without jobs, which have saved {brief(saved)} so far; a point "
+        f"read takes {brief(point)}, {brief(point_overhead)} of it for these"
     )
 
 
