@@ -136,6 +136,5 @@ class CandidatePage(Message):
     tables: int
     """The catalog has this many tables."""
     ranked_anew: bool
-    """True if what was seen for the pages before is known no longer and there was not the time to look at all
-    of it again: the first tables by name are ranked alone, and later pages may list some of the others
-    again."""
+    """The first tables by name are ranked alone, and later pages may list others once more, if this is true:
+    what was seen for the pages before is known no longer, and to look at all of it would take too long."""
