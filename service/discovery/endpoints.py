@@ -17,7 +17,7 @@ from service.discovery.models import (
 )
 from service.http.etags import IfMatch, OptionalIfMatch, with_etag
 from service.http.messages import CatalogId
-from service.http.paging import Page, PageRequest
+from service.http.paging import Page, PageRequest, Search
 from service.http.problem_documents import UNREACHABLE_RESPONSE
 from service.http.routing import ApiRoute
 from service.settings import CurrentSettings
@@ -81,9 +81,10 @@ def list_patterns(
         str | None,
         Query(description="Only those of this catalog are listed, which is given by name or id."),
     ] = None,
+    search: Search = None,
 ) -> Page[StandingPatternView]:
     """List standing patterns, with what came of them."""
-    return patterns.list_patterns(session, page, catalog=catalog)
+    return patterns.list_patterns(session, page, catalog=catalog, search=search)
 
 
 @router.get("/patterns/{pattern_id}")

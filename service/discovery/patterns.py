@@ -71,10 +71,12 @@ def create_pattern(
 
 
 def list_patterns(
-    session: Session, page: PageRequest, *, catalog: str | None = None
+    session: Session, page: PageRequest, *, catalog: str | None = None, search: str | None = None
 ) -> Page[StandingPatternView]:
-    """Patterns of all catalogs, or of one."""
+    """Patterns of all catalogs, or of one; `search` is a part of the pattern."""
     query = select(EnrollmentPattern)
+    if search:
+        query = query.where(col(EnrollmentPattern.pattern).icontains(search, autoescape=True))
     if catalog is not None:
         found = find_catalog(session, catalog)
         query = query.where(EnrollmentPattern.catalog_id == (found.id if found else ""))

@@ -10,7 +10,7 @@ from service.auth.models import Principal
 from service.catalogs.service import get_catalog
 from service.db.database import ReadSession, WriteSession
 from service.http.messages import CatalogId, TableId
-from service.http.paging import Page, PageRequest
+from service.http.paging import Page, PageRequest, Search
 from service.http.routing import ApiRoute
 from service.http.waking import WAKES
 from service.notifications import senders, service
@@ -79,9 +79,10 @@ def list_senders(
         str | None,
         Query(description="Only senders of this catalog are listed, which is given by name or id."),
     ] = None,
+    search: Search = None,
 ) -> Page[SenderView]:
     """List senders of signed notifications."""
-    return senders.list_senders(session, page, catalog)
+    return senders.list_senders(session, page, catalog, search)
 
 
 @router.delete("/notification-senders/{sender_id}", status_code=204)

@@ -193,9 +193,13 @@ def create_sender(
     return _view(row, catalog.name)
 
 
-def list_senders(session: Session, page: PageRequest, catalog: str | None = None) -> Page[SenderView]:
-    """catalog: name or id, to list the senders of one. Raises NotFoundError."""
+def list_senders(
+    session: Session, page: PageRequest, catalog: str | None = None, search: str | None = None
+) -> Page[SenderView]:
+    """catalog: name or id, to list the senders of one; search: a part of the name. Raises NotFoundError."""
     query = select(NotificationSender)
+    if search:
+        query = query.where(col(NotificationSender.name).icontains(search, autoescape=True))
     if catalog is not None:
         query = query.where(NotificationSender.catalog_id == get_catalog(session, catalog).id)
     return read_page(session, query, page, SORTING, lambda rows: _views(session, rows))

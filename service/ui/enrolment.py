@@ -17,7 +17,7 @@ from service.db.database import CurrentDatabase, ReadSession
 from service.discovery import candidates, patterns
 from service.discovery.models import StandingPatternPatch, StandingPatternRequest
 from service.errors import ForbiddenError, IcestreamError, InvalidError, NotFoundError, PreconditionError
-from service.http.paging import PageRequest
+from service.http.paging import PageRequest, Search
 from service.jobs import service as jobs
 from service.jobs.models import JobRequest
 from service.policies.built_in import MANUAL
@@ -173,8 +173,9 @@ def show_patterns(
     reader: Viewer,
     page: Annotated[PageRequest, Depends(patterns.SORTING.page_request)],
     catalog: str | None = None,
+    search: Search = None,
 ) -> Response:
-    found = patterns.list_patterns(session, page, catalog=catalog)
+    found = patterns.list_patterns(session, page, catalog=catalog, search=search)
     return render(
         request,
         "patterns/list.html",
@@ -184,6 +185,7 @@ def show_patterns(
         total=found.counted,
         sort=page.sort,
         catalog=catalog,
+        search=search,
         catalogs=catalogs.list_names(session),
     )
 

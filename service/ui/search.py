@@ -3,17 +3,23 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlencode
 
 import sqlalchemy as sa
 from fastapi import APIRouter, Request, Response
 from sqlmodel import Session, SQLModel
 
+from service.auth import service as auth
 from service.auth.access import Viewer
-from service.auth.models import Principal
+from service.auth.models import ApiKeyView, Principal
 from service.catalogs import service as catalogs
 from service.db.database import ReadSession
+from service.discovery import patterns
+from service.discovery.models import StandingPatternView
 from service.http.paging import Page, PageRequest, Search
+from service.notifications import senders
+from service.notifications.models import SenderView
 from service.policies import service as policies
 from service.policies.models import PolicyView
 from service.records.erasures import Erasure
@@ -26,14 +32,19 @@ from service.tables.models import TableView
 from service.ui.pages import PageRoute, render
 from service.webhooks import service as webhooks
 from service.webhooks.models import WebhookView
+from service.workers import service as workers
+from service.workers.models import WorkerView
 
 router = APIRouter(prefix="/search", route_class=PageRoute)
-_Named = Page[TableView] | Page[PolicyView] | Page[WebhookView]
+_Item = TableView | PolicyView | StandingPatternView | WorkerView | WebhookView | SenderView | ApiKeyView
+_Listed = tuple[str, str, Page[Any]]
+"""What is found is called so, its list is there, and this is its first page."""
 _FIRST = 8
 """So many of each kind are named; the list of the kind has the rest."""
 _BEGINS_ID = re.compile(r"[0-9a-f]{8}[0-9a-f-]{0,28}")
 """At least as much of one as pages show."""
 _BY_NAME = PageRequest(limit=_FIRST, sort="name")
+_LATEST = PageRequest(limit=_FIRST, sort="-created_at")
 _WITH_IDS: Sequence[tuple[type[SQLModel], str, str]] = (
     (EnrolledTable, "Table", "/tables"),
     (Job, "Job", "/jobs"),
@@ -64,12 +75,18 @@ def _found(session: Session, settings: Settings, reader: Principal, words: str) 
     for kind, name, place in _WITH_IDS:
         for row_id in _ids(session, kind, words):
             by_id.append((f"{name} {row_id}", f"{place}/{row_id}"))
-    lists: list[tuple[str, str, _Named]] = [
+    found: list[_Listed] = [
         ("Tables", "/tables", tables.list_tables(session, settings, _BY_NAME, search=words)),
         ("Policies", "/policies", policies.list_policies(session, _BY_NAME, search=words)),
+        ("Patterns", "/patterns", patterns.list_patterns(session, _LATEST, search=words)),
+        ("Workers", "/workers", workers.list_workers(session, settings, _BY_NAME, search=words)),
     ]
     if reader.role.allows(Role.ADMIN):
-        lists.append(("Webhooks", "/webhooks", webhooks.list_webhooks(session, _BY_NAME, search=words)))
+        found += [
+            ("Webhooks", "/webhooks", webhooks.list_webhooks(session, _BY_NAME, search=words)),
+            ("Senders of notifications", "/senders", senders.list_senders(session, _BY_NAME, search=words)),
+            ("API keys", "/api-keys", auth.list_api_keys(session, _BY_NAME, search=words)),
+        ]
     kinds = [Kind("By id", by_id)]
     # As the command line writes them. A catalog's name may have dots itself.
     for catalog in catalogs.list_names(session):
@@ -80,19 +97,29 @@ def _found(session: Session, settings: Settings, reader: Principal, words: str) 
         named = [(_name(item), f"/tables/{item.id}") for item in whole.items]
         more = _rest("/tables", whole.next_cursor, catalog=catalog, search=rest)
         kinds.append(Kind(f"Tables of {catalog}", named, more))
-    for name, place, page in lists:
-        items = [(_name(item), f"{place}/{item.id}") for item in page.items]
-        kinds.append(Kind(name, items, _rest(place, page.next_cursor, search=words)))
+    for name, place, page in found:
+        # Once each: workers that start again have the name that they had.
+        items = dict.fromkeys((_name(item), _address(place, item)) for item in page.items)
+        kinds.append(Kind(name, list(items), _rest(place, page.next_cursor, search=words)))
     names = catalogs.list_names(session, search=words)
     registered = [(name, f"/catalogs/{name}") for name in names[:_FIRST]]
     of_catalogs = Kind("Catalogs", registered, _rest("/catalogs", len(names) > _FIRST, search=words))
-    kinds.insert(len(kinds) - len(lists) + 1, of_catalogs)
+    kinds.insert(len(kinds) - len(found) + 1, of_catalogs)
     return [kind for kind in kinds if kind.items]
 
 
-def _name(item: TableView | PolicyView | WebhookView) -> str:
+def _name(item: _Item) -> str:
     """Of a table, as the command line writes it: several catalogs may have one of the same name."""
+    if isinstance(item, StandingPatternView):
+        return f"{item.catalog}.{item.pattern}"
     return f"{item.catalog}.{item.name}" if isinstance(item, TableView) else item.name
+
+
+def _address(place: str, item: _Item) -> str:
+    """Its page; or the list with it, of what has none."""
+    if isinstance(item, WorkerView | SenderView | ApiKeyView):
+        return f"{place}?{urlencode({'search': item.name})}"
+    return f"{place}/{item.id}"
 
 
 def _rest(place: str, is_more: object, **filters: str) -> str | None:

@@ -9,7 +9,7 @@ from service.auth.models import Principal
 from service.catalogs import service as catalogs
 from service.db.database import CurrentDatabase, ReadSession
 from service.errors import IcestreamError
-from service.http.paging import PageRequest
+from service.http.paging import PageRequest, Search
 from service.notifications import senders
 from service.notifications.models import SenderRequest
 from service.settings import CurrentSettings
@@ -35,8 +35,9 @@ def show_senders(
     reader: Admin,
     page: Annotated[PageRequest, Depends(senders.SORTING.page_request)],
     catalog: str | None = None,
+    search: Search = None,
 ) -> Response:
-    found = senders.list_senders(session, page, catalog)
+    found = senders.list_senders(session, page, catalog, search)
     return render(
         request,
         "senders/list.html",
@@ -46,6 +47,7 @@ def show_senders(
         total=found.counted,
         sort=page.sort,
         catalog=catalog,
+        search=search,
         catalogs=catalogs.list_names(session),
         address=address_of(request),
     )

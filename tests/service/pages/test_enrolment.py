@@ -109,7 +109,7 @@ def test_a_standing_pattern_is_made_paused_changed_and_deleted(
     newest = admin.open("/patterns?catalog=local&sort=-created_at&limit=1")
     assert "later.*" not in newest.text
     assert "later.*" in admin.follow("Next page").text
-    assert "No pattern is of this catalog" in admin.open("/patterns?catalog=none").text
+    assert "No pattern fits these filters" in admin.open("/patterns?catalog=none").text
     admin.open("/patterns")
     admin.follow("later.*")
     assert "paused" in admin.send("/pause").text

@@ -37,6 +37,55 @@ def test_things_are_found_by_a_part_of_their_names(
     assert service.admin.delete(f"/webhooks/{webhook_id}").is_success
 
 
+def test_whoever_may_list_things_finds_them_by_name_and_nobody_else(
+    service: Running, admin: Person, iceberg: IcebergCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WEBHOOK_PAGE", "whsec_" + base64.b64encode(bytes(32)).decode())
+    secret = {"secret": "env:WEBHOOK_PAGE"}
+    made = [
+        ("webhooks", {"name": "barley-hook", "url": "http://127.0.0.1:9/hook", "kinds": ["job"]} | secret),
+        ("notification-senders", {"name": "barley-flink", "catalog": "local"} | secret),
+        ("api-keys", {"name": "barley-ci", "role": "viewer"}),
+        ("patterns", {"catalog": "local", "pattern": "barley.*"}),
+    ]
+    paths = []
+    for path, body in made:
+        answer = service.admin.post(f"/{path}", json=body)
+        assert answer.is_success, answer.text
+        paths.append(f"/{path}/{answer.json()['id']}")
+    for _ in range(2):
+        worker = {"name": "barley-worker", "hostname": "host", "pid": 1, "version": "0.1.0"}
+        service.admin.post("/workers", json=worker).raise_for_status()
+    for_all = {
+        "local.barley.*": paths[3],
+        "barley-worker": "/workers?search=barley-worker",
+    }
+    for_admins = {
+        "barley-hook": paths[0],
+        "barley-flink": "/senders?search=barley-flink",
+        "barley-ci": "/api-keys?search=barley-ci",
+    }
+    with Person(service, Role.VIEWER) as viewer, Person(service, Role.OPERATOR) as operator:
+        for person, expected in ((viewer, for_all), (operator, for_all), (admin, for_all | for_admins)):
+            page = person.open("/search?search=BARLEY")
+            found = {
+                words: at.removeprefix(service.url)
+                for words, at in page.links.items()
+                if "barley" in at or words in expected
+            }
+            assert found == expected
+            assert page.html.count(">barley-worker<") == 1
+            for path in found.values():
+                assert "barley" in person.open(path).text
+    assert [
+        one["name"] for one in service.admin.get("/notification-senders?search=Y-FL").json()["items"]
+    ] == ["barley-flink"]
+    assert service.admin.get("/notification-senders?search=rye").json()["items"] == []
+    assert service.admin.get("/patterns?search=rye").json()["items"] == []
+    for path in paths:
+        service.admin.delete(path).raise_for_status()
+
+
 def test_what_has_an_id_is_found_by_it_as_long_as_it_is_there(
     service: Running, admin: Person, iceberg: IcebergCatalog
 ) -> None:
