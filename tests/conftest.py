@@ -2,13 +2,16 @@
 
 import gc
 import os
+import sqlite3
 from collections import defaultdict
 from collections.abc import Generator, Iterator
+from functools import cache
 from typing import Any
 
 import pytest
+import typer.main
 from hypothesis import HealthCheck, settings
-from sqlalchemy import Dialect, Engine
+from sqlalchemy import Dialect, Engine, event
 from sqlalchemy.engine.default import DefaultDialect
 from sqlalchemy.util import LRUCache
 
@@ -51,6 +54,27 @@ def compiled_once() -> Iterator[None]:
         # Statements are kept by their dialect, of which each engine has one of its own.
         patch.setattr(DefaultDialect, "__hash__", lambda self: hash(type(self)))
         patch.setattr(DefaultDialect, "__eq__", lambda self, other: type(self) is type(other))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def disks_not_waited_for() -> Iterator[None]:
+    """By SQLite, with each commit: no test needs what it holds after a crash of the machine."""
+
+    def connected(connection: Any, _: object) -> None:
+        if isinstance(connection, sqlite3.Connection):
+            connection.execute("PRAGMA synchronous=OFF")
+
+    event.listen(Engine, "connect", connected)
+    yield
+    event.remove(Engine, "connect", connected)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def commands_made_once() -> Iterator[None]:
+    """Whoever runs a command in a test would make all of them anew, which takes longer than to run it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("typer.testing._get_command", cache(typer.main.get_command))
         yield
 
 
