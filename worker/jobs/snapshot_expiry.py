@@ -94,6 +94,7 @@ class _Expiry:
         self._job = job
         self._warehouse = warehouse
         self._parameters = job.assignment.job.expire
+        self._now = datetime.now(UTC)  # at all looks: else what ages during one keeps the job from its end
         self._done = _Done()
         self._plans = 0
 
@@ -122,8 +123,7 @@ class _Expiry:
     # what may go
 
     def _look(self, table: PinnedTable) -> _Found:
-        now = datetime.now(UTC)
-        parameters = self._parameters
+        now, parameters = self._now, self._parameters
         older_than = now - timedelta(seconds=parameters.older_than_seconds)
         branch, staging_branch = table.branch, self._job.assignment.table.staging_branch
         kept = kept_by_age(table.metadata, branch, older_than, parameters.retain_last, now, staging_branch)

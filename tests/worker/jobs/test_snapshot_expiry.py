@@ -137,6 +137,24 @@ def test_whoever_commits_meanwhile_is_in_nobodys_way(
     assert (3, "eu", 30) in visible_rows(spark, table.identifier)
 
 
+def test_a_writer_that_never_pauses_does_not_keep_an_expiry_from_its_end(
+    new_table: NewTable, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever becomes old enough while it runs is left to the next one."""
+    table, real, commits = in_past(new_table()), expiry.exact_operations, 0
+
+    def operations(*arguments: Any, **how: Any) -> Any:
+        nonlocal commits
+        commits += 1
+        for number in range(2 * (commits < 5)):
+            table.append([row(number)])
+        return real(*arguments, **how)
+
+    monkeypatch.setattr(expiry, "exact_operations", operations)
+    assert expire(jobs)["snapshots_expired"] == 3, "and the head of before"
+    assert (commits, len(snapshots(table))) == (2, 4)
+
+
 def test_a_branch_that_is_rolled_back_meanwhile_keeps_its_past(
     new_table: NewTable, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
