@@ -1,4 +1,4 @@
-"""Writers and compactions that never pause: conversions succeed beside them, and hold nobody up."""
+"""Writers and compactions that never pause: jobs succeed beside them, and hold nobody up."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ class Writer:
     act: Callable[[int], object]
     tolerated: str = "nothing"  # what the message of an error may say
     most: float = inf  # after so many it waits
+    pause_seconds: float = 0  # between two
     done: int = 0
     errors: list[Exception] = field(default_factory=list)
     lost: int = 0
@@ -55,6 +56,8 @@ class Writer:
                     self.errors.append(error)
                 continue
             self.done += 1
+            if self.pause_seconds:
+                self._stop.wait(self.pause_seconds)
 
     @contextmanager
     def running(self, begun: int = 3) -> Iterator[None]:
@@ -168,11 +171,11 @@ def test_a_conversion_beside_a_storm_of_writers_succeeds_at_once_and_costs_them_
     assert_nothing_is_left(table)
 
 
-def attempts_needed(jobs: Jobs, job_id: str) -> int:
-    """How many attempts a conversion takes; raises when it has no more."""
+def attempts_needed(jobs: Jobs, job_id: str, kind: str = "convert", **how: Any) -> int:
+    """How many attempts a job takes; raises when it has no more."""
     for attempt in range(1, ATTEMPTS + 1):
         try:
-            jobs.run("convert", job_id=job_id, attempt=attempt)
+            jobs.run(kind, job_id=job_id, attempt=attempt, **how)
         except JobError as error:
             if (error.code, error.retryable) != ("commit_conflict", True) or attempt == ATTEMPTS:
                 raise
@@ -212,3 +215,70 @@ def test_a_conversion_beside_endless_compactions_comes_through_and_so_do_these_a
     assert exactly.spark_rows(table) == expected
     assert orphans(table) == set()
     assert_nothing_is_left(table)
+
+
+@dataclass(frozen=True)
+class Maintenance:
+    """A kind of job. commits: of the table, that one makes. version: of the format."""
+
+    kind: str
+    commits: int
+    parameters: dict[str, Any]
+    version: int = 3
+
+
+MAINTENANCE = [
+    Maintenance("rewrite_data_files", 2, {"min_input_files": 2}),  # it converts first
+    Maintenance("rewrite_position_delete_files", 1, {"min_input_files": 2}, version=2),
+    Maintenance("rewrite_manifests", 1, {}),
+    Maintenance("expire_snapshots", 1, {"older_than_seconds": 0, "retain_last": 1}),
+]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("job", MAINTENANCE, ids=lambda job: job.kind)
+def test_maintenance_beside_a_storm_of_writers_ends_and_costs_them_one_retry_at_most(
+    exactly: Exactness, job: Maintenance
+) -> None:
+    """Two writers, each of several commits a second, with as many retries as Iceberg makes by default."""
+    by_partition = {"write.delete.granularity": "partition"}
+    table = exactly.table("id bigint, value bigint", format_version=job.version, properties=by_partition)
+    table.append([{"id": i, "value": -1} for i in range(KEYS)], files=2)
+    upserted, appended, third = (CountedTable(exactly.spark, table.identifier) for _ in range(3))
+    (old,) = third.append([{"id": -1 - i, "value": 0} for i in range(KEYS)])
+    upserts = Writer(lambda number: upsert(upserted, number), pause_seconds=0.2)
+    appends = Writer(lambda number: append(appended, number), pause_seconds=0.2)
+
+    def both_write() -> None:
+        for writer in (upserts, appends):
+            writer.wait_for_another()
+
+    exactly.jobs.reporter.before_commit = both_write
+    rounds, deleted, attempts = 4, 0, 0
+    with upserts.running(), appends.running():
+        for number in range(rounds):
+            for _ in range(2 * (job.kind == "rewrite_position_delete_files")):
+                third.delete_positions({old: [deleted]})
+                deleted += 1
+            done = upserts.done, appends.done
+            attempts += attempts_needed(exactly.jobs, f"storm-{number}", job.kind, parameters=job.parameters)
+            assert upserts.done > done[0]
+            assert appends.done > done[1]
+            both_write()
+    exactly.jobs.reporter.before_commit = lambda: None
+
+    retries = upserted.retries + appended.retries + third.retries
+    log.info(
+        "%s: %d jobs took %d attempts beside %d commits, %d of them tried again, one %d times",
+        *(job.kind, rounds, attempts, len(retries), len(retries) - retries.count(0), max(retries)),
+    )
+    assert attempts == rounds
+    assert len(retries) == upserts.done + appends.done + deleted + 1
+    assert sum(retries) <= rounds * job.commits
+    assert max(retries) <= 1
+    expected = rows_after(appends.done, upserts.done)
+    expected |= {(-1 - i, 0): 1 for i in range(deleted, KEYS)}
+    assert exactly.spark_rows(table) == expected
+    exactly.jobs.run("convert")
+    assert exactly.spark_rows(table) == expected
+    assert orphans(table) == set()
