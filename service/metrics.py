@@ -102,6 +102,10 @@ def render_metrics(session: Session, settings: Settings, lookups: LookupMetrics)
     gauge("maintenance_seconds", "Of jobs that maintain the tables, since these were enrolled.").set(
         reads.maintenance_seconds
     )
+    gauge(
+        "oldest_due_maintenance_age_seconds",
+        "How long maintenance that a policy wants has been due, in the table where that is longest; or 0.",
+    ).set(summary.oldest_due_seconds)
     gauge("staged_rows", "Rows and row-level deletes of staging branches that are not published.").set(
         summary.staged_rows
     )

@@ -61,6 +61,8 @@ _BEGIN_ANEW = (
 )
 KEPT = 10_000
 """Snapshots of a staging branch. The table's metadata names all, so more of them make each commit slow."""
+OVERDUE = timedelta(days=2)
+"""For which maintenance may be due before the table is degraded: longer than a budget of a day is spent."""
 PATIENCE_SECONDS = 60.0
 """Lagging begins so long, at least, after the age at which the policy converts."""
 _OF_CATALOGS = {"catalog-unreachable", "catalog-redirects", "host-unknown"}
@@ -171,6 +173,8 @@ def judge(
         )
     if failed:
         return HealthStatus.DEGRADED, *_failure(health, failed[0])
+    if (overdue := _overdue(health, now)) is not None:
+        return HealthStatus.DEGRADED, *overdue
     indexed = next((job for job in last_jobs if job.kind in (JobKind.INDEX, JobKind.REBUILD)), None)
     if indexed is not None and (caveat := caveat_of(JobKind(indexed.kind), indexed.result, dry_run=False)):
         return HealthStatus.DEGRADED, f"{caveat.title}. {caveat.detail}", caveat.remedy
@@ -214,6 +218,20 @@ def _why_late(health: TableHealth, kind: JobKind, late: str, paused: str | None)
     if held_up.get("code") in ("outside-window", "budget-spent"):
         return f"{late} {held_up['sentence']}", _WIDEN.format(kind.value)
     return late, "Check that the list of workers has one that runs; add workers if all are busy."
+
+
+def _overdue(health: TableHealth, now: datetime) -> tuple[str, str] | None:
+    """That maintenance which the policy wants does not come about, in words, and what to do."""
+    due = [(one["due_since"], kind) for kind, one in health.decisions.items() if "due_since" in one]
+    if not due:
+        return None
+    since, kind = min(due)
+    if now - datetime.fromisoformat(since) <= OVERDUE:
+        return None
+    decision = health.decisions[kind]
+    waits = decision["code"] in ("outside-window", "budget-spent")
+    remedy = _WIDEN if waits else "See the last {} jobs, and whether workers have time for them."
+    return f"Maintenance is overdue ({kind}). {decision['sentence']}", remedy.format(kind)
 
 
 def _hindrance(health: TableHealth, last_jobs: Sequence[Job]) -> Job | None:
@@ -465,6 +483,8 @@ class Summary:
     staged_rows: int
     oldest_staged_seconds: float
     """Of tables that are not paused, and whose policy publishes by itself."""
+    oldest_due_seconds: float
+    """For which maintenance that a policy wants has been due."""
 
 
 _SUMMED = (
@@ -493,7 +513,7 @@ def summarize(session: Session, now: datetime) -> Summary:
     """What the last poll of each table found; as many queries, however many tables there are."""
     # As floats: SQLite's sum of integers fails beyond 64 bits.
     sums = [func.coalesce(func.sum(cast(getattr(TableHealth, name), Float)), 0) for name in _SUMMED]
-    oldest = [func.min(TableHealth.oldest_equality_delete_at)]
+    oldest = [func.min(TableHealth.oldest_equality_delete_at), func.min(TableHealth.maintenance_due_at)]
     groups = (col(TableHealth.status), col(TableHealth.is_removed))
     rows = session.execute(select_columns(*groups, func.count(), *oldest, *sums).group_by(*groups)).all()
     found = [row for row in rows if not row[1]]
@@ -534,6 +554,7 @@ def summarize(session: Session, now: datetime) -> Summary:
         oldest_staged_seconds=age_seconds(
             _oldest_awaited(session, col(TableHealth.oldest_staged_at), JobKind.PUBLISH), now
         ),
+        oldest_due_seconds=age_seconds(_oldest(row[4] for row in found), now),
     )
 
 
@@ -543,7 +564,7 @@ def _oldest(moments: Iterable[datetime | None]) -> datetime | None:
 
 def _added_up(rows: Sequence[Any]) -> dict[str, float]:
     """The sums of several groups of tables, by the names of their columns."""
-    return {name: sum(row[4 + number] for row in rows) for number, name in enumerate(_SUMMED)}
+    return {name: sum(row[5 + number] for row in rows) for number, name in enumerate(_SUMMED)}
 
 
 def _oldest_awaited(session: Session, moment: Mapped[datetime | None], kind: JobKind) -> datetime | None:

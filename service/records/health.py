@@ -21,7 +21,8 @@ class HealthStatus(StrEnum):
     """This is the health of a table. `blocked`: deletes can't be converted, or what is staged not published,
     or the job that should do it failed. `unknown`: the table can't be looked at. `lagging`: deletes, or what
     is staged, are older than the policy lets them become, with the time that a job takes. `degraded`: lookups
-    cost more than they should, or the last job of another kind failed. `healthy`: none of these."""
+    cost more than they should, the last job of another kind failed, or maintenance that the policy wants has
+    been due for two days. `healthy`: none of these."""
 
     HEALTHY = "healthy"
     LAGGING = "lagging"
@@ -73,6 +74,8 @@ class TableHealth(SQLModel, table=True):
     pending_equality_delete_files: int = 0
     pending_equality_deletes: int = Field(default=0, sa_type=BigInteger)
     oldest_equality_delete_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
+    maintenance_due_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
+    """Since when maintenance is due that the policy wants, by `decisions`; None if none is."""
     pending_key_sets: list[dict[str, Any]] = Field(default_factory=list, sa_type=Json)
     """Of each key set with pending deletes: `equality_field_ids` in order, `files`, `oldest_at`, and `ages`.
 
@@ -180,7 +183,8 @@ class TableHealth(SQLModel, table=True):
         default_factory=list, sa_column=Column(ReportedList(UnconvertibleDelete), nullable=False)
     )
     decisions: dict[str, Any] = Field(default_factory=dict, sa_type=Json)
-    """The scheduler's latest decision per job kind: what, why, since when."""
+    """The scheduler's latest decision per job kind: what, why, since when; and of maintenance, since when it
+    is due."""
     counted_equality_deletes: int = Field(default=0, sa_type=BigInteger)
     """So many of its equality deletes the totals have, by `count_pending`: those of its last sample."""
 

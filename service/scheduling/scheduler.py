@@ -11,6 +11,7 @@ from typing import Any
 
 from sqlmodel import Session
 
+from service.index_health.service import OVERDUE
 from service.jobs import claims, queue
 from service.jobs.events import record_table_event
 from service.jobs.service import of_policy
@@ -23,7 +24,13 @@ from service.records.tables import EnrolledTable
 from service.scheduling import clock
 from service.scheduling.decisions import cron_of, deadlines, decide
 from service.scheduling.facts import Action, Decision, TableState, windows_of
+from service.scheduling.rewriting_or_conversion import WITH_CONVERSION
 from service.scheduling.state import table_state
+
+_DUE = frozenset({"outside-window", "budget-spent", "sort-order-missing"})
+"""Codes of decisions that keep a job waiting which is due."""
+_STILL_DUE = frozenset({"active", "min-interval", WITH_CONVERSION})
+"""Of those that do so where it was due before: it may fail, or wait for a worker."""
 
 
 def schedule(
@@ -47,11 +54,16 @@ def schedule(
     for number, decision in enumerate(decided):
         before = decisions.get(decision.kind.value, {})
         began = before.get("code") != decision.code or before.get("action") != decision.action.value
+        due = due_since(decision, state, policy, before.get("due_since"), now)
+        sentence = decision.sentence
+        if due is not None and now - due > OVERDUE:
+            sentence += f" It has been due since {due:%Y-%m-%d %H:%M} UTC."
         decisions[decision.kind.value] = {
             "action": decision.action.value,
             "code": decision.code,
-            "sentence": decision.sentence,
+            "sentence": sentence,
             "since": queue.rfc3339(now) if began else before["since"],
+            **({"due_since": queue.rfc3339(due)} if due is not None else {}),
         }
         if decision.action is Action.TRIGGER:
             queue.enqueue(
@@ -76,8 +88,36 @@ def schedule(
             )
     # Of a table whose staging branch was taken back, nothing is decided any more.
     health.decisions = {kind: decisions[kind] for kind in decisions if kind in state.kinds}
+    all_due = [one["due_since"] for one in health.decisions.values() if "due_since" in one]
+    health.maintenance_due_at = datetime.fromisoformat(min(all_due)) if all_due else None
     session.add(health)
     return _decides_at(state, policy, now, decided)
+
+
+def due_since(
+    decision: Decision, state: TableState, policy: EffectivePolicy, before: str | None, now: datetime
+) -> datetime | None:
+    """Since when maintenance that the policy wants has not come about: for want of its window, budget or a
+    worker, or since it fails. Where its window is to open first, that moment; None if nothing is wanted.
+
+    before: what this was at the decision before.
+    """
+    if not decision.kind.is_maintenance:
+        return None
+    has_failed = decision.action is Action.BACKOFF and decision.code.startswith("failed")
+    is_due = decision.action is Action.TRIGGER or decision.code in _DUE or has_failed
+    if not is_due and decision.code not in _STILL_DUE:
+        return None
+    last = state.last.get(decision.kind)
+    if before is not None:
+        began = datetime.fromisoformat(before)
+        if last is None or last.failed or last.ended_at <= began:
+            return began
+    if not is_due:
+        return None
+    if decision.code == "outside-window":
+        return next_opening(windows_of(policy, decision.kind), policy.schedule.time_zone, now)
+    return now
 
 
 def _parameters(kind: JobKind, policy: EffectivePolicy) -> dict[str, Any] | None:

@@ -64,7 +64,7 @@ def check(expression: str, told: dict[str, list[dict[str, str]]]) -> None:
 def test_alerts_ask_for_what_is_told(told: dict[str, list[dict[str, str]]]) -> None:
     (rule,) = of_kind(render("production"), "PrometheusRule")
     alerts = [alert for group in rule["spec"]["groups"] for alert in group["rules"]]
-    assert len(alerts) == 11
+    assert len(alerts) == 12
     for alert in alerts:
         check(alert["expr"], told)
         assert 'namespace="data", service="r-icestream"' in alert["expr"]
@@ -76,6 +76,8 @@ def test_alerts_ask_for_what_is_told(told: dict[str, list[dict[str, str]]]) -> N
         alert = by_name[f"IcestreamTables{status}"]
         assert f'status="{status.lower()}"' in alert["expr"]
         assert "{{ $value }}" in alert["annotations"]["summary"]
+    overdue = by_name["IcestreamMaintenanceOverdue"]["expr"]
+    assert re.fullmatch(r"max\(icestream_oldest_due_maintenance_age_seconds{.*}\) > 172800", overdue)
     dear = by_name["IcestreamReadsDear"]["expr"]
     now, fresh = dear.split(" > 3 * ")
     assert "icestream_read_seconds{" in now

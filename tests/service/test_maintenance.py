@@ -1,5 +1,6 @@
 """Jobs that maintain a table: when policies start them, and that others may go on doing it."""
 
+import re
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -126,6 +127,45 @@ def test_that_somebody_else_replaces_files_is_told_and_our_own_jobs_are_not(
         page = admin.open(f"/tables/{table['id']}").text
     shown = page[page.index("Done by another") :]
     assert "rewrite manifests seen last at" in shown, shown[:200]
+
+
+def test_an_expiry_that_never_gets_its_window_is_overdue_until_a_job_succeeds(
+    service: Running, iceberg: IcebergCatalog, table: dict[str, Any]
+) -> None:
+    def overdue_seconds() -> float:
+        told = service.admin.get(f"{service.url}/metrics").text
+        named = r"^icestream_oldest_due_maintenance_age_seconds (.*)$"
+        return float(re.findall(named, told, re.MULTILINE)[0])
+
+    opens = utc_now() + timedelta(hours=6)
+    window = {"start": f"{opens:%H:%M}", "end": f"{opens + timedelta(minutes=1):%H:%M}"}
+    settings = {"index": {"enabled": False}, "expire_snapshots": AT_ONCE | {"windows": [window]}}
+    assert service.admin.post("/policies", json={"name": "narrow", "settings": settings}).status_code == 201
+    attached = {"level": "table", "table_id": table["id"], "policy": "narrow"}
+    assert service.admin.put("/policy-attachments", json=attached).is_success
+    found = health(service, table)
+    decided = found["decisions"]["expire_snapshots"]
+    assert (found["status"], decided["code"]) == ("healthy", "outside-window")
+    assert datetime.fromisoformat(decided["due_since"]) == opens.replace(second=0, microsecond=0)
+    assert overdue_seconds() == 0, "it may not start before"
+    with service.database.write() as session:
+        row = session.get_one(TableHealth, table["id"])
+        was_due = utc_now() - timedelta(days=3)
+        since = row.decisions["expire_snapshots"] | {"due_since": was_due.isoformat()}
+        row.decisions = row.decisions | {"expire_snapshots": since}
+        session.add(row)
+    found = health(service, table)
+    assert found["status"] == "degraded"
+    assert found["status_reason"].startswith("Maintenance is overdue (expire_snapshots). The oldest snapshot")
+    assert found["status_reason"].endswith(f"It has been due since {was_due:%Y-%m-%d %H:%M} UTC.")
+    assert "widen the policy's windows" in found["what_to_do"]
+    assert overdue_seconds() > timedelta(days=2.9).total_seconds()
+    service.admin.post(f"/tables/{table['id']}/jobs", json={"kind": "expire_snapshots"})
+    assignment = service.claim(service.start_worker())
+    assert assignment is not None
+    service.finish(assignment, result={"expiry": {"snapshots_expired": 1, "snapshots_left": 2}})
+    assert health(service, table)["status"] == "healthy"
+    assert overdue_seconds() == 0
 
 
 def test_small_manifests_are_written_anew_by_a_job_of_the_policy_and_before_snapshots_expire(

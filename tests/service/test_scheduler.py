@@ -28,7 +28,7 @@ from service.records.health import TableHealth
 from service.records.jobs import JobKind
 from service.scheduling.decisions import deadlines, decide
 from service.scheduling.facts import Action, Decision, LastJob, StagedState, TableState
-from service.scheduling.scheduler import _changes
+from service.scheduling.scheduler import _changes, due_since
 from service.scheduling.state import _new_small_files
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -291,6 +291,39 @@ def test_that_another_does_the_same_is_told_whether_or_not_the_policy_does() -> 
     assert "Expiry is done by another as well, seen last at" in found.sentence
     later = replace(state, done_elsewhere={JobKind.EXPIRE_SNAPSHOTS: NOW - timedelta(days=9)})
     assert "done by another" not in decision(later, JobKind.EXPIRE_SNAPSHOTS).sentence
+
+
+def test_maintenance_is_due_from_its_trigger_until_a_job_succeeds_or_nothing_is_wanted() -> None:
+    kind, day = JobKind.EXPIRE_SNAPSHOTS, timedelta(days=1)
+
+    def due(
+        action: Action, code: str, before: datetime | None = None, last: LastJob | None = None
+    ) -> datetime | None:
+        state = replace(IDLE, last={kind: last} if last is not None else {})
+        decided = Decision(kind, action, code, "")
+        return due_since(decided, state, POLICY, before.isoformat() if before is not None else None, NOW)
+
+    failed = LastJob(NOW - day, failed=1, failed_at=NOW - day)
+    for action, code in (
+        (Action.TRIGGER, "age"),
+        (Action.SKIP, "budget-spent"),
+        (Action.BACKOFF, "failed-3"),
+    ):
+        assert due(action, code) == NOW
+        assert due(action, code, NOW - 3 * day) == due(action, code, NOW - 3 * day, failed) == NOW - 3 * day
+        assert due(action, code, NOW - 3 * day, LastJob(NOW - day)) == NOW, "one has succeeded since"
+    for code in ("active", "min-interval"):
+        assert due(Action.WAIT, code, NOW - 3 * day, failed) == NOW - 3 * day
+        assert due(Action.WAIT, code) is due(Action.WAIT, code, NOW - 3 * day, LastJob(NOW - day)) is None
+    for action, code in (
+        (Action.WAIT, "below-triggers"),
+        (Action.SKIP, "paused"),
+        (Action.SKIP, "policy-off"),
+        (Action.BACKOFF, "idle-2"),
+    ):
+        assert due(action, code, NOW - 3 * day) is None
+    decided = Decision(JobKind.CONVERT, Action.TRIGGER, "age", "")
+    assert due_since(decided, IDLE, POLICY, None, NOW) is None, "deletes that wait have a status of their own"
 
 
 def test_a_window_of_its_own_takes_the_place_of_the_schedules() -> None:

@@ -583,6 +583,7 @@ def _create_tables() -> None:
         sa.Column("pending_equality_delete_files", sa.Integer(), nullable=False),
         sa.Column("pending_equality_deletes", sa.BigInteger(), nullable=False),
         sa.Column("oldest_equality_delete_at", AT, nullable=True),
+        sa.Column("maintenance_due_at", AT, nullable=True),
         sa.Column("pending_key_sets", JSON, nullable=False),
         sa.Column("convertible_delete_files", sa.Integer(), nullable=False),
         sa.Column("convertible_deletes", sa.BigInteger(), nullable=False),
