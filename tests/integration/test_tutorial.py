@@ -1,11 +1,14 @@
 """docs/tutorial.md, run as whoever reads it would: every command of it, in its order."""
 
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -25,12 +28,27 @@ SHIMS = {
 }
 
 
-def blocks() -> list[str]:
-    """The commands of each block from step 2 on."""
+def blocks() -> list[tuple[int, str]]:
+    """The commands of each block from step 2 on, with the number of the step."""
     text = (ROOT / "docs" / "tutorial.md").read_text()
-    steps = text[text.index("## 2.") :]
-    found = re.findall(r"(?:^(?: {4}.*)?\n)+", steps, re.MULTILINE)
-    return [re.sub(r"^ {4}", "", block, flags=re.MULTILINE).strip() for block in found if block.strip()]
+    found = []
+    for number, step in re.findall(r"^## (\d+)\.(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL):
+        indented = re.findall(r"(?:^(?: {4}.*)?\n)+", step, re.MULTILINE)
+        commands = [re.sub(r"^ {4}", "", block, flags=re.MULTILINE).strip() for block in indented]
+        found += [(int(number), block) for block in commands if block and number != "1"]
+    return found
+
+
+def shown_alert() -> Any:
+    """What the page says that the receiver gets, among other things."""
+    (shown,) = re.findall(r"```json\n(.*?)```", (ROOT / "docs" / "tutorial.md").read_text(), re.DOTALL)
+    return json.loads(shown)
+
+
+def has_all_of(told: Any, shown: Any) -> bool:
+    if isinstance(shown, dict):
+        return all(has_all_of(told[name], value) for name, value in shown.items())
+    return bool(told == shown)
 
 
 def test_the_tutorial_does_what_it_says(tmp_path: Path) -> None:
@@ -55,7 +73,7 @@ def test_the_tutorial_does_what_it_says(tmp_path: Path) -> None:
         "REAL_HELM": subprocess.check_output([ROOT / "scripts" / "install_helm"], text=True).strip(),
     }
     bash = ["bash", "-euo", "pipefail", "-c"]
-    first, *others = map(here, blocks())
+    (_, first), *others = [(step, here(commands)) for step, commands in blocks()]
     assert first.splitlines()[-1] == "icestream up"
     for shown, run in {
         "source .venv/bin/activate": f"PATH={Path(sys.executable).parent}:$PATH",
@@ -63,12 +81,14 @@ def test_the_tutorial_does_what_it_says(tmp_path: Path) -> None:
     }.items():
         first = first.replace(shown, run)
     log = (tmp_path / "up.log").open("wb")
+    began = time.time()
     with log, subprocess.Popen([*bash, first], cwd=ROOT, env=environment, stdout=log, stderr=log) as up:
         try:
             # A person reads what `up` says before they open another terminal.
             said = tmp_path / "up.log"
             wait_until(lambda: "The worker is ready" in said.read_text(), "the worker to be ready")
-            script = "\n".join(others).replace(
+            timed = [f'{commands}\necho "{step} $EPOCHSECONDS" >> "$LAKE/steps"' for step, commands in others]
+            script = "\n".join(timed).replace(
                 "source .venv/bin/activate", f"PATH={tmp_path}/bin:{Path(sys.executable).parent}:$PATH"
             )
             # What it has started goes with it.
@@ -80,7 +100,13 @@ def test_the_tutorial_does_what_it_says(tmp_path: Path) -> None:
         finally:
             up.send_signal(signal.SIGTERM)
             up.wait(PATIENCE_SECONDS)
-    assert "webhook.test" in (lake / "alerts.log").read_text()
+    # For whoever writes in the page how long it takes.
+    ended = dict(line.split() for line in (lake / "steps").read_text().splitlines())
+    print({step: f"done after {int(at) - began:.0f} s" for step, at in ended.items()})  # noqa: T201
+    received = [json.loads(line) for line in (lake / "alerts.log").read_text().splitlines()]
+    kinds = [one["type"] for one in received]
+    assert kinds == ["icestream.webhook.test", "icestream.job.failed"]
+    assert has_all_of(received[1], shown_alert())
     assert "converted" in done.stdout
     manifests = list(yaml.safe_load_all((lake / "manifests.yaml").read_text()))
     named = set(re.findall(r"'secret(?:Key)?Ref': \{[^}]*'name': '([\w-]+)'", str(manifests)))
