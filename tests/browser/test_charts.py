@@ -237,6 +237,21 @@ _CELL = f"""(element, [x, row]) => {{{_PIXELS}
     const y = top + (row * ROW + 6) * devicePixelRatio;
     return drawnOn(chart)(Math.round(left + width * x), y, 1, 1).slice(0, 3);
 }}"""
+_RUN = f"""(element, status) => {{{_PIXELS}
+    // How many pixels high the only run is drawn if it has this status.
+    const chart = CHARTS.get(element);
+    const told = JSON.parse(element.dataset.timeline);
+    told.runs[0][3] = told.statuses.indexOf(status);
+    element.dataset.timeline = JSON.stringify(told);
+    chart.update();
+    const [red, green, blue] = inkOf(ink(RUN_INKS[status]));
+    const x = Math.round(chart.valToPos(told.began + told.runs[0][4], "x", true)) + 1;
+    return new Promise((done) => requestAnimationFrame(() => {{
+        const column = drawnOn(chart)(x, chart.bbox.top, 1, ROW * devicePixelRatio);
+        done(column.filter((value, place) => place % 4 === 0 && value === red
+            && column[place + 1] === green && column[place + 2] === blue).length / devicePixelRatio);
+    }}));
+}}"""
 _IS_HATCHED = f"""(element, [x, row]) => {{{_PIXELS}
     // Lines, and nothing between them.
     const chart = CHARTS.get(element);
@@ -279,6 +294,12 @@ def test_the_timeline_draws_tables_and_what_ran_and_leads_to_the_job(
     strips.focus()
     signed_in.keyboard.press("Home")
     expect(strips.locator(".readout")).to_contain_text("nothing measured")
+    # A run that failed is higher than one that did not, and its colour is its own where people force theirs.
+    assert [strips.evaluate(_RUN, status) for status in ("failed", "succeeded")] == [9, 5]
+    signed_in.emulate_media(forced_colors="active")
+    inks = signed_in.evaluate("['good', 'bad', 'accent-strong', 'muted'].map((name) => ink(name))")
+    assert len(set(inks)) == 4
+    signed_in.emulate_media(forced_colors="none")
     # The run ended just now, in the last interval or the one before it.
     signed_in.keyboard.press("End")
     if "index on worker-7" not in (strips.locator(".readout").text_content() or ""):
@@ -306,6 +327,8 @@ def test_the_grid_of_latest_jobs_is_walked_through_by_keyboard(
     signed_in.keyboard.press("ArrowLeft")
     first = visits.locator(f'a[href="/jobs/{jobs[0]}"]')
     expect(first).to_be_focused()
+    told = first.evaluate("cell => getComputedStyle(cell, '::after').content")
+    assert told.startswith('"index succeeded, ')
     # A shorter row is met at its own end, and Tab leaves a row.
     signed_in.keyboard.press("ArrowUp")
     expect(views.locator("a")).to_be_focused()

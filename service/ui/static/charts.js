@@ -16,6 +16,8 @@ let zoom = null;  // {min, max} in seconds while the page is zoomed
 function ink(name, alpha = 1) {
   const probe = document.createElement("span");
   probe.hidden = true;
+  // Colours that people force are one for all of them.
+  probe.style.forcedColorAdjust = "none";
   probe.style.color = `var(--${name})`;
   document.body.append(probe);
   const colour = getComputedStyle(probe).color;
@@ -310,6 +312,7 @@ function heat(value, limits) {
 function mixed(part) {
   const probe = document.createElement("span");
   probe.hidden = true;
+  probe.style.forcedColorAdjust = "none";
   probe.style.color = `color-mix(in srgb, var(--accent) ${part}%, var(--surface))`;
   document.body.append(probe);
   const colour = getComputedStyle(probe).color;
@@ -530,8 +533,10 @@ function strips(element) {
           const left = drawn.valToPos(run.start, "x", true);
           const wide = Math.max(drawn.valToPos(run.end, "x", true) - left, 3 * scale);
           ctx.fillStyle = inkOf(RUN_INKS[run.status] ?? "muted");
-          if (hasCells) ctx.fillRect(left, top + height - 7 * scale, wide, 5 * scale);
-          else ctx.fillRect(left, top + 4 * scale, wide, height - 8 * scale);
+          // What failed is higher, for whoever sees no colours.
+          const more = run.status === "failed" ? (hasCells ? 4 : 3) * scale : 0;
+          if (hasCells) ctx.fillRect(left, top + height - 7 * scale - more, wide, 5 * scale + more);
+          else ctx.fillRect(left, top + 4 * scale - more, wide, height - 8 * scale + 2 * more);
         }
       });
     },
