@@ -11,9 +11,15 @@ from playwright.sync_api import Locator, Page, expect
 from sqlmodel import col, delete, select
 
 from service.db.database import Database, utc_now
-from service.records.health import HealthSample
+from service.records.health import HealthSample, TableHealth, add_change, minute_of
 from service.records.jobs import Attempt, Job
-from tests.browser.running_service import PlayedWorker, RunningService, index_report, index_result
+from tests.browser.running_service import (
+    PlayedWorker,
+    RunningService,
+    convert_result,
+    index_report,
+    index_result,
+)
 from tests.service.health_samples import health_sample
 from tests.service.test_replay import history, store
 
@@ -46,6 +52,21 @@ _HIGHEST = f"""(element, x) => {{{_PIXELS}
     return null;
 }}"""
 
+_COLUMNS = f"""(element, places) => {{{_PIXELS}
+    // What is drawn at parts of the width.
+    const chart = CHARTS.get(element);
+    const {{ left, top, width, height }} = chart.bbox;
+    return places.map((x) => drawnOn(chart)(Math.round(left + width * x) - 1, top, 2, height).join());
+}}"""
+_MARKED = """(element, x) => new Promise((done) => {
+    // As if a conversion had ended then.
+    const told = JSON.parse(element.dataset.plot);
+    told.marks = [(told.ends - told.began) * x];
+    element.dataset.plot = JSON.stringify(told);
+    CHARTS.get(element).update();
+    requestAnimationFrame(() => done(true));
+})"""
+
 
 @pytest.fixture
 def table(service: RunningService) -> str:
@@ -53,24 +74,30 @@ def table(service: RunningService) -> str:
     if not service.iceberg.catalog.table_exists("shop.visits"):
         service.create_iceberg_table("shop.visits", delete_files=1, deletes_each=3)
     table = service.enroll("shop.visits", policy="manual")
-    write_samples(service, table, [(4, 0), (3, 4000), (2, 1000), (1.25, 1000, "unknown"), (1, 3000)])
+    write_samples(
+        service, table, [(4, 0), (3, 4000), (2, 1000, "healthy", 3660), (1.25, 1000, "unknown"), (1, 3000)]
+    )
     return table
 
 
 def write_samples(service: RunningService, table: str, told: Sequence[Any]) -> None:
-    """told: hours ago, deletes, and the status unless it is healthy."""
+    """told: hours ago, deletes, and the status and the lag unless that is healthy and this is a minute."""
     now = utc_now()
     database = Database(service.database_url)
     with database.write() as session:
         session.exec(delete(HealthSample).where(col(HealthSample.table_id) == table))
-        for hours, deletes, *status in told:
-            session.add(sample(table, now - HOUR * hours, deletes, *status))
+        for hours, deletes, *more in told:
+            session.add(sample(table, now - HOUR * hours, deletes, *more))
     database.dispose()
 
 
-def sample(table: str, at: datetime, deletes: int, status: str = "healthy") -> HealthSample:
+def sample(
+    table: str, at: datetime, deletes: int, status: str = "healthy", lag_seconds: float = 60
+) -> HealthSample:
     index = {"entries": 10, "bytes": 100, "sorted_runs": 1}
-    return health_sample(table, at, deletes, resolution="hour", lag_seconds=60, status=status, **index)
+    return health_sample(
+        table, at, deletes, resolution="hour", lag_seconds=lag_seconds, status=status, **index
+    )
 
 
 def chart(page: Page, label: str) -> Locator:
@@ -90,6 +117,33 @@ def test_a_line_is_drawn_where_its_values_are(signed_in: Page, service: RunningS
     again = [drawn.evaluate(_HIGHEST, x) for x in (0.375, 0.625, 0.875)]
     assert again == [pytest.approx(value, rel=0.06) for value in (4000, 1000, 3000)]
     assert drawn.evaluate(_HIGHEST, 0.72) is None, "nobody knows what was there"
+    # Of ages, the line rises from one to the next.
+    lag = chart(signed_in, "Lag over")
+    assert [lag.evaluate(_HIGHEST, x) for x in (0.3, 0.45)] == [
+        pytest.approx(60 + of * 3600, rel=0.06) for of in (0.2, 0.8)
+    ]
+    drawn.scroll_into_view_if_needed()
+    before = drawn.evaluate(_COLUMNS, [0.29, 0.3, 0.31])
+    assert drawn.evaluate(_MARKED, 0.3)
+    after = drawn.evaluate(_COLUMNS, [0.29, 0.3, 0.31])
+    assert [one != other for one, other in zip(before, after, strict=True)] == [False, True, False]
+
+
+def test_the_total_of_all_tables_is_drawn_where_it_was(
+    signed_in: Page, service: RunningService, table: str
+) -> None:
+    database = Database(service.database_url)
+    with database.write() as session:
+        health = session.get_one(TableHealth, table)
+        health.counted_equality_deletes += 6_000
+        session.add(health)
+        for hours, change in ((20, 1_000), (12, 5_000)):
+            add_change(session, minute_of(utc_now() - hours * HOUR), 0, change)
+    database.dispose()
+    signed_in.goto(f"{service.url}/?days=1")
+    total = chart(signed_in, "Pending equality deletes of all tables over")
+    before, after = (total.evaluate(_HIGHEST, x) for x in (0.25, 0.75))
+    assert [before, after] == [pytest.approx(1_000, abs=200), pytest.approx(6_000, abs=200)]
 
 
 def test_values_are_read_by_mouse_and_by_keyboard_under_one_cross_hair(
@@ -307,6 +361,11 @@ def test_the_timeline_draws_tables_and_what_ran_and_leads_to_the_job(
     expect(strips.locator(".readout")).to_contain_text("index on worker-7: succeeded")
     signed_in.keyboard.press("Enter")
     signed_in.wait_for_url(f"{service.url}/jobs/{job}")
+    # Coloured by lag: a minute at each sample, and what has passed since, while anything is pending.
+    signed_in.goto(f"{service.url}/timeline?search=shop.visits&colour=lag")
+    strips = chart(signed_in, "Tables over time, by lag")
+    for hours, step in ((16, 0), (9, 4), (0.5, 3)):
+        assert strips.evaluate(_CELL, [x(hours), 0]) == strips.evaluate(_HEAT, f"heat-{step}"), hours
 
 
 def test_the_grid_of_latest_jobs_is_walked_through_by_keyboard(
@@ -402,6 +461,20 @@ _ROW = f"""(element, [x, row, down = 0.5]) => {{{_PIXELS}
         return a > 200 && Math.abs(r - red) + Math.abs(g - green) + Math.abs(b - blue) < 12;
     }};
     return ["accent", "accent-strong", "bad", "warn", "good", "muted"].find(isNear) ?? null;
+}}"""
+
+
+_BAR = f"""(element, [x, bar]) => {{{_PIXELS}
+    // The same of one of the bars of the only row; a faint one is drawn with part of its ink.
+    const chart = CHARTS.get(element);
+    const {{ top, height }} = chart.bbox;
+    const y = Math.round(top + 4 * devicePixelRatio + (height - 8 * devicePixelRatio) * (bar + 0.5) / 4);
+    const [r, g, b, a] = drawnOn(chart)(Math.round(chart.valToPos(x, "x", true)), y, 1, 1);
+    const name = ["accent", "warn"].find((one) => {{
+        const [red, green, blue] = inkOf(ink(one));
+        return a > 80 && Math.abs(r - red) + Math.abs(g - green) + Math.abs(b - blue) < 24;
+    }});
+    return name ? `${{name}}${{a < 200 ? "-faint" : ""}}` : null;
 }}"""
 
 
@@ -504,6 +577,8 @@ def test_the_x_ray_draws_runs_as_large_and_as_dead_as_they_are(
     head = service.iceberg.head("shop.visits")
     report = index_report(head=head, dead_ratio=0.25, coverage=0.75)
     PlayedWorker(service, "worker-7").claim().succeed(index_result(), report)
+    service.request_job(table, "convert")
+    PlayedWorker(service, "worker-7").claim().succeed(convert_result())
     signed_in.goto(f"{service.url}/tables/{table}/index")
     runs = chart(signed_in, "Sorted runs of id")
 
@@ -524,6 +599,19 @@ def test_the_x_ray_draws_runs_as_large_and_as_dead_as_they_are(
     expect(runs.locator(".readout")).to_contain_text("Level 0")
     expect(runs.locator(".readout")).to_contain_text("6.0 MB in 1 file")
     expect(signed_in.locator("#xray [aria-live]").first).to_contain_text("2,000,000 entries, 0% of them dead")
+    # Three deletes, however old they are by now.
+    ages = chart(signed_in, "Pending deletes by id and age")
+    rows = ages.evaluate("e => JSON.parse(e.dataset.bars).rows.map((row) => row[3][0][0])")
+    assert [ages.evaluate(_ROW, [1.5, row]) for row in range(len(rows))] == [
+        "accent" if value else None for value in rows
+    ]
+    assert sum(rows) == 3
+    # Index and scan as predicted, which are fainter, and as measured: 0.9 and 1.2 s, 3.6 s and none.
+    costs = chart(signed_in, "What lookups and scans took")
+    assert [costs.evaluate(_BAR, [x, 0]) for x in (0.8, 1.0)] == ["accent-faint", None]
+    assert [costs.evaluate(_BAR, [x, 1]) for x in (1.1, 1.3)] == ["accent", None]
+    assert [costs.evaluate(_BAR, [x, 2]) for x in (3.3, 3.7)] == ["warn-faint", None]
+    assert costs.evaluate(_BAR, [0.1, 3]) is None
 
 
 _LOOKS = """(element, more) => new Promise((told) => {
