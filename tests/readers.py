@@ -53,7 +53,7 @@ def pyiceberg_rows(table: TableBuilder, *, snapshot_id: int | None = None) -> Ro
     return _counted(static.scan(snapshot_id=snapshot_id).to_arrow())
 
 
-def java_rows(table: TableBuilder, *columns: str) -> Rows:
+def java_rows(table: TableBuilder, *columns: str, snapshot_id: int | None = None) -> Rows:
     """What Iceberg's generic reader in Java shows of some columns; it knows every type.
 
     Values as their Java text: choose columns of numbers or text.
@@ -62,7 +62,8 @@ def java_rows(table: TableBuilder, *columns: str) -> Rows:
     names = jvm.java.util.ArrayList()
     for column in columns:
         names.add(column)
-    reading = jvm.org.apache.iceberg.data.IcebergGenerics.read(table.java).select(names).build()
+    scan = jvm.org.apache.iceberg.data.IcebergGenerics.read(table.java).select(names)
+    reading = (scan if snapshot_id is None else scan.useSnapshot(snapshot_id)).build()
     rows: Rows = Counter()
     try:
         records = reading.iterator()

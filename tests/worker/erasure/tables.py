@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from tests import erased
-from tests.factories import TableBuilder, visible_rows
+from tests.factories import TableBuilder
 from tests.jobs import Jobs
+from tests.readers import java_rows
 
 NewTable = Callable[..., TableBuilder]
 ALL_GONE = {"gone": 1, "invisible": 0, "held": 0, "unknown": 0}
@@ -40,10 +41,11 @@ class Erase:
         return report
 
 
-def numbers_of(table: TableBuilder, **how: Any) -> list[int]:
-    """The visible rows, by their numbers."""
-    rows = visible_rows(table.spark, table.identifier, **how).elements()
-    return sorted(int(one[0].removeprefix("person-")) for one in rows)
+def numbers_of(table: TableBuilder, *, branch: str | None = None) -> list[int]:
+    """The visible rows, by their numbers, as Iceberg's reader in Java shows them."""
+    snapshot_id = None if branch is None else table.metadata.refs[branch].snapshot_id
+    rows = java_rows(table, "id", snapshot_id=snapshot_id).elements()
+    return sorted(int(str(one[0]).removeprefix("person-")) for one in rows)
 
 
 def files_with(numbers: Collection[int], *places: Path) -> list[str]:
