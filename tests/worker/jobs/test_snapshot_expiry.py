@@ -83,8 +83,8 @@ def test_what_no_snapshot_needs_is_deleted_and_every_reader_shows_the_same(
     table.append([row(20)])
     jobs.run("index", key_sets=[["id"]])
     shown, of_tag = (
-        visible_rows(spark, table.identifier),
-        visible_rows(spark, table.identifier, branch="kept"),
+        duckdb_rows(table),
+        duckdb_rows(table, snapshot_id=table.metadata.refs["kept"].snapshot_id),
     )
     files, head = files_of(table), table.snapshot_id
     everything = snapshots(table)
@@ -102,7 +102,7 @@ def test_what_no_snapshot_needs_is_deleted_and_every_reader_shows_the_same(
     assert len(files - files_of(table)) == sum(numbers) + told["manifests_deleted"]
     assert (snapshots(table), table.snapshot_id) == (everything[2:], head)
     assert visible_rows(spark, table.identifier) == duckdb_rows(table) == pyiceberg_rows(table) == shown
-    assert visible_rows(spark, table.identifier, branch="kept") == of_tag
+    assert duckdb_rows(table, snapshot_id=table.metadata.refs["kept"].snapshot_id) == of_tag
     (verified,) = jobs.run("verify", key_sets=[["id"]]).result["key_sets"]
     assert (verified["differences"], verified["files_checked"]) == (0, 2)
     assert expire(jobs)["snapshots_expired"] == 0
@@ -133,8 +133,8 @@ def test_whoever_commits_meanwhile_is_in_nobodys_way(
     assert told["snapshots_expired"] == 2, "the head of before is one of the past by then"
     assert snapshots(table) == [first, table.snapshot_id]
     assert "so it looks again" in " ".join(jobs.reporter.decisions)
-    assert visible_rows(spark, table.identifier, branch="late").total() == 10
-    assert (3, "eu", 30) in visible_rows(spark, table.identifier)
+    assert duckdb_rows(table, snapshot_id=table.metadata.refs["late"].snapshot_id).total() == 10
+    assert (3, "eu", 30) in duckdb_rows(table)
 
 
 def test_a_writer_that_never_pauses_does_not_keep_an_expiry_from_its_end(
@@ -181,7 +181,7 @@ def test_what_a_killed_attempt_let_expire_is_deleted_by_whoever_follows(
     new_table: NewTable, jobs: Jobs, spark: SparkSession, when: str
 ) -> None:
     table = in_past(new_table())
-    files, shown = files_of(table), visible_rows(spark, table.identifier)
+    files, shown = files_of(table), duckdb_rows(table)
     with killed_at_call_of(Job, "run_action", when) as death:
         expire(jobs, job_id="killed")
     assert death.happened
@@ -199,7 +199,7 @@ def test_what_a_killed_attempt_let_expire_is_deleted_by_whoever_follows(
     assert (told["files_of_lost_attempts_deleted"] > 0) == (when == "after")
     gone = files - files_of(table)
     assert len([name for name in gone if name.endswith((".parquet", ".puffin"))]) == 3
-    assert visible_rows(spark, table.identifier) - shown == Counter([(20, "eu", 0)])
+    assert duckdb_rows(table) - shown == Counter([(20, "eu", 0)])
 
 
 def test_what_can_not_be_deleted_is_found_by_whoever_follows(
@@ -388,11 +388,11 @@ def test_a_branch_that_a_rest_catalog_moves_meanwhile_leads_to_what_it_names(
         told = expire(of_rest)
         table.append([row(20)])
         table.append([row(30)])
-        shown = visible_rows(spark, table.identifier)
+        shown = duckdb_rows(table)
         written = of_rest.run("rewrite_manifests").result["manifests"]
 
     assert next(calls) > 1, "it has looked once more"
     assert (told["snapshots_expired"], snapshots(table)[:2]) == (1, [first, head])
-    assert visible_rows(spark, table.identifier, branch="work").total() == 10
+    assert duckdb_rows(table, snapshot_id=table.metadata.refs["work"].snapshot_id).total() == 10
     assert written["manifests_rewritten"] > written["manifests_added"] == 1
-    assert visible_rows(spark, table.identifier) == shown
+    assert duckdb_rows(table) == shown

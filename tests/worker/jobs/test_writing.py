@@ -22,6 +22,7 @@ from icestream.writes import sent
 from tests.deaths import killed_at_its_commit
 from tests.factories import TableBuilder, garble, visible_rows
 from tests.jobs import Jobs
+from tests.readers import duckdb_rows
 from tests.thorough import V2_FIRST
 from worker.contract.control_plane import AnnouncedPlan, StaleAttemptError
 from worker.process.errors import JobCancelledError, JobError
@@ -73,7 +74,8 @@ def write(jobs: Jobs) -> Write:
 
 
 def rows_of(table: TableBuilder) -> Counter[tuple[Any, ...]]:
-    return visible_rows(table.spark, table.identifier)
+    """The visible rows as DuckDB shows them, in a tenth of the time that Spark takes."""
+    return duckdb_rows(table)
 
 
 def in_order(*rows: Row) -> Counter[tuple[Any, ...]]:
@@ -557,7 +559,8 @@ def test_rows_are_written_in_the_format_and_order_of_the_table(
     write.upsert(*sent)
     write.upsert(row(3, 100))
 
-    assert rows_of(table) == in_order(*[one for one in sent if one["id"] != 3], row(3, 100))
+    expected = in_order(*[one for one in sent if one["id"] != 3], row(3, 100))
+    assert visible_rows(spark, table.identifier) == expected
     assert {path.rpartition(".")[2] for path in table.data_file_paths} == {file_format}
     query = f"SELECT value FROM {table.identifier} WHERE region = 'us' ORDER BY _file, _pos"
     values = [one.value for one in spark.sql(query).collect()]
