@@ -51,6 +51,9 @@ def test_a_requested_job_publishes_what_is_staged(
     assert icestream.run(table_id, "publish")["staged_snapshots"] == 0
 
 
+# With every change, the service's half is told by tests/service/test_publications.py, and the worker's by
+# tests/worker/jobs/test_publishing.py.
+@pytest.mark.thorough
 def test_what_is_staged_is_published_by_itself_once_it_is_enrolled(
     icestream: Icestream, registered: Catalog, lake: Lake
 ) -> None:
