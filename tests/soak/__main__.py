@@ -78,7 +78,7 @@ def _arguments() -> argparse.Namespace:
         (WRITES, "histories that are about writes by key"),
         (WRITERS, "histories of several writers by key, through the service"),
         (ERASURES, "histories that are about erasures"),
-        (REWRITINGS, "histories that are about rewritings of files"),
+        (REWRITINGS, "histories that are about maintenance: rewritings, expiry and orphan files"),
     ):
         kinds.add_argument(
             kind.argument, dest="kind", action="store_const", const=kind, default=TABLES, help=about

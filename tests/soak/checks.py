@@ -6,6 +6,7 @@ from collections import Counter
 from random import Random
 from typing import Any
 
+from tests.faults.tables import missing, missing_of_index
 from tests.soak.lookups import LookupChecks
 
 
@@ -54,6 +55,13 @@ class Checks(LookupChecks):
         shown_by_java = self.table.java_rows({i: self.kinds[i] for i in fields}, snapshot_id)
         assert_same(shown_by_java, expected, f"what Java shows of snapshot {snapshot_id}")
         return f"an older snapshot shows {sum(expected.values())} rows"
+
+    def _check_files_are_there(self) -> None:
+        """Each that a snapshot or the index names."""
+        self.table.refresh()
+        self.table.forget()
+        gone = missing(self.table) | missing_of_index(self.table, self.jobs.index_location)
+        assert not gone, f"needed, and gone: {gone}"
 
 
 def assert_same(shown_rows: Counter[tuple[Any, ...]], expected: Counter[tuple[Any, ...]], what: str) -> None:

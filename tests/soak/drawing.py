@@ -103,8 +103,11 @@ REWRITE_WEIGHTS = {
     **{kind: weight for kind, weight in WEIGHTS.items() if kind != "write_by_key"},
     "rewrite_data_files": 30,
     "rewrite_position_delete_files": 12,
+    "rewrite_manifests": 10,
+    "expire_snapshots": 14,
+    "remove_orphan_files": 8,
 }
-"""Of histories that are about rewritings of files."""
+"""Of histories that are about maintenance by jobs."""
 
 
 def draw(seed: int, weights: Mapping[str, int] = WEIGHTS) -> tuple[Setup, list[Step]]:

@@ -15,9 +15,8 @@ from unittest.mock import patch
 from tests.soak.bounds import SMALL_BOUNDS
 from tests.soak.drawing import Setup, Step
 from tests.soak.steps.erasures import EraseSteps
-from tests.soak.steps.maintenance import MaintenanceSteps
-from tests.soak.steps.rewritings import RewriteSteps
 from tests.soak.steps.schemas import SchemaSteps
+from tests.soak.steps.upkeep import UpkeepSteps
 from tests.soak.steps.writers import WriterSteps
 from tests.soak.world import World
 
@@ -32,7 +31,7 @@ class HistoryError(AssertionError):
         self.cause = cause
 
 
-class History(WriterSteps, SchemaSteps, MaintenanceSteps, EraseSteps, RewriteSteps):
+class History(WriterSteps, SchemaSteps, EraseSteps, UpkeepSteps):
     """A table, its model, and all that may happen to them."""
 
     def __init__(self, world: World, setup: Setup) -> None:

@@ -13,7 +13,7 @@ from pyroaring import BitMap64
 
 from tests.soak.history import History
 from tests.soak.planted import other_rows, take_null_for_its_placeholder
-from tests.soak.seeds import TABLES, WRITES, Kind, run_seed
+from tests.soak.seeds import REWRITINGS, TABLES, WRITES, Kind, run_seed
 from tests.soak.world import World
 from worker.deletes.existing import ExistingDeletes
 from worker.deletes.merge import plan_deletes
@@ -123,6 +123,10 @@ WRITE_FAULTS: dict[str, Fault] = {
 }
 
 
+def _take_all_for_orphans(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("worker.jobs.orphan_removal._Removal._orphans", lambda _, old: list(old))
+
+
 @pytest.mark.parametrize("fault", list(FAULTS))
 def test_a_fault_is_found(world: World, fault: str) -> None:
     """A seed shows rows that contradict the model, and only with the fault."""
@@ -146,6 +150,11 @@ def test_a_fault_of_writes_is_found(world: World, fault: str) -> None:
         patch.setattr(History, "look_up", lambda *_: "")
 
     find(world, writes_alone, WRITES)
+
+
+def test_a_fault_of_maintenance_is_found(world: World) -> None:
+    """By the files that are gone, whether or not the head shows it."""
+    find(world, _take_all_for_orphans, REWRITINGS)
 
 
 def find(world: Any, make: Fault, kind: Kind = TABLES) -> None:

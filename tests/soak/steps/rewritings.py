@@ -11,7 +11,7 @@ from tests.soak.steps.writes import WriteSteps
 from worker.contract.control_plane import AnnouncedPlan
 from worker.process.errors import JobError
 
-_OTHERS = ("upsert", "delete", "append", "delete_positions", "end_rewrite", "drop_file", "roll_back")
+OTHERS = ("upsert", "delete", "append", "delete_positions", "end_rewrite", "drop_file", "roll_back")
 
 
 class RewriteSteps(WriteSteps):
@@ -36,6 +36,7 @@ class RewriteSteps(WriteSteps):
         if told is not None:
             figures = told["data_files"]
             said += f"{figures['data_files_rewritten']} files became {figures['data_files_added']}, "
+        self._check_files_are_there()
         return said + self._check(rng)
 
     def rewrite_position_delete_files(self, rng: Random) -> str:
@@ -45,13 +46,14 @@ class RewriteSteps(WriteSteps):
             figures = told["delete_files"]
             said += f"{figures['delete_files_rewritten']} files became {figures['delete_files_added']}, "
             self.may_conflict |= bool(told["commits"])
+        self._check_files_are_there()
         return said + self._check(rng)
 
     def _rewritten(
         self, rng: Random, kind: str, parameters: dict[str, Any]
     ) -> tuple[str, dict[str, Any] | None]:
         """What was said, and the result of a job that did not fail."""
-        between = Step(rng.choice(_OTHERS), rng.getrandbits(32)) if rng.random() < 0.4 else None
+        between = Step(rng.choice(OTHERS), rng.getrandbits(32)) if rng.random() < 0.4 else None
         reporter, at, said = self.jobs.reporter, rng.randint(1, 2), ""
         announce = reporter.announce
 
