@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -15,12 +16,31 @@ from tests.faults.cluster import Cluster
 from tests.faults.control_plane import LEASE_SECONDS
 from tests.faults.injection import Fault
 from tests.faults.recovery import TALLY
-from tests.faults.tables import assert_no_content_is_unnamed, assert_nothing_is_left, commits_by_job, strays
+from tests.faults.tables import (
+    assert_no_content_is_unnamed,
+    assert_nothing_is_left,
+    commits_by_job,
+    local,
+    strays,
+)
 from tests.integration.icestream import Json
 from tests.patience import wait_until
 
 BATCH = 2_000
 STAGING = "ingest"
+COMMITS = {"upsert": 1, "rewrite_data_files": 2, "rewrite_manifests": 1, "rewrite_position_delete_files": 1}
+"""Of a job of each kind; the second converts first."""
+PARAMETERS: dict[str, Json] = {
+    "expire_snapshots": {"older_than_seconds": 0, "retain_last": 1},
+    "rewrite_position_delete_files": {"min_input_files": 2},
+}
+MAINTENANCE = (
+    "rewrite_data_files",
+    "rewrite_position_delete_files",
+    "rewrite_manifests",
+    "expire_snapshots",
+    "remove_orphan_files",
+)
 
 
 class Subject:
@@ -47,6 +67,7 @@ class Subject:
         self.table_id = cluster.enroll(identifier, key_sets=[["id"]], policy=policy)
         self.rows: Counter[tuple[int, int]] = Counter()
         self._next = 0
+        self._dry_run_id = ""
         self.write()
 
     def write(self, files: int = 3) -> None:
@@ -58,6 +79,34 @@ class Subject:
         self.table.delete_keys(pa.table({"id": gone}))
         self.rows.update((i, i) for i in ids)
         self._forget(gone)
+
+    def delete_positions(self) -> None:
+        """Of another writer's, in a data file of its own: each commit leaves one more file of these."""
+        ids = range(self._next, self._next + 8)
+        self._next += 8
+        (path,) = self.table.append(pa.table({"id": ids, "v": ids}))
+        for position in range(4):
+            self.table.delete_positions({path: [position]})
+        self.rows.update((i, i) for i in ids[4:])
+
+    def leave_orphans(self) -> None:
+        """Files that nobody needs, old enough for a removal, and a dry run that has listed them."""
+        for number in range(6):
+            orphan = local(self.table.metadata.location) / "data" / f"left-{number}.parquet"
+            orphan.write_bytes(b"left")
+            os.utime(orphan, (1e9, 1e9))
+        dry_run = self.cluster.wait_for_job(
+            self.cluster.submit(self.table_id, "remove_orphan_files", dry_run=True)
+        )
+        assert dry_run["result"]["orphans"]["orphan_files"] == 6, dry_run
+        self._dry_run_id = dry_run["id"]
+
+    def submit(self, kind: str) -> str:
+        """Asks for a job that does what `prepare` has left for it; returns its id."""
+        parameters = PARAMETERS.get(kind, {})
+        if kind == "remove_orphan_files":
+            parameters = {"dry_run_job_id": self._dry_run_id}
+        return self.cluster.submit(self.table_id, kind, parameters=parameters)
 
     def upsert(self) -> str:
         """Asks for a job that replaces some rows and adds others; returns its id."""
@@ -107,8 +156,7 @@ class Subject:
         assert job["status"] == "succeeded", job
         TALLY.add(job["attempts"], LEASE_SECONDS)
         self.check_rows()
-        expected = {"convert": commits, "upsert": commits, "rewrite_data_files": 2}  # it converts first
-        assert commits_by_job(self.table)[job["id"]] == expected.get(kind, 0)
+        assert commits_by_job(self.table)[job["id"]] == {**COMMITS, "convert": commits}.get(kind, 0)
         assert [attempt["status"] for attempt in job["attempts"]].count("succeeded") == 1
         assert job["attempts"][-1]["status"] == "succeeded"
         assert all(attempt["ended_at"] for attempt in job["attempts"])
@@ -119,8 +167,10 @@ class Subject:
         assert kinds["job.running"] == len(job["attempts"])
         if kind in ("convert", "rewrite_data_files"):
             assert_nothing_is_left(self.table, self._store)
-        if kind == "rewrite_data_files":
+        if kind in MAINTENANCE:
             assert_no_content_is_unnamed(self.table)
+        if kind == "expire_snapshots":
+            assert len(self.table.metadata.snapshots) == 1
         if kind in ("index", "rebuild"):
             (key_set,) = self.cluster.get(f"/tables/{self.table_id}/health")["key_sets"]
             assert key_set["coverage"] == 1.0
@@ -129,12 +179,25 @@ class Subject:
 def prepare(subject: Subject, kind: str) -> None:
     """Work for a job of this kind, with an index to look up in."""
     subject.cluster.inject()
+    if kind == "rewrite_position_delete_files":
+        subject.delete_positions()
+        return
+    if kind == "remove_orphan_files":
+        subject.leave_orphans()
+        return
     subject.write()
     if kind != "index":
         subject.cluster.run(subject.table_id, "index")
+    if kind == "expire_snapshots":
+        subject.cluster.run(subject.table_id, "convert")  # whose deletes nobody needs once the past is gone
     if kind == "compact":
         subject.write()
         subject.cluster.run(subject.table_id, "index")
+
+
+def version_for(kind: str, number: int) -> int:
+    """Of the table that the case of this number is tried on: both formats take their turn."""
+    return 2 if kind == "rewrite_position_delete_files" else 2 + number % 2  # V3 has vectors instead
 
 
 def check_drain(cluster: Cluster, subject: Subject, kind: str, fault: Fault) -> None:

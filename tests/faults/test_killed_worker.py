@@ -27,6 +27,7 @@ from tests.faults.subjects import (
     Subjects,
     check_that_the_index_is_whole_and_its_place_holds_nothing_else,
     prepare,
+    version_for,
 )
 from tests.faults.tables import assert_nothing_is_left, commits_by_job, orphans
 from tests.integration.icestream import FINAL, Json
@@ -82,8 +83,36 @@ POINTS: dict[str, list[tuple[str, When]]] = {
     ],
     "rebuild": [("stage.index", "before"), ("dictionary", "after"), ("stage.report", "before")],
     "verify": [("stage.report", "before")],
-    "rewrite_data_files": [("stage.rewrite", "after"), ("stage.report", "before")],
+    "rewrite_data_files": [
+        ("stage.rewrite", "after"),
+        ("iceberg", "before"),
+        ("iceberg", "after"),
+        ("stage.report", "before"),
+    ],
+    "rewrite_position_delete_files": [
+        ("stage.rewrite", "after"),
+        ("iceberg", "before"),
+        ("iceberg", "after"),
+        ("finish", "before"),
+    ],
+    # These commit within the action of Iceberg's that gives its name to the stage.
+    "rewrite_manifests": [("stage.rewrite", "before"), ("stage.rewrite", "after"), ("finish", "before")],
+    "expire_snapshots": [
+        ("stage.expire", "before"),
+        ("stage.expire", "after"),
+        ("removal", "before"),
+        ("removal", "after"),
+        ("finish", "before"),
+    ],
+    "remove_orphan_files": [
+        ("stage.look", "after"),
+        ("removal", "before"),
+        ("removal", "after"),
+        ("finish", "before"),
+    ],
 }
+IN_THE_MIDDLE = {"delete-file": FILES_AT_ONCE + 1, "removal": 2}
+"""Of several: so many go well first."""
 KILLS = [(kind, point, when) for kind, points in POINTS.items() for point, when in points]
 
 
@@ -99,15 +128,14 @@ def test_a_killed_worker(
     subjects: Subjects,
     recoveries: list[Recovery],
 ) -> None:
-    # Both formats take their turn.
-    subject = subjects(2 + KILLS.index((kind, point, when)) % 2)
+    subject = subjects(version_for(kind, KILLS.index((kind, point, when))))
     prepare(subject, kind)
     in_the_middle = point == "delete-file"
     if in_the_middle:
         subject.write(files=2 * FILES_AT_ONCE)
-    fault = Fault(point, when, "kill", skip=FILES_AT_ONCE + 1 if in_the_middle else 0)
+    fault = Fault(point, when, "kill", skip=IN_THE_MIDDLE.get(point, 0))
     fired = cluster.inject(fault)
-    job_id = cluster.submit(subject.table_id, kind)
+    job_id = subject.submit(kind)
     cluster.wait_until_fired(fired, fault)
     if (point, when) != ("finish", "after"):
         cluster.lose_attempts()
@@ -393,14 +421,14 @@ def test_a_worker_dies_or_sleeps_at_any_point_whatever_comes_before(
     chance = random.Random(seed)
     for _ in range(6):
         kind, point, when = chance.choice(KILLS)
-        subject = subjects(chance.choice((2, 3)))
+        subject = subjects(version_for(kind, chance.randrange(2)))
         for _ in range(chance.randrange(3)):
             subject.write(files=chance.randint(1, 12))
         prepare(subject, kind)
         fault = Fault(point, when, chance.choice(("kill", "stop")), skip=chance.choice((0, 0, 1, 3)))
         sys.stdout.write(f"{kind} of version {subject.table.metadata.format_version}: {fault}\n")
         fired = cluster.inject(fault)
-        job_id = cluster.submit(subject.table_id, kind)
+        job_id = subject.submit(kind)
         # It may pass that point less often than that, and be done when it does.
         wait_until(
             lambda: has_fired(fired, fault) or cluster.get(f"/jobs/{job_id}")["status"] in FINAL,  # noqa: B023

@@ -1,12 +1,13 @@
 """The worker with faults at named points: `python -m tests.faults.worker_build`. Only tests start it.
 
 It is the real worker, in which the points are wrapped. What happens where says a file, named by
-ICESTREAM_FAULTS_FILE, that a test may write anew at any time; the real worker knows nothing of it.
-Points: `stage.NAME`, the calls to the service (`claim`, `heartbeat`, `addresses`, `finish`), and what is
-written: `run` (a file of the index), `snapshot` (any of the index), `entries` and `dictionary` (theirs),
-`delete-file` (one), `delete-files` (all of a task), `iceberg` (the commit), `clearing` (the commit that takes
-published files off their branch), `drop`, `leftovers` (found, to be removed). A file `limits` beside it gives
-limits of the worker's to whoever claims a job then.
+ICESTREAM_FAULTS_FILE, that a test may write anew at any time; the real worker knows nothing of it. Points:
+`stage.NAME`, the calls to the service (`claim`, `heartbeat`, `addresses`, `finish`), and what is written:
+`run` (a file of the index), `snapshot` (any of the index), `entries` and `dictionary` (theirs),
+`delete-file` (one), `delete-files` (all of a task), `iceberg` (the commit), `clearing` (the commit that
+takes published files off their branch), `drop`, `leftovers` (found, to be removed), `removal` (of one
+file). What an action of Iceberg's commits by itself, it commits in the stage of that name. A file `limits`
+beside it gives limits of the worker's to whoever claims a job then.
 """
 
 import errno
@@ -40,6 +41,7 @@ from worker.attempt.job import Job
 from worker.contract.control_plane import AttemptReport, ControlPlane, ControlPlaneError
 from worker.index.sorted_runs import IndexWarehouse, RunTable, RunWriter
 from worker.io.storage import Storage
+from worker.jobs.file_rewriting import BYTES
 from worker.spark.tasks import TaskRunner
 
 JVM_SILENCE_SECONDS = 12.0  # and not a minute
@@ -175,6 +177,7 @@ def inject() -> None:
     wrap(RunWriter, "close", "run", disk_full)
     wrap(RunTable, "commit_files", part_of_index, no_answer)
     wrap(Storage, "create", "snapshot", no_answer)
+    wrap(Storage, "delete", "removal", no_answer)
     wrap(worker.deletes.stage, "write_planned", "delete-files", disk_full)
     for write in ("_write_position_delete_file", "_write_deletion_vector"):
         wrap(worker.deletes.write, write, "delete-file", disk_full)
@@ -184,11 +187,14 @@ def inject() -> None:
     worker.table.row_delta.java_row_delta = lambda *arguments: Commit(row_delta(*arguments))
     described = worker.table.row_delta.described
 
-    def described_clearing(operation: Any, summary: Mapping[str, str], condemned: Any) -> Any:
+    def described_commit(operation: Any, summary: Mapping[str, str], condemned: Any) -> Any:
+        """Of those that are no row deltas."""
         found = described(operation, summary, condemned)
+        if BYTES in summary:
+            return Commit(found)
         return Commit(found, "clearing") if CLEARED in summary else found
 
-    worker.table.row_delta.described = described_clearing
+    worker.table.row_delta.described = described_commit
 
     @contextmanager
     def faulty_stage(job: Job, name: str) -> Iterator[None]:
