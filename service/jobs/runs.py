@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from sqlalchemy import case, extract, func, union_all
+from sqlalchemy import BindParameter, CompoundSelect, bindparam, func, union_all
 from sqlalchemy import select as columns
 from sqlmodel import Session, col, or_, select
 
@@ -102,26 +102,30 @@ def _ended_within(
     Neither what else ended nor when a job was made counts: one that was held up for days or took hours is
     there beside any number of shorter ones. Of each table, some hundred places of an index are looked at.
     """
-    if not table_ids:
-        return [], set()
-    of_all = []
+    chosen: list[str] = []
+    with_more: set[str] = set()
     for table_id in table_ids:
-        of_table = columns(Job.id, Job.table_id, Job.started_at, Job.ended_at).where(  # type: ignore[call-overload]
-            Job.table_id == table_id, col(Job.started_at).is_not(None)
-        )
-        ended = col(Job.ended_at)
-        within = of_table.where(ended >= since, ended < until).order_by(ended.desc()).limit(_LOOKED_AT)
-        after = of_table.where(ended >= until).order_by(ended).limit(_LOOKED_AT).subquery()
-        of_all += [columns(within.subquery()), columns(after).where(after.c.started_at < until)]
-    found = union_all(*of_all).subquery()
-    took = extract("epoch", found.c.ended_at) - extract("epoch", found.c.started_at)
-    by_end = func.row_number().over(partition_by=found.c.table_id, order_by=found.c.ended_at.desc())
-    told = columns(found.c.id, found.c.table_id, took.label("took"), by_end.label("by_end")).subquery()
-    is_late = case((told.c.by_end <= of_each // 2, 1), else_=0)
-    place = func.row_number().over(
-        partition_by=told.c.table_id, order_by=(is_late.desc(), told.c.took.desc(), told.c.by_end)
+        span = {"table_id": table_id, "since": since, "until": until}
+        found = sorted(session.execute(_ENDED, span).all(), key=lambda job: job.ended_at, reverse=True)
+        latest, others = found[: of_each // 2], found[of_each // 2 :]
+        longest = sorted(others, key=lambda job: job.ended_at - job.started_at, reverse=True)
+        chosen += [job.id for job in (*latest, *longest)[:of_each]]
+        if len(found) > of_each:
+            with_more.add(table_id)
+    return chosen, with_more
+
+
+def _ended_jobs() -> CompoundSelect[Any]:
+    """Of a table, those that `_ended_within` looks at; made once, as making it takes longer than asking."""
+    of_table = columns(col(Job.id), col(Job.started_at), col(Job.ended_at)).where(
+        col(Job.table_id) == bindparam("table_id"), col(Job.started_at).is_not(None)
     )
-    placed = columns(told.c.id, told.c.table_id, place.label("place")).subquery()
-    rows = session.execute(columns(placed).where(placed.c.place <= of_each + 1)).all()
-    chosen = [job_id for job_id, _, place in rows if place <= of_each]
-    return chosen, {table_id for _, table_id, place in rows if place > of_each}
+    since: BindParameter[datetime] = bindparam("since")
+    until: BindParameter[datetime] = bindparam("until")
+    ended = col(Job.ended_at)
+    within = of_table.where(ended >= since, ended < until).order_by(ended.desc()).limit(_LOOKED_AT)
+    after = of_table.where(ended >= until).order_by(ended).limit(_LOOKED_AT).subquery()
+    return union_all(columns(within.subquery()), columns(after).where(after.c.started_at < until))
+
+
+_ENDED = _ended_jobs()
