@@ -8,11 +8,14 @@ real, what the worker reports is played, and the past day of measurements is wri
 
 import base64
 import math
+import re
 import shutil
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Literal
@@ -309,36 +312,18 @@ def _repeat(session: Session, job_id: str, ended_at: datetime, table: EnrolledTa
     return again.id
 
 
-def take(browser: Browser, service: RunningService, pages: Pages, directory: Path, suffix: str = "") -> None:
-    for theme, (width_name, width) in product(THEMES, WIDTHS.items()):
-        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=theme)
-        page = context.new_page()
-        kind = f"{suffix}-{width_name}-{theme}.png"
-        for name, path in pages.anonymous.items():
-            page.goto(service.url + path)
-            page.screenshot(path=directory / (name + kind), full_page=True)
-        sign_in(context, service)
-        for name, path in pages.signed_in.items():
-            page.goto(service.url + path)
-            page.screenshot(path=directory / (name + kind), full_page=True)
-        if "register" in pages.signed_in:
-            page.goto(service.url + "/tables/new")
-            page.get_by_label("Table", exact=True).fill("sales.order")
-            page.get_by_role("button", name="Enrol", exact=True).click()
-            page.get_by_role("alert").wait_for()
-            page.screenshot(path=directory / ("register-refused" + kind), full_page=True)
-            page.goto(service.url + pages.signed_in["table"])
-            page.screenshot(path=directory / ("table-top" + kind))
-            page.get_by_text("More jobs").click()
-            page.screenshot(path=directory / ("table-menu" + kind))
-            find_key(page, service.url + pages.signed_in["find"])
-            page.screenshot(path=directory / ("found" + kind), full_page=True)
-        context.close()
+def refuse_name(page: Page) -> None:
+    page.get_by_label("Table", exact=True).fill("sales.order")
+    page.get_by_role("button", name="Enrol", exact=True).click()
+    page.get_by_role("alert").wait_for()
 
 
-def find_key(page: Page, url: str) -> None:
-    """Asks for the history of a key of the furnished table."""
-    page.goto(url)
+def open_menu(page: Page) -> None:
+    page.get_by_text("More jobs").click()
+
+
+def find_key(page: Page) -> None:
+    """Asks for the history of a key."""
     page.get_by_text("Branch, snapshot and columns").click()
     page.get_by_label("Columns to show").fill("id, region")
     page.get_by_label("History").select_option("20")
@@ -347,23 +332,163 @@ def find_key(page: Page, url: str) -> None:
     page.get_by_role("heading", name="History").wait_for()
 
 
+def open_search(page: Page) -> None:
+    page.keyboard.press("Control+k")
+    page.get_by_role("searchbox", name="Name or id").fill("orders")
+    page.get_by_role("dialog").get_by_role("link", name="sales.orders").wait_for()
+
+
+def try_policy(page: Page) -> None:
+    page.get_by_label("Try it on").select_option(label="sales.orders")
+    page.get_by_role("button", name="Try on the last seven days").click()
+    page.get_by_role("heading", name="What this would have made").wait_for()
+
+
+def check_catalog(page: Page) -> None:
+    page.get_by_role("button", name="Check", exact=True).click()
+    page.get_by_role("heading", name="What the check found").wait_for()
+
+
+@dataclass(frozen=True)
+class Act:
+    """What a person does on a page before a picture of it is taken."""
+
+    page: str
+    do: Callable[[Page], None]
+    is_whole: bool = True
+    """Whether the picture is of all of the page, not of the window."""
+
+
+ACTS = {
+    "register-refused": Act("register", refuse_name),
+    "table-menu": Act("table", open_menu, is_whole=False),
+    "found": Act("find", find_key),
+    "search-open": Act("overview", open_search, is_whole=False),
+    "policy-tried": Act("policy-form", try_policy),
+    "catalog-checked": Act("catalog", check_catalog),
+}
+
+
+def guide(service: RunningService) -> Iterator[tuple[str, str, Callable[[Page], None]]]:
+    """The first hour on a service that has nothing, by the steps of its guide. A step has been prepared once
+    it is yielded: the picture's name, its page, and what a person does there."""
+
+    def look(_: Page) -> None:
+        pass
+
+    for name, delete_files, deletes_each in (
+        ("sales.orders", 9, 5_120),
+        ("sales.returns", 2, 310),
+        ("logistics.shipments", 3, 800),
+        ("sales.customers", 0, 0),
+    ):
+        service.create_iceberg_table(name, delete_files=delete_files, deletes_each=deletes_each)
+    service.api.delete("/catalogs/local").raise_for_status()
+    yield "workers-empty", "/workers", look
+    yield "guide-connect", "/", look
+    for kind, typed in catalogs_to_try(service).items():
+        yield f"guide-connect-{kind}", f"/catalogs/new?type={kind}", partial(try_catalog, typed=typed)
+    service.post("/catalogs", name="local", type="sql", properties=service.iceberg.properties)
+    yield "guide-choose", "/", look
+    yield "guide-candidates", "/catalogs/local/candidates", look
+    orders = service.enroll("sales.orders")
+    yield "guide-enrolled", "/", look
+    worker = PlayedWorker(service, "worker-1")
+    service.request_job(orders, "convert", dry_run=True)
+    worker.claim().fail()
+    yield "guide-failed", "/", look
+    service.request_job(orders, "convert", dry_run=True)
+    worker.claim().succeed(convert_result(dry_run=True))
+    yield "guide-tried", "/", look
+    service.request_job(orders, "convert")
+    worker.claim()
+    worker.report("lookup", 120, 298, "tasks")
+    yield "guide-running", "/", look
+    table = service.iceberg.catalog.load_table("sales.orders")
+    converted = table.snapshots()[0].snapshot_id
+    table.manage_snapshots().rollback_to_snapshot(converted).commit()
+    worker.succeed(convert_result(), index_report(head=converted))
+    health = f"/tables/{orders}/health"
+    wait_until(lambda: service.get(health)["iceberg_snapshot_id"] == converted, "a look at what was done")
+    yield "guide-converted", "/", look
+
+
+def catalogs_to_try(service: RunningService) -> dict[str, dict[str, str]]:
+    """What is typed for a catalog of each type, by labels; nobody answers for some."""
+    nowhere = "127.0.0.1:9"
+    warehouse = service.iceberg.properties["warehouse"]
+    return {
+        "sql": {"Database": service.iceberg.properties["uri"], "Warehouse": warehouse},
+        "rest": {"Address": f"http://{nowhere}/catalog"},
+        "hive": {"Metastore": f"thrift://{nowhere}"},
+        "glue": {
+            "Region": "eu-central-1",
+            "Further properties": "glue.access-key-id = lake\nglue.secret-access-key = env:NO_SUCH_KEY\n"
+            f"glue.endpoint = http://{nowhere}\nglue.max-retries = 1",
+        },
+        "hadoop": {"Warehouse": warehouse},
+    }
+
+
+def try_catalog(page: Page, typed: dict[str, str]) -> None:
+    page.get_by_label("Name", exact=True).fill("lake")
+    for label, value in typed.items():
+        page.get_by_label(re.compile(f"^{label}")).fill(value)
+    page.get_by_role("button", name="Check it").click()
+    page.get_by_role("heading", name="What the check found").wait_for()
+
+
+def open_looks(browser: Browser, service: RunningService) -> dict[str, Page]:
+    """A page for each look, by what the names of its pictures end with."""
+    pages = {}
+    for theme, (width_name, width) in product(THEMES, WIDTHS.items()):
+        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=theme)
+        sign_in(context, service)
+        pages[f"-{width_name}-{theme}.png"] = context.new_page()
+    return pages
+
+
+def take(browser: Browser, service: RunningService, pages: Pages, directory: Path) -> None:
+    for look, page in open_looks(browser, service).items():
+        for name, path in pages.signed_in.items():
+            page.goto(service.url + path)
+            page.screenshot(path=directory / (name + look), full_page=True)
+        for name, act in ACTS.items():
+            page.goto(service.url + pages.signed_in[act.page])
+            act.do(page)
+            page.screenshot(path=directory / (name + look), full_page=act.is_whole)
+        page.goto(service.url + pages.signed_in["table"])
+        page.screenshot(path=directory / ("table-top" + look))
+        page.context.clear_cookies()
+        for name, path in pages.anonymous.items():
+            page.goto(service.url + path)
+            page.screenshot(path=directory / (name + look), full_page=True)
+        page.context.close()
+
+
+def take_guide(browser: Browser, service: RunningService, directory: Path) -> None:
+    pages = open_looks(browser, service)
+    for name, path, act in guide(service):
+        for look, page in pages.items():
+            page.goto(service.url + path)
+            act(page)
+            page.screenshot(path=directory / (name + look), full_page=True)
+    for page in pages.values():
+        page.context.close()
+
+
 def main(directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
-    with (
-        tempfile.TemporaryDirectory() as data,
-        running_service(Path(data)) as service,
-        sync_playwright() as playwright,
-    ):
+    with tempfile.TemporaryDirectory() as data, sync_playwright() as playwright:
         browser = playwright.chromium.launch(**CHROMIUM)
-        take(browser, service, Pages({"overview": "/", "workers": "/workers"}, {}), directory, "-empty")
-        take(browser, service, furnish(service), directory)
-        browser.close()
-        draw(
-            ["status", "tables list --sort=-status"],
-            service.url,
-            service.admin_key,
-            directory / "terminal.svg",
-        )
+        for name in ("guide", "furnished"):
+            Path(data, name).mkdir()
+        with running_service(Path(data, "guide")) as service:
+            take_guide(browser, service, directory)
+        with running_service(Path(data, "furnished")) as service:
+            take(browser, service, furnish(service), directory)
+            browser.close()
+            draw(COMMANDS, service.url, service.admin_key, directory / "terminal.svg")
     for shown, name in IN_DOCUMENTS.items():
         shutil.copy(directory / shown, DOCUMENTS / name)
 

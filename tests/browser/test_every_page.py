@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from itertools import product
-from typing import Literal
+from pathlib import Path
 
 import pytest
 from axe_playwright_python.base import AXE_SCRIPT
@@ -12,7 +12,7 @@ from starlette.routing import compile_path
 from tests.access import DECISIONS
 from tests.browser.conftest import Misdeeds, sign_in
 from tests.browser.running_service import RunningService, running_service
-from tests.browser.screenshots import THEMES, WIDTHS, Pages, find_key, furnish
+from tests.browser.screenshots import ACTS, THEMES, WIDTHS, Pages, find_key, furnish, guide, open_looks
 from tests.service.test_access import is_page
 from tests.thorough import first_always
 
@@ -76,6 +76,10 @@ def test_page_is_accessible_fits_its_width_and_stays_within_its_security_policy(
     found = {name: _look(page, service.url + path) for name, path in mine(pages.anonymous).items()}
     sign_in(context, service)
     found |= {name: _look(page, service.url + path) for name, path in mine(pages.signed_in).items()}
+    for name, act in list(ACTS.items())[look % of :: of]:
+        page.goto(service.url + pages.signed_in[act.page])
+        act.do(page)
+        found[name] = _examine(page)
     context.close()
     assert {name: problems for name, problems in found.items() if problems} == {}
     assert misdeeds == []
@@ -132,23 +136,45 @@ def test_page_that_refuses_a_form_keeps_what_was_typed_and_is_accessible(
     assert misdeeds == []
 
 
-@pytest.mark.parametrize(("theme", "width"), [("light", "phone"), ("dark", "desktop")])
-def test_what_is_found_of_a_key_is_accessible_and_leaves_no_value_in_the_address(
-    browser: Browser, furnished: tuple[RunningService, Pages], theme: Literal["light", "dark"], width: str
+ALIKE = ("guide-connect-hive", "guide-connect-glue", "guide-connect-hadoop")
+"""To the form of another type."""
+
+
+@first_always("of", [len(LOOKS), 1])
+def test_each_step_of_the_first_hour_is_accessible_and_fits_its_width(
+    browser: Browser, tmp_path: Path, of: int
+) -> None:
+    found = {}
+    misdeeds = Misdeeds()
+    with running_service(tmp_path) as service:
+        looks = open_looks(browser, service)
+        for page in looks.values():
+            misdeeds.watch(page, service.url)
+        for number, (name, path, act) in enumerate(guide(service)):
+            if of > 1 and name in ALIKE:
+                continue
+            for look, page in list(looks.items())[number % of :: of]:
+                page.goto(service.url + path)
+                act(page)
+                found[name + look] = _examine(page)
+        for page in looks.values():
+            page.context.close()
+    assert {name: problems for name, problems in found.items() if problems} == {}
+    assert misdeeds == []
+
+
+def test_what_is_found_of_a_key_leaves_no_value_in_the_address(
+    browser: Browser, furnished: tuple[RunningService, Pages]
 ) -> None:
     service, pages = furnished
-    context = browser.new_context(viewport={"width": WIDTHS[width], "height": 900}, color_scheme=theme)
+    context = browser.new_context()
     page = context.new_page()
-    misdeeds = Misdeeds()
-    misdeeds.watch(page, service.url)
     sign_in(context, service)
-    find_key(page, service.url + pages.signed_in["find"])
+    page.goto(service.url + pages.signed_in["find"])
+    find_key(page)
+    expect(page.locator("#answer")).to_contain_text("by an equality delete")
     assert page.url == service.url + pages.signed_in["find"]
-    answer = page.locator("#answer")
-    expect(answer).to_contain_text("by an equality delete")
-    problems = _examine(page)
     context.close()
-    assert (problems, misdeeds) == ([], [])
 
 
 def _look(page: Page, url: str) -> list[str]:
@@ -165,15 +191,31 @@ _OUT_OF_REACH = """() => {
         return !control.contains(
             document.elementFromPoint(box.x + box.width / 2, box.y + box.height / 2));
     };
-    const controls = document.querySelectorAll("a:not(.skip), button, summary, input, select, textarea");
+    // What lies below an open dialog is not to be reached.
+    const reachable = document.querySelector("dialog:modal") ?? document;
+    const controls = reachable.querySelectorAll("a:not(.skip), button, summary, input, select, textarea");
     return [...controls].filter(isOutOfReach).map((control) => control.outerHTML);
 }"""
 """Whatever can be used and cannot be clicked, however the page is scrolled."""
+
+_LEFT_OVER = """() => {
+    const words = [];
+    for (const figures of document.querySelectorAll(".figures")) {
+        const boxes = [...figures.children].map((figure) => figure.getBoundingClientRect());
+        const last = boxes.filter((box) => box.top === boxes.at(-1)?.top);
+        if (last.length === 1 && boxes.length > 1 && last[0].width < figures.clientWidth / 2) {
+            words.push(figures.lastElementChild.textContent);
+        }
+    }
+    return words;
+}"""
+"""Figures of which one is left over for a row of its own."""
 
 
 def _examine(page: Page) -> list[str]:
     problems = [f"out of reach: {control}" for control in page.evaluate(_OUT_OF_REACH)]
     page.evaluate("for (const folded of document.querySelectorAll('details')) folded.open = true")
+    problems += [f"alone in its row: {figure}" for figure in page.evaluate(_LEFT_OVER)]
     if page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth"):
         problems.append("wider than the window")
     # What a script writes to the style of an element is none that the page brings along.

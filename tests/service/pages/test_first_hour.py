@@ -103,13 +103,14 @@ def test_who_follows_the_steps_sees_what_the_first_conversion_has_changed(
         assert assignment is not None
         service.finish(assignment, result=convert_result()).raise_for_status()
         told = admin.open("/").text.replace("\N{NO-BREAK SPACE}", " ")
-        assert "known after the next look" in told
+        assert "after it, known with the next look" in told
         assert "The first hour" not in told
         assert "deleted 47,985 rows that its equality deletes stood for" in told
-        assert "Equality delete files 25 1 Equality deletes 48,213 3 Full read by Spark as estimated" in told
+        assert "Equality delete files before 25 → after 1" in told
+        assert "Equality deletes before 48,213 → after 3" in told
         iceberg.append("shop.orders", [11])
         service.poll(table["id"])
-        cost = re.compile(r"right before it, and after (.*?) Cost of reads")
+        cost = re.compile(r"Full read by Spark (before .*?) estimated, right before it and after")
         after = cost.search(admin.open("/").text)
         assert after is not None
         for number in (5, 6, 7):
