@@ -716,10 +716,11 @@ function seconds(value) {
 // Asks for another span of time, in finer or coarser intervals.
 function show(from, to) {
   const address = new URL(location.href);
-  const middle = (from + to) / 2;
-  const half = Math.min(Math.max((to - from) / 2, 120), LONGEST / 2);
-  address.searchParams.set("since", new Date((middle - half) * 1000).toISOString());
-  address.searchParams.set("until", new Date((middle + half) * 1000).toISOString());
+  const span = Math.min(Math.max(to - from, 240), LONGEST);
+  // Of what is to come, nothing can be seen.
+  const end = Math.min((from + to + span) / 2, Date.now() / 1000);
+  address.searchParams.set("since", new Date((end - span) * 1000).toISOString());
+  address.searchParams.set("until", new Date(end * 1000).toISOString());
   location.assign(address);
 }
 
