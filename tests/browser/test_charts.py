@@ -582,6 +582,11 @@ def test_the_x_ray_draws_runs_as_large_and_as_dead_as_they_are(
     PlayedWorker(service, "worker-7").claim().succeed(index_result(), report)
     service.request_job(table, "convert")
     PlayedWorker(service, "worker-7").claim().succeed(convert_result())
+    database = Database(service.database_url)
+    with database.write() as session:
+        for job in session.exec(select(Job).where(Job.table_id == table, Job.kind == "convert")):
+            job.ended_at = utc_now() - 48 * HOUR
+    database.dispose()
     signed_in.goto(f"{service.url}/tables/{table}/index")
     runs = chart(signed_in, "Sorted runs of id")
 
@@ -615,6 +620,10 @@ def test_the_x_ray_draws_runs_as_large_and_as_dead_as_they_are(
     assert [costs.evaluate(_BAR, [x, 1]) for x in (1.1, 1.3)] == ["accent", None]
     assert [costs.evaluate(_BAR, [x, 2]) for x in (3.3, 3.7)] == ["warn-faint", None]
     assert costs.evaluate(_BAR, [0.1, 3]) is None
+    costs.focus()
+    signed_in.keyboard.press("ArrowDown")
+    # Of another day than today, the day is said.
+    expect(costs.locator(".readout")).to_have_text(re.compile(r"^[A-Z][a-z]{2} \d+ \d\d:\d\d"))
 
 
 _LOOKS = """(element, more) => new Promise((told) => {

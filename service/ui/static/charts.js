@@ -595,7 +595,8 @@ function bars(element) {
       kind.rows = told.rows.map(([name, at, said, ...drawn]) => {
         if (at === null) return { name, words: said, bars: drawn };
         const moment = new Date(at * 1000);
-        return { name: `${TICKS.minute.format(moment)} ${name}`, words: `${inViewersZone(moment)}\n${said}`, bars: drawn };
+        const day = moment.toDateString() === new Date().toDateString() ? "" : `${TICKS.day.format(moment)} `;
+        return { name: `${day}${TICKS.minute.format(moment)} ${name}`, words: `${inViewersZone(moment)}\n${said}`, bars: drawn };
       });
       kind.rowHeight = Math.max(ROW, 8 + 8 * Math.max(1, ...kind.rows.map((row) => row.bars.length)));
     },
