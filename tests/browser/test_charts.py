@@ -345,6 +345,15 @@ def test_the_timeline_draws_tables_and_what_ran_and_leads_to_the_job(
     expect(strips.locator(".readout")).to_contain_text("not looked at, last known: 5,000 pending")
     lanes = chart(signed_in, "What ran on each worker")
     expect(lanes.locator(".u-cursor-x")).to_be_visible()
+    # Down the page is no click, and a click with a key or the middle button opens another tab, as with links.
+    signed_in.mouse.down()
+    signed_in.mouse.move(box["x"] + box["width"] * x(2), box["y"] + 22)
+    signed_in.mouse.up()
+    for how in ({"modifiers": ["ControlOrMeta"]}, {"button": "middle"}):
+        with signed_in.context.expect_page() as opened:
+            strips.locator(".u-over").click(position={"x": box["width"] * x(2), "y": 10}, **how)
+        assert opened.value.url == f"{service.url}/tables/{table}"
+        opened.value.close()
     strips.focus()
     signed_in.keyboard.press("Home")
     expect(strips.locator(".readout")).to_contain_text("nothing measured")

@@ -425,7 +425,8 @@ function rowChart(element, kind) {
       ...(kind.isTime ? { sync: SHARED } : {}),
       x: kind.hasCrossHair, y: false, points: { show: false },
       drag: { x: Boolean(kind.select), y: false, setScale: false, dist: 5 },
-      bind: { dblclick: () => () => kind.all?.() },
+      // Where a click leads elsewhere, two of them do, too.
+      bind: { dblclick: () => () => kind.pathAt || kind.all?.() },
     },
     hooks: {
       drawAxes: [drawRows],
@@ -477,9 +478,18 @@ function rowChart(element, kind) {
     chart.setSize({ width: chart.width, height: height() });
     chart.setScale("x", { min, max });
   };
-  let pressed = 0;
-  chart.over.addEventListener("mousedown", (event) => { pressed = event.clientX; });
-  chart.over.addEventListener("click", (event) => Math.abs(event.clientX - pressed) < 5 && kind.open?.(chart, kind.rows[row], chart.cursor.left));
+  let pressed = null;
+  function go(event) {
+    const path = kind.pathAt?.(chart, kind.rows[row], chart.cursor.left);
+    const moved = pressed ? Math.hypot(event.clientX - pressed.clientX, event.clientY - pressed.clientY) : 0;
+    if (!path || moved >= 5) return;
+    // As links do it.
+    if (event.ctrlKey || event.metaKey || event.button === 1) open(path, "_blank", "noopener");
+    else location.assign(path);
+  }
+  chart.over.addEventListener("mousedown", (event) => { pressed = event; });
+  chart.over.addEventListener("click", go);
+  chart.over.addEventListener("auxclick", (event) => event.button === 1 && go(event));
   return chart;
 }
 
@@ -552,9 +562,9 @@ function strips(element) {
       }
       return parts.join("\n");
     },
-    open(chart, row, left) {
+    pathAt(chart, row, left) {
       const run = runAt(chart, row, left);
-      if (row) location.assign(run ? `/jobs/${run.job}` : row.path);
+      return run ? `/jobs/${run.job}` : row?.path;
     },
     // Arrows go from time to time, Enter opens what is there, plus and minus zoom.
     onKey(chart, key, left, top) {
@@ -565,7 +575,7 @@ function strips(element) {
       const { min, max } = chart.scales.x;
       const middle = chart.posToVal(left, "x");
       if (key in steps) chart.goTo(steps[key](), top);
-      else if (key === "Enter") kind.open(chart, chart.row(), left);
+      else if (key === "Enter" && chart.row()) location.assign(kind.pathAt(chart, chart.row(), left));
       else if (key === "+" || key === "-") {
         keep({ chart: element.id, row: chart.row()?.name, time: middle });
         if (key === "+") show(middle - (max - min) / 4, middle + (max - min) / 4);
