@@ -84,12 +84,14 @@ def new_database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator
         if kind == "sqlite":
             path = tmp_path / f"{uuid.uuid4().hex}.db"
             shutil.copy(request.getfixturevalue("migrated_sqlite"), path)
+            _migrated.add(f"sqlite:///{path}")
             return f"sqlite:///{path}"
         server = request.getfixturevalue("postgresql")
         template = request.getfixturevalue("migrated_postgresql")
         name = f"copy_{uuid.uuid4().hex}"
         on_server(server, f"CREATE DATABASE {name} TEMPLATE {template}")
         dropped.append(name)
+        _migrated.add(f"{server}/{name}")
         return f"{server}/{name}"
 
     yield make
@@ -254,10 +256,13 @@ def with_lookup_server(settings: Settings, url: str, token: str) -> Settings:
     return settings.model_copy(update={"lookup_url": url, "lookup_token": SecretStr(token)})
 
 
+_migrated: set[str] = set()
+"""URLs of copies of a migrated database: to look for what is to be done there takes a while."""
+
+
 @contextmanager
-def running(settings: Settings, *, migrated: bool = False) -> Iterator[Running]:
-    """migrated: the database is, as that of `settings`; to look for what is to be done takes a while."""
-    if not migrated:
+def running(settings: Settings) -> Iterator[Running]:
+    if settings.database_url not in _migrated:
         prepare(settings)
     app = create_app(settings)
     with listening(app) as url:
@@ -276,7 +281,7 @@ def running(settings: Settings, *, migrated: bool = False) -> Iterator[Running]:
 
 @pytest.fixture
 def service(settings: Settings) -> Iterator[Running]:
-    with running(settings, migrated=True) as service:
+    with running(settings) as service:
         yield service
 
 

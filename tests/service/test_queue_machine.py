@@ -678,7 +678,7 @@ def test_any_order_of_calls_keeps_the_queue_consistent(database: Database) -> No
         run_state_machine_as_test(
             seed(number)(Machine),
             settings=settings(
-                max_examples=10,
+                max_examples=5,
                 stateful_step_count=32,
                 deadline=None,
                 database=None,
