@@ -233,7 +233,7 @@ def test_a_manifest_that_was_cut_off_anywhere_is_not_a_shorter_one(
     whole = read_snapshot_files(metadata, snapshot, io)
     for path in [path for paths in metadata_files(table).values() for path in paths]:
         content = path.read_bytes()
-        for end in {*range(0, len(content), 97), *range(len(content) - 60, len(content))}:
+        for end in {*range(0, len(content), 397), *range(len(content) - 30, len(content))}:
             put(path, content[:end])
             with pytest.raises(CorruptMetadataError, match=path.name):
                 read_snapshot_files(metadata, snapshot, io)
