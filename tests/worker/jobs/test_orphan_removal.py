@@ -115,7 +115,7 @@ def test_orphans_go_that_a_dry_run_has_listed_and_nothing_that_is_needed_or_anot
     table.compact()
     jobs.index_location = str(place_of(table) / "data" / "index")
     jobs.run("index", key_sets=[["id"]])
-    shown = visible_rows(spark, table.identifier)
+    shown = duckdb_rows(table)
     orphans = put(table, "data/a.parquet", "data/region=eu/b.orc", "metadata/c.avro", "data/d.puffin")
     put(
         table,
@@ -148,8 +148,8 @@ def test_orphans_go_that_a_dry_run_has_listed_and_nothing_that_is_needed_or_anot
     assert (done["files_deleted"], done["bytes_deleted"], done["files_kept"]) == (4, 24, 0)
     assert jobs.reporter.asked_anew == 1
     assert visible_rows(spark, table.identifier) == duckdb_rows(table) == shown
-    assert visible_rows(spark, table.identifier, branch="kept").total() == 10
-    assert visible_rows(spark, table.identifier, branch="staged").total() == 11
+    assert duckdb_rows(table, snapshot_id=table.metadata.refs["kept"].snapshot_id).total() == 10
+    assert duckdb_rows(table, snapshot_id=table.metadata.refs["staged"].snapshot_id).total() == 11
     (verified,) = jobs.run("verify", key_sets=[["id"]]).result["key_sets"]
     assert verified["differences"] == 0
     assert remove(jobs, told)["files_kept"] == 4
@@ -182,7 +182,7 @@ def test_what_is_needed_or_written_again_since_the_dry_run_stays(
 
     assert (done["files_deleted"], done["files_kept"], Path(gone).exists()) == (1, 4, False)
     assert Path(again).exists()
-    assert visible_rows(spark, table.identifier).total() == 4
+    assert duckdb_rows(table).total() == 4
 
 
 @pytest.mark.integration
@@ -266,7 +266,7 @@ def test_a_file_is_needed_whatever_way_leads_to_it(
     assert paths(told) == [orphan]
     remove(jobs, told | {"files": [f"file:{path}" for path in files_of(table)]})
     assert not Path(orphan).exists()
-    assert visible_rows(spark, table.identifier).total() == 1
+    assert duckdb_rows(table).total() == 1
 
 
 @pytest.mark.integration
@@ -305,7 +305,7 @@ def test_what_another_catalog_has_committed_beside_this_one_stays(
     age(table)
     told = remove(jobs)
     assert paths(told) == [orphan]
-    assert visible_rows(spark, fork).total() == 3
+    assert duckdb_rows(beside).total() == 3
 
 
 @pytest.mark.integration
