@@ -298,11 +298,12 @@ def test_a_cursor_that_is_none_is_refused(database: Database) -> None:
 
 
 def test_a_cursor_with_a_value_that_no_row_has_is_refused(database: Database) -> None:
-    for read, sort, last in (
+    cases: list[tuple[Callable[..., Any], str, Any]] = [
         *((list_entries, "-id", last) for last in (2**63, -(2**70), True, "1", 1.5, None)),
         *((list_policies, "name", last) for last in ("\0", "\ud800", 1, None)),
         *((list_policies, "-created_at", last) for last in ("noon", "0001-01-01T00:00:00+10:00", None)),
-    ):
+    ]
+    for read, sort, last in cases:
         cursor = base64.urlsafe_b64encode(json.dumps(["", sort, last, last]).encode()).decode()
         assert _refusal_of(database, read, cursor, sort) == ("invalid-cursor", 400), (sort, last)
 
