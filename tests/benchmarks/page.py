@@ -17,6 +17,7 @@ class Part(StrEnum):
     WRITES_ALONE = "writes-alone"
     PUBLISH = "publish"
     READER_COST = "reader-cost"
+    READER_OVERHEAD = "reader-overhead"
     MAINTENANCE = "maintenance"
     MAINTAINED_READS = "maintained-reads"
     DUPLICATES = "duplicates"
@@ -35,6 +36,7 @@ class Part(StrEnum):
             Part.WRITES_ALONE: "Writes by key, twice the rows",
             Part.PUBLISH: "Publication of staging branches",
             Part.READER_COST: "What a read costs",
+            Part.READER_OVERHEAD: "What deletes and small files cost a read",
             Part.MAINTENANCE: "Policies over weeks",
             Part.MAINTAINED_READS: "Reads after maintenance",
             Part.DUPLICATES: "Duplicates",

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import tempfile
 import threading
@@ -32,7 +31,6 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from service.reader_cost import MODEL, TERMS, Coefficients, CostModel, Read, Reader, Shape, shape_of
-from tests.benchmarks.measure import descendants
 from tests.benchmarks.page import Part, write_part
 from tests.benchmarks.report import machine, table
 from tests.factories import Catalog, TableBuilder, sqlite_catalog
@@ -56,7 +54,8 @@ READS: dict[Kind, str] = {
     (Reader.DUCKDB, Read.POINT): "DuckDB, point",
 }
 """In words."""
-_TICKS = os.sysconf("SC_CLK_TCK")
+_CPUCLOCK_SCHED = 2  # of Linux, in <linux/posix-timers.h>
+_LEAST_SECONDS = 1e-4
 Floats = npt.NDArray[np.float64]
 WARM_UP = [Shape(40, 100_000 + number, 5, 50, 20, 100) for number in range(5)]
 
@@ -123,13 +122,9 @@ def make(spark: SparkSession, identifier: str, shape: Shape) -> TableBuilder:
 
 
 def spark_seconds(spark: SparkSession) -> float:
-    """Of processor time that the JVM and what it started have used."""
+    """Of processor time that the JVM has used."""
     gateway: Any = spark.sparkContext._gateway
-    ticks = 0
-    for pid in (gateway.proc.pid, *descendants(gateway.proc.pid)):
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        ticks += int(fields[11]) + int(fields[12])
-    return ticks / _TICKS
+    return time.clock_gettime(~gateway.proc.pid << 3 | _CPUCLOCK_SCHED)
 
 
 def measure(spark: SparkSession, table: TableBuilder, shape: Shape) -> dict[Kind, float]:
@@ -175,7 +170,7 @@ def _least(clock: Callable[[], float], work: Callable[[], object]) -> float:
 def _spent(clock: Callable[[], float], work: Callable[[], object]) -> float:
     before = clock()
     work()
-    return max(clock() - before, 1 / _TICKS)
+    return max(clock() - before, _LEAST_SECONDS)
 
 
 @contextmanager
