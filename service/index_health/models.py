@@ -133,8 +133,9 @@ class HealthView(Message):
     small_manifests: int
     """The head has this many manifests that are smaller than they should be."""
     small_data_files: int
-    """This many data files are small, where a partition has enough of them, as the last job saw it; 0 unless
-    the policy has them rewritten."""
+    """This many data files are small and would be rewritten, since their partition has enough of them and
+    none is too large beside the others (`size_ratio`), as the last job saw it; 0 unless the policy has them
+    rewritten."""
     deleted_data_files: int
     """This many data files have more deleted rows than the policy lets them keep, likewise."""
     small_delete_files: int

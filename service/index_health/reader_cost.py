@@ -13,13 +13,17 @@ _NONE = 0
 """Partitions of a table that has none, as a look says; a job counts them."""
 
 
-def store_reader_cost(health: TableHealth, found: Measurement, target_file_bytes: int = 0) -> None:
+def store_reader_cost(
+    health: TableHealth, found: Measurement, at: datetime, target_file_bytes: int = 0
+) -> None:
     """Keep what a reader has to do with since this look, at the first one, and before files last went.
 
     target_file_bytes: of the files that a rewriting makes, as the policy says; 0 for what the table says.
     """
     now, shapes = found.shape, dict(health.reader_shapes)
     before = shapes.get("now")
+    positions = before["positions"] if before is not None else 0
+    health.rows_deleted_since = rows_deleted_since(health.rows_deleted_since, positions, now.positions, at)
     if before is not None and _is_less(now, shape_of(before)):
         shapes["before"] = before
     reported = shapes.get("reported")
@@ -67,6 +71,16 @@ def store_savings(
 def _overhead(health: TableHealth, shape: Shape) -> float:
     """What the read by which tables are compared pays for deletes and small files."""
     return model().seconds(shape, *HEADLINE) - model().seconds(fresh_shape(health, shape), *HEADLINE)
+
+
+def rows_deleted_since(since: datetime | None, before: int, now: int, at: datetime) -> datetime | None:
+    """Since when a table has had rows that are deleted by position, and no rewriting has taken most of them.
+
+    before, now: how many there were and are.
+    """
+    if not now:
+        return None
+    return at if since is None or 2 * now < before else since
 
 
 def _is_less(now: Shape, before: Shape) -> bool:

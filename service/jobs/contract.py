@@ -259,7 +259,7 @@ class IndexReport(Message):
     pending_equality_deletes: Amount
     """The pending equality delete files have this many rows."""
     small_data_files: Files = 0
-    """This many data files are small enough to be rewritten; 0 unless the policy has them rewritten."""
+    """This many data files are small, and would be rewritten; 0 unless the policy has them rewritten."""
     deleted_data_files: Files = 0
     """This many data files have enough deleted rows to be rewritten, likewise."""
     small_delete_files: Files = 0

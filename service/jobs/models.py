@@ -8,7 +8,7 @@ from pydantic import Field as ModelField
 
 from service.http.messages import ClosedMessage, Message, UtcTime, example
 from service.http.problem_documents import Problem
-from service.policies.settings import RewriteStrategy, TargetFileSize
+from service.policies.settings import RewriteStrategy, SizeRatio, TargetFileSize
 from service.records.jobs import AttemptStatus, JobKind, JobStatus
 from service.records.reports import SnapshotId, StageReport
 
@@ -88,6 +88,9 @@ class RewriteDataFilesParameters(ClosedMessage):
     """New data files are about this large; 0 is what the table says."""
     min_input_files: Annotated[int, ModelField(ge=2, le=10**9)] | None = None
     """Small data files are rewritten where a partition has this many of them."""
+    size_ratio: SizeRatio | None = None
+    """A small data file is rewritten only if it is at most this many times as large as the others together
+    that are rewritten of its partition; a large number takes all small ones."""
     delete_ratio_threshold: Annotated[float, ModelField(gt=0, le=1)] | None = None
     """Data files of which this share of the rows is deleted are rewritten, whatever their size."""
     max_bytes: Annotated[int, ModelField(ge=1, le=10**18)] | None = None
@@ -154,9 +157,9 @@ class JobRequest(ClosedMessage):
     `skip`: the snapshot at which it stops (`stopped_at`), of which nothing is published then; and `renew`:
     the staging branch begins anew after its first snapshot, once all that it has is published. An expiry
     takes `older_than_seconds` and `retain_last`. A rewriting of data files takes `strategy`,
-    `sort_order`, `target_file_size_bytes`, `min_input_files`, `delete_ratio_threshold` and `max_bytes`,
-    one of position deletes the third and the fourth of these. What is left out, the policy says. A dry run
-    of a removal of orphan files takes `older_than_seconds`, the removal itself `dry_run_job_id`."""
+    `sort_order`, `target_file_size_bytes`, `min_input_files`, `size_ratio`, `delete_ratio_threshold` and
+    `max_bytes`, one of position deletes the third and the fourth of these. What is left out, the policy says.
+    A dry run of a removal of orphan files takes `older_than_seconds`, the removal itself `dry_run_job_id`."""
     priority: Annotated[int, ModelField(ge=-100, le=100)] | None = None
     """The job goes before or behind other waiting jobs; the policy's priority holds if left out."""
     run_at: UtcTime | None = None

@@ -74,6 +74,7 @@ MAINTENANCE: dict[JobKind, tuple[str, ...]] = {
         "strategy",
         "target_file_size_bytes",
         "min_input_files",
+        "size_ratio",
         "delete_ratio_threshold",
         "max_bytes",
     ),

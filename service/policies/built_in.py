@@ -60,6 +60,7 @@ BUILT_IN: dict[str, tuple[str, PolicySettings]] = {
                 strategy="binpack",
                 target_file_size_bytes=0,
                 min_input_files=5,
+                size_ratio=1,
                 delete_ratio_threshold=0.3,
                 max_bytes=100_000_000_000,
                 small_data_files=100,

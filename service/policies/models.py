@@ -97,6 +97,7 @@ class EffectiveRewriteDataFilesPolicy(Message):
     strategy: str
     target_file_size_bytes: int
     min_input_files: int
+    size_ratio: float
     delete_ratio_threshold: float
     max_bytes: int
     small_data_files: int

@@ -29,6 +29,7 @@ def _check_target(size_bytes: int) -> int:
 
 
 TargetFileSize = Annotated[Amount, AfterValidator(_check_target)]
+SizeRatio = Annotated[float, ModelField(gt=0, le=10**9, allow_inf_nan=False)]
 """In bytes; 0 for what the table says."""
 
 
@@ -193,6 +194,9 @@ class RewriteDataFilesPolicy(_JobSection):
     table says."""
     min_input_files: Annotated[int, ModelField(ge=2, le=10**9)] | None = None
     """Small data files are rewritten where a partition has this many of them."""
+    size_ratio: SizeRatio | None = None
+    """The largest small data file that is rewritten is at most this many times as large as the others of its
+    partition together."""
     delete_ratio_threshold: Annotated[float, ModelField(gt=0, le=1)] | None = None
     """Data files of which this share of the rows is deleted are rewritten, whatever their size."""
     max_bytes: Count | None = None

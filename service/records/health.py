@@ -125,6 +125,8 @@ class TableHealth(SQLModel, table=True):
     """What a reader has to do with (service.reader_cost.Shape): `now`, when the table was first looked at
     (`enrolled`), just before there were last fewer files of a kind (`before`), and just after the last report
     (`reported`; empty until a look)."""
+    rows_deleted_since: datetime | None = Field(default=None, sa_type=UtcDateTime)
+    """Since when there have been rows that are deleted by position; anew once most of them went."""
     partitions: int | None = None
     """With data files: 0 of a table without partitions, else as last reported; None before a report."""
     target_file_bytes: int = Field(default=TARGET_FILE_BYTES, sa_type=BigInteger)

@@ -452,7 +452,17 @@ def _decide_rewriting(
 
 def _worthwhile(kind: JobKind, weighed: Weighing | None, now: datetime) -> Decision | None:
     """That data files are to be rewritten for their readers, and why; None if not, or not yet."""
-    if weighed is None or not weighed.saved_by_rewriting > 0:
+    if weighed is None:
+        return None
+    if weighed.are_deleted_rows_too_dear or weighed.is_rewriting_all_worth_it(now):
+        why = (
+            "Deleted rows are too dear for each read"
+            if weighed.are_deleted_rows_too_dear
+            else "Readers have paid as much for deleted rows as writing all data files anew costs"
+        )
+        told = f"{why}: of all sizes, files go of which {weighed.delete_ratio:.2%} of the rows are deleted."
+        return Decision(kind, Action.TRIGGER, "deleted-rows", told, weighed.delete_ratio)
+    if not weighed.saved_by_rewriting > 0:
         return None
     if weighed.are_files_too_dear:
         return Decision(

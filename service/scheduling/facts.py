@@ -6,6 +6,7 @@ from enum import StrEnum
 
 from service.catalogs.measure import Past, Volume
 from service.jobs.budgets import SpentBudget
+from service.jobs.estimates import seconds_of
 from service.policies.models import EffectivePolicy
 from service.policies.schedules import Window
 from service.reader_cost import Shape
@@ -42,6 +43,8 @@ class Decision:
     action: Action
     code: str
     sentence: str
+    delete_ratio: float | None = None
+    """From which share of deleted rows on a rewriting takes data files; None for what the policy says."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,8 @@ class LastJob:
     """When the latest ended that did something; None if none of those that are known did."""
     seconds: float | None = None
     """What such jobs usually take, of the latest that did something; None if none did."""
+    works: tuple[tuple[float, float], ...] = ()
+    """Of rewritings of data files: the bytes that each of these wrote anew, and the seconds that it took."""
 
 
 @dataclass(frozen=True)
@@ -143,6 +148,9 @@ class TableState:
     """None before the first look."""
     spent_of: dict[JobKind, SpentBudget] = field(default_factory=dict)
     """Budgets of single kinds."""
+    rows_deleted_since: datetime | None = None
+    """Since when a table of format version 3 has had rows that are deleted by position, of which no rewriting
+    has taken most."""
     rewriting_waits_since: datetime | None = None
     """Since when a due rewriting of data files waits for a conversion, as of the last look; None if none
     does."""
@@ -180,11 +188,14 @@ def weigh(state: TableState, policy: EffectivePolicy) -> Weighing | None:
         shape,
         state.fresh,
         counted_files if is_counted or (rewrite is not None and rewrite.has_succeeded) else None,
+        state.deleted_data_files,
         max(state.shape.equality_delete_files - pending.files, 0),
         state.oldest_convertible_at,
         (rewrite.committed_at if rewrite is not None else None) or state.enrolled_at,
         convert.seconds if convert is not None else None,
         rewrite.seconds if rewrite is not None else None,
+        seconds_of(shape.data_bytes, rewrite.works) if rewrite is not None and rewrite.works else None,
+        state.rows_deleted_since,
     )
     return Weighing(readers, policy)
 

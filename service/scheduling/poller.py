@@ -585,7 +585,7 @@ class Poller:
         health.small_manifests = found.small_manifests
         health.has_sort_order = loaded.metadata.default_sort_order_id != 0
         shape = health.reader_shapes.get("now")
-        store_reader_cost(health, found, policy.rewrite_data_files.target_file_size_bytes)
+        store_reader_cost(health, found, now, policy.rewrite_data_files.target_file_size_bytes)
         before = shape_of(shape) if shape is not None else None
         store_savings(health, before, since, policy.convert.reads_per_day, now)
         health.data_files = found.data_files
@@ -640,7 +640,7 @@ class Poller:
                 level="warning",
             )
             health.key_sets, health.unconvertible = [], []
-            health.reader_shapes, health.partitions = {}, None
+            health.reader_shapes, health.partitions, health.rows_deleted_since = {}, None, None
             health.oldest_snapshot_id, health.done_elsewhere = None, {}
             health.report_snapshot_id = health.indexed_snapshot_id = health.verified_snapshot_id = None
             health.indexed_at = None

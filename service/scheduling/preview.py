@@ -154,6 +154,7 @@ def _after(state: TableState, policy: EffectivePolicy, kind: JobKind, at: dateti
                 deleted_data_files=0,
                 grown_files=0,
                 new_small_files=0,
+                rows_deleted_since=None,
                 shape=state.fresh,
                 rewriting_waits_since=None,
             )

@@ -72,7 +72,7 @@ def schedule(
                 decision.kind,
                 policy,
                 now - timedelta(microseconds=len(decided) - number),  # in order: what expires comes last
-                parameters=_parameters(decision.kind, policy),
+                parameters=_parameters(decision, policy),
                 trigger=decision.sentence,
                 requested_by=POLICY,
             )
@@ -120,10 +120,18 @@ def due_since(
     return now
 
 
-def _parameters(kind: JobKind, policy: EffectivePolicy) -> dict[str, Any] | None:
+def _parameters(decision: Decision, policy: EffectivePolicy) -> dict[str, Any] | None:
+    kind = decision.kind
     if kind is JobKind.PUBLISH:
         return {"from": policy.publish.source}
-    return of_policy(kind, policy) if kind.is_maintenance else None
+    if not kind.is_maintenance:
+        return None
+    parameters = of_policy(kind, policy)
+    if decision.delete_ratio is not None:
+        parameters["delete_ratio_threshold"] = min(
+            decision.delete_ratio, policy.rewrite_data_files.delete_ratio_threshold
+        )
+    return parameters
 
 
 def _decides_at(

@@ -16,13 +16,15 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from service.catalogs.measure import Past, Volume
+from service.index_health.reader_cost import rows_deleted_since
 from service.policies.models import EffectivePolicy
 from service.policies.schedules import fires, openings
-from service.reader_cost import HEADLINE, SMALL_SHARE, TARGET_FILE_BYTES, Shape, model
+from service.reader_cost import HEADLINE, TARGET_FILE_BYTES, Shape, model
 from service.records.jobs import JobKind
 from service.scheduling.decisions import cron_of, deadlines, decide_kind
 from service.scheduling.facts import SCHEDULED, Action, LastJob, TableState, weighing, windows_of
 from service.scheduling.rewriting_or_conversion import WITH_CONVERSION
+from service.scheduling.simulated_files import SimulatedFiles, Taken
 
 MOST_STEPS = 10_000
 """Events of one simulation: commits, ends of jobs, and moments at which time makes another decision."""
@@ -143,6 +145,10 @@ class ReadCost(NamedTuple):
     seconds: float
     fresh_seconds: float
 
+    @property
+    def ratio(self) -> float:
+        return self.seconds / (self.fresh_seconds or 1)
+
 
 class Ran(NamedTuple):
     """A job."""
@@ -154,6 +160,8 @@ class Ran(NamedTuple):
     """Whether it found nothing to do."""
     pending_files: int = 0
     """Equality delete files that were pending when it began."""
+    share: float = 0.0
+    """Of the table's bytes, which a rewriting of data files took."""
 
 
 class Pending(NamedTuple):
@@ -305,7 +313,8 @@ class _Running:
     """Equality delete files that it saw when it began; likewise what follows."""
     shape: Shape
     new: Volume
-    small: tuple[int, float]
+    taken: Taken
+    """Data files that a rewriting takes."""
     takes_new_files: bool
     """Whether a conversion is told to index what is new."""
 
@@ -338,14 +347,21 @@ class _Table:
         self._target = policy.rewrite_data_files.target_file_size_bytes or beginning.target_file_bytes
         full = int(shape.data_bytes // self._target) if shape.data_files else 0
         full = min(full, max(shape.data_files - 1, 0))
-        self._small = (shape.data_files - full, float(max(shape.data_bytes - full * self._target, 0)))
-        """Data files that are small, and their bytes."""
+        self._files = SimulatedFiles(self._partitions, self._target, policy.rewrite_data_files)
+        of_full = min(full * self._target / shape.data_bytes, 1.0) if full else 0.0
+        for number, share in ((full, of_full), (shape.data_files - full, 1 - of_full)):
+            self._files.add(number, shape.data_bytes * share, shape.rows * share)
+        self._files.delete(shape.positions)
         self._counted = (0, 0)
         """Small data files, and those with many deleted rows, as the last job told."""
         self._reported = shape
         self._idle_at: tuple[int, int] | None = None
         """What was counted when a rewriting found nothing to take."""
         self._rewriting_waits_since: datetime | None = None
+        self._positions = shape.positions
+        self._rows_deleted_since = beginning.at if shape.positions else None
+        self._delete_ratio: float | None = None
+        """From which share of deleted rows on a queued rewriting takes files; None for the policy's."""
         self._kinds = [kind for kind in REPLAYED if getattr(policy, kind.value).enabled]
 
     def lag_seconds(self, at: datetime) -> float:
@@ -380,11 +396,17 @@ class _Table:
         came = Volume(data_files, max(added.rows, 0), written)
         self._new += came if data_files else Volume()
         self._unverified += came if data_files else Volume()
-        files, size = self._small
-        self._small = (max(files + added.data_files, 0), max(size + added.data_bytes, 0.0))
+        if added.data_files >= 0:
+            self._files.add(added.data_files, max(added.data_bytes, 0), max(added.rows, 0))
+        else:
+            self._files.put_together(-added.data_files, added.data_bytes)
+        self._files.delete(added.positions)
         self._commit(arrival.at, arrival.commits, 2 if added.equality_delete_files > 0 else 1)
 
     def _commit(self, at: datetime, commits: int, manifests: int = 1) -> None:
+        before, now = self._positions, self.shape.positions
+        self._rows_deleted_since = rows_deleted_since(self._rows_deleted_since, before, now, at)
+        self._positions = now
         self._snapshots.append((at, commits))
         self._snapshot_count += commits
         self._manifests += commits * manifests
@@ -409,6 +431,8 @@ class _Table:
                 waits = decision.code == WITH_CONVERSION
                 self._rewriting_waits_since = (self._rewriting_waits_since or at) if waits else None
             if decision.action is Action.TRIGGER:
+                if kind is JobKind.REWRITE_DATA_FILES:
+                    self._delete_ratio = decision.delete_ratio
                 self._queue.append((at + timedelta(seconds=self._costs.wait_seconds), kind))
         moments = [moment for moment in deadlines(state, self._policy, weighed) if moment > at]
         if self.running is None and self._queue:
@@ -469,6 +493,7 @@ class _Table:
             grown_files=grown,
             new_small_files=max(new_files, 0),
             has_sort_order=self._beginning.has_sort_order,
+            rows_deleted_since=None if is_v2 else self._rows_deleted_since,
             rewriting_waits_since=self._rewriting_waits_since,
         )
 
@@ -486,7 +511,7 @@ class _Table:
             case JobKind.CONVERT:
                 return self._touched(self.shape, self.pending.rows)
             case JobKind.REWRITE_DATA_FILES:
-                return self._taken(self._small, self.shape)[1]
+                return self._taken(self._delete_ratio).bytes
             case JobKind.REWRITE_POSITION_DELETE_FILES:
                 return self.shape.vectors
             case JobKind.REWRITE_MANIFESTS:
@@ -498,22 +523,9 @@ class _Table:
             case _:
                 return self.shape.rows
 
-    def _taken(self, small: tuple[int, float], shape: Shape) -> tuple[int, float]:
-        """Data files that a rewriting takes of those that there are, with their bytes."""
-        files, size = small
-        limits = self._policy.rewrite_data_files
-        if self._has_many_deleted(shape):
-            files, size = shape.data_files, float(shape.data_bytes)
-        elif files < limits.min_input_files * self._partitions and size < self._target * self._partitions:
-            return 0, 0.0
-        if size > limits.max_bytes:
-            files, size = int(files * limits.max_bytes / size), float(limits.max_bytes)
-        return files, size
-
-    def _has_many_deleted(self, shape: Shape) -> bool:
+    def _taken(self, delete_ratio: float | None = None) -> Taken:
         threshold = self._policy.rewrite_data_files.delete_ratio_threshold
-        deleted = shape.positions / shape.rows if shape.rows else 0.0
-        return deleted >= threshold and shape.vectors > 0
+        return self._files.taken(min(threshold, threshold if delete_ratio is None else delete_ratio))
 
     def _begin(self, kind: JobKind, at: datetime) -> None:
         seconds = self._costs.jobs[kind].seconds.of(self._work(kind))
@@ -522,8 +534,9 @@ class _Table:
             seconds += self._costs.jobs[JobKind.CONVERT].seconds.each * touched
         ends_at = at + timedelta(seconds=max(seconds, 0.001))
         takes_new_files = kind is JobKind.CONVERT and self._is_indexing_near(at)
+        taken = self._taken(self._delete_ratio)
         self.running = _Running(
-            kind, ends_at, seconds, self.pending, self.shape, self._new, self._small, takes_new_files
+            kind, ends_at, seconds, self.pending, self.shape, self._new, taken, takes_new_files
         )
         self._came_since = None
 
@@ -546,7 +559,8 @@ class _Table:
         if kind is JobKind.INDEX or (self._entries and not self._new.files):
             self._indexed_at = at
         began_at = at - timedelta(seconds=job.seconds)
-        outcome.ran.append(Ran(kind, began_at, at, is_idle, job.pending.files))
+        share = work / max(job.shape.data_bytes, 1) if kind is JobKind.REWRITE_DATA_FILES else 0.0
+        outcome.ran.append(Ran(kind, began_at, at, is_idle, job.pending.files, share))
         totals = outcome.jobs[kind]
         totals.jobs += 1
         totals.seconds += job.seconds
@@ -560,6 +574,7 @@ class _Table:
             has_counted=True,
             committed_at=before.committed_at if is_idle else at,
             seconds=before.seconds if is_idle else job.seconds,
+            works=before.works if is_vain else (*before.works[-2:], (work, job.seconds)),
         )
 
     def _effect(self, job: _Running, outcome: Outcome) -> tuple[float, bool]:
@@ -578,7 +593,7 @@ class _Table:
                 return written, not job.pending.files
             case JobKind.REWRITE_DATA_FILES:
                 if job.pending.files:
-                    self._convert(job, outcome, writes=not self._taken(job.small, job.shape)[0])
+                    self._convert(job, outcome, writes=not job.taken.numbers)
                 rewritten = self._rewrite(job)
                 self._count()
                 return rewritten, not rewritten and not job.pending.files
@@ -622,10 +637,12 @@ class _Table:
             outcome.delete_files_rewritten += again
             self._commit(job.ends_at, 1)
         most = shape.data_files if self._beginning.format_version > 2 else shape.vectors + math.ceil(touched)
+        deleted = min(round(self._costs.rows_deleted * resolved.rows), shape.rows - shape.positions)
+        self._files.delete(deleted)
         self.shape = replace(
             shape,
             vectors=min(round(shape.vectors + touched - again), most),
-            positions=min(shape.positions + round(self._costs.rows_deleted * resolved.rows), shape.rows),
+            positions=shape.positions + deleted,
         )
         self._set_pending(_less(self.pending, resolved))
         if self.pending.files:
@@ -633,47 +650,34 @@ class _Table:
         return touched
 
     def _rewrite(self, job: _Running) -> float:
-        """Put data files together that were small when a job began; how many bytes it wrote anew."""
-        files, size = self._taken(job.small, job.shape)
-        if not files:
+        """Put data files together that were chosen when a job began; how many bytes it read of these."""
+        if not job.taken.numbers:
             return 0.0
-        now = self._small
-        shape, partitions = self.shape, self._partitions
-        share = min(size / job.shape.data_bytes, 1.0) if job.shape.data_bytes else 1.0
-        of_files = min(files / max(job.shape.data_files, 1), 1.0)
-        deleted = round(shape.positions * of_files)
-        written = size * (1 - (deleted / shape.rows if shape.rows else 0.0))
-        each = written / partitions
-        large = int(each // self._target) * partitions
-        rest = 0 if each % self._target < 1 else partitions
-        if each % self._target >= SMALL_SHARE * self._target:
-            large, rest = large + rest, 0
-        left = shape.data_files - files + large + rest
-        vectors = round(shape.vectors * (1 - of_files))
+        shape, found = self.shape, self._files.rewrite(job.taken)
+        left = max(shape.data_files - found.removed + found.added, found.added)
+        of_files = min(found.removed / max(shape.data_files, 1), 1.0)
+        deleted = min(round(found.deleted), shape.positions)
         self.shape = replace(
             shape,
             data_files=left,
             rows=max(shape.rows - deleted, 0),
-            vectors=min(vectors, left),
+            vectors=min(round(shape.vectors * (1 - of_files)), left),
             positions=shape.positions - deleted,
-            data_bytes=max(int(shape.data_bytes - size + written), 0),
+            data_bytes=max(int(shape.data_bytes - found.bytes_less), 0),
         )
-        came_files, came_bytes = now[0] - job.small[0], now[1] - job.small[1]
-        left_small = max(job.small[0] - files, 0)
-        left_bytes = max(job.small[1] - size, 0.0)
-        rest_bytes = written - large * self._target if rest else 0.0
-        self._small = (left_small + rest + came_files, left_bytes + max(rest_bytes, 0.0) + came_bytes)
-        self._dead += min(job.shape.rows * share, self._entries - self._dead) if self._entries else 0.0
-        self._entries += max(job.shape.rows * share - deleted, 0.0) if self._entries else 0.0
+        if job.taken.small:  # the newest are the smallest
+            self._new = _less(self._new, job.new)
         if self._entries:
-            self._runs.append(max(job.shape.rows * share - deleted, 0.0))
+            self._dead += min(found.rows, self._entries - self._dead)
+            self._entries += max(found.rows - deleted, 0.0)
+            self._runs.append(max(found.rows - deleted, 0.0))
         self._commit(job.ends_at, 1)
-        return size
+        return job.taken.bytes
 
     def _count(self) -> None:
         """As a job reports at its end."""
-        files, _ = self._taken(self._small, self.shape)
-        self._counted = (0, files) if self._has_many_deleted(self.shape) else (files, 0)
+        taken = self._taken()
+        self._counted = (taken.small, taken.deleted)
         self._reported = self.shape
 
     def _merged(self) -> list[float]:

@@ -117,6 +117,7 @@ def table_state(
         grown_files=_grown_files(health),
         new_small_files=_new_small_files(health),
         has_sort_order=health.has_sort_order,
+        rows_deleted_since=health.rows_deleted_since if table.format_version > 2 else None,
         rewriting_waits_since=_rewriting_waits_since(health),
     )
 
@@ -171,10 +172,11 @@ def _last_job(
     failed = [job for job in since_success if job.trigger != REQUEST and job.policy_digest == policy.digest]
     idle = takewhile(lambda job: _is_idle(job, health, policy), ended)
     took = [
-        max((job.ended_at - job.started_at).total_seconds() - _indexing_seconds(job), 0.0)
+        (job, max((job.ended_at - job.started_at).total_seconds() - _indexing_seconds(job), 0.0))
         for job in ended
         if _tells_time(job) and job.started_at is not None and job.ended_at is not None
     ]
+    seconds = [each for _, each in took[:_AVERAGED]]
     return LastJob(
         ended[0].ended_at,
         failed=len(failed),
@@ -186,7 +188,8 @@ def _last_job(
             job.status == JobStatus.SUCCEEDED.value and job.policy_digest == policy.digest for job in ended
         ),
         committed_at=next((job.ended_at for job in ended if _has_committed(job)), None),
-        seconds=median(took[:_AVERAGED]) if took else None,
+        seconds=median(seconds) if seconds else None,
+        works=tuple((work, each) for job, each in took if (work := _bytes_rewritten(job))),
         seen_id=ended[0].seen_snapshot_id if ended[0].status == JobStatus.SUCCEEDED.value else None,
     )
 
@@ -210,6 +213,11 @@ def _indexing_seconds(job: Job) -> float:
         return 0.0
     stages = (job.result or {}).get("stages") or ()
     return sum(float(stage["seconds"]) for stage in stages if stage["name"] in _INDEXING_STAGES)
+
+
+def _bytes_rewritten(job: Job) -> float:
+    """Of data files; 0 if a job is none that rewrites them."""
+    return float(((job.result or {}).get("data_files") or {}).get("bytes_rewritten") or 0)
 
 
 def _has_committed(job: Job) -> bool:

@@ -21,6 +21,9 @@ _SHARE = 0.5
 """Of the overhead that the policy allows: pending deletes have one half, files and vectors the other."""
 LEAST_SECONDS = 0.1
 """What a job must save of each read before a read is too dear: of small tables, a ratio alone soon is."""
+_NOTICED = 0.1
+"""Of what a read of a table just rewritten costs: so much dearer may deleted rows in large files make it,
+since these would be written anew for little else."""
 FIRST_SECONDS = 5.0
 """What any job is taken to cost at least before one has run: it starts, plans and commits."""
 _READS_OF_A_REWRITING = 3
@@ -36,6 +39,8 @@ class Readers:
     """As if it had just been rewritten."""
     rewritable: int | None
     """So many data files at most a rewriting takes; None for all."""
+    with_deleted: int
+    """So many of them have many deleted rows."""
     unconvertible: int
     """Equality delete files that no job takes from readers: they are not in `shape`."""
     pending_since: datetime | None
@@ -45,6 +50,10 @@ class Readers:
     convert_seconds: float | None = None
     """What conversions of the table take, by its own history; None before the first."""
     rewrite_seconds: float | None = None
+    rewrite_all_seconds: float | None = None
+    """What a rewriting of all data files would take, likewise."""
+    deleted_since: datetime | None = None
+    """Since when rows have been deleted by vectors of files that no rewriting has taken."""
 
     @property
     def converted(self) -> Shape:
@@ -62,9 +71,17 @@ class Readers:
         """With what is pending converted, and only those data files written anew that a rewriting takes."""
         if self.rewritable is None:
             return self.fresh
-        files = max(self.shape.data_files - self.rewritable, self.fresh.data_files)
+        shape, fresh = self.shape, self.fresh
+        stay = max(shape.data_files - self.rewritable, 0)
+        # Of those that are rewritten, each partition gets one.
+        files = max(min(stay + fresh.data_files, shape.data_files), fresh.data_files)
         vectors = min(max(self.converted.vectors - self.rewritable, 0), files)
-        return replace(self.fresh, data_files=files, vectors=vectors)
+        # Nearly all deleted rows are in those files that are too large to be taken for their size.
+        large = stay + self.with_deleted
+        positions = shape.positions * stay // large if large else 0
+        return replace(
+            fresh, data_files=files, vectors=vectors, rows=fresh.rows + positions, positions=positions
+        )
 
 
 @dataclass(frozen=True)
@@ -120,6 +137,33 @@ class Weighing:
         known = self.readers.rewrite_seconds
         return max(_READS_OF_A_REWRITING * self.seconds, FIRST_SECONDS) if known is None else known
 
+    @cached_property
+    def saved_by_rewriting_all(self) -> float:
+        """Of each read, if deleted rows and their vectors went that a rewriting leaves, which takes no large
+        file with few of them."""
+        if self.readers.deleted_since is None:
+            return 0.0
+        left, fresh = self.readers.rewritten, self.readers.fresh
+        without = replace(left, rows=min(left.rows, fresh.rows), vectors=0, positions=0)
+        return self._saved(without, self.reader) - self._saved(left, self.reader)
+
+    @property
+    def are_deleted_rows_noticed(self) -> bool:
+        """Whether these cost a read enough for large files to be written anew at all."""
+        return self.saved_by_rewriting_all > _NOTICED * self.fresh_seconds
+
+    @property
+    def rewrite_all_seconds(self) -> float:
+        """What that takes, and no less than what a table without history is taken to take."""
+        known = self.readers.rewrite_all_seconds or 0.0
+        return max(_READS_OF_A_REWRITING * self.seconds, FIRST_SECONDS, known)
+
+    @property
+    def delete_ratio(self) -> float:
+        """From which share of deleted rows on a rewriting takes the files that have most of them."""
+        shape = self.readers.shape
+        return shape.positions / shape.rows / 2 if shape.rows else 0.0
+
     @property
     def reads_per_second(self) -> float:
         return self.policy.convert.reads_per_day / _DAY_SECONDS
@@ -144,11 +188,21 @@ class Weighing:
 
     @property
     def are_files_too_dear(self) -> bool:
-        """Whether small files and vectors cost a read theirs."""
-        return self.saved_by_rewriting > self._acts_at
+        """Whether small files, vectors and deleted rows cost a read theirs."""
+        return self.saved_by_rewriting + self.saved_by_rewriting_all > self._acts_at
+
+    @property
+    def are_deleted_rows_too_dear(self) -> bool:
+        """Whether a third of that or more is for deleted rows in files that are too large to be taken."""
+        return self.are_files_too_dear and 3 * self.saved_by_rewriting_all > self._acts_at
 
     def is_rewriting_worth_it(self, now: datetime) -> bool:
         return self.paid(self.saved_by_rewriting, self.readers.rewritten_at, now) >= self.rewrite_seconds
+
+    def is_rewriting_all_worth_it(self, now: datetime) -> bool:
+        """Whether large files are worth it, too, however few of their rows are deleted."""
+        paid = self.paid(self.saved_by_rewriting_all, self.readers.deleted_since, now)
+        return self.are_deleted_rows_noticed and paid >= self.rewrite_all_seconds
 
     def is_conversion_worth_it(self, now: datetime) -> bool:
         paid = self.paid(self.saved_by_conversion, self.readers.pending_since, now)
@@ -167,6 +221,11 @@ class Weighing:
         for saved, since, cost in (
             (self.saved_by_conversion, readers.pending_since, self.convert_seconds),
             (self.saved_by_rewriting, readers.rewritten_at, self.rewrite_seconds),
+            (
+                self.saved_by_rewriting_all if self.are_deleted_rows_noticed else 0.0,
+                readers.deleted_since,
+                self.rewrite_all_seconds,
+            ),
         ):
             rate = max(saved, 0.0) * self.reads_per_second / 2
             # A second more, since times are rounded. Beyond a year, nobody waits for it.
@@ -194,6 +253,12 @@ class Weighing:
             told += (
                 f" For pending deletes they have paid {paid:.0f} s, and a conversion costs"
                 f" {self.convert_seconds:.0f} s and leaves up to {counted(vectors, 'vector')}."
+            )
+        if self.are_deleted_rows_noticed:
+            paid = self.paid(self.saved_by_rewriting_all, readers.deleted_since, now)
+            told += (
+                f" For deleted rows in files that it would not take they have paid {paid:.0f} s, and to"
+                f" write all anew costs {self.rewrite_all_seconds:.0f} s."
             )
         if readers.unconvertible:
             left_out = counted(readers.unconvertible, "equality delete file")

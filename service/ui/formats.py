@@ -68,6 +68,7 @@ POLICY_SETTINGS = {
     "rewrite_data_files.strategy": "How rows are put together",
     "rewrite_data_files.target_file_size_bytes": "Size of new files",
     "rewrite_data_files.min_input_files": "Small ones of a partition, at least",
+    "rewrite_data_files.size_ratio": "As large as the others together, times",
     "rewrite_data_files.delete_ratio_threshold": "Or this share of deleted rows",
     "rewrite_data_files.max_bytes": "Most bytes of a job",
     "rewrite_data_files.small_data_files": "At this many small files",

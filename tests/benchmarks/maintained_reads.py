@@ -45,7 +45,7 @@ CONVERTED_EACH = 20
 """Checkpoints: a conversion follows, as a policy would start it."""
 MAINTENANCE: dict[str, dict[str, Any]] = {
     "convert": {},
-    "rewrite_data_files": {"min_input_files": 2},
+    "rewrite_data_files": {"min_input_files": 2, "size_ratio": 10**9},
     "rewrite_manifests": {},
     "expire_snapshots": {"older_than_seconds": 0, "retain_last": 1},
 }

@@ -335,6 +335,7 @@ def test_options_of_a_rewriting_of_data_files_that_can_not_be_meant_are_refused(
         "sort_order": [{"column": "id", "direction": "up"}],
         "target_file_size_bytes": 1_000,
         "min_input_files": 1,
+        "size_ratio": 0,
         "delete_ratio_threshold": 0,
         "max_bytes": 0,
         "output_spec_id": 0,

@@ -225,6 +225,7 @@ def test_data_files_are_written_anew_by_a_job_of_the_policy_once_a_worker_tells_
         "strategy": "binpack",
         "target_file_size_bytes": 0,
         "min_input_files": 3,
+        "size_ratio": 1,
         "delete_ratio_threshold": 0.3,
         "max_bytes": 100_000_000_000,
     }

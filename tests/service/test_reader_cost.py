@@ -37,6 +37,7 @@ SHAPES = st.builds(
 )
 KINDS = st.tuples(st.sampled_from(Reader), st.sampled_from(Read))
 SPARK_POINT = ("spark", "point")
+NOW = utc_now()
 WORN = Shape(400, 1_000_000, 60, 6_000, 300, 3_000, 10**8, 10**6)
 
 
@@ -116,7 +117,7 @@ def measurement(shape: Shape, *, is_partitioned: bool) -> Measurement:
 def test_a_partitioned_table_has_no_file_too_many_until_a_job_tells_of_its_partitions() -> None:
     shape = Shape(40, 1000, 1, 5, 3, 7, 4 * 10**6, 100)
     health = TableHealth(table_id="t")
-    store_reader_cost(health, measurement(shape, is_partitioned=True))
+    store_reader_cost(health, measurement(shape, is_partitioned=True), NOW)
     assert health.reader_shapes["now"] == shape.as_json()
     before = view_reader_cost(health)
     health.partitions = 7
@@ -132,7 +133,7 @@ def test_partitions_that_a_table_gets_later_are_not_known_until_a_job_counts_the
     health = TableHealth(table_id="t")
     fresh_files = []
     for is_partitioned in (False, True):
-        store_reader_cost(health, measurement(shape, is_partitioned=is_partitioned))
+        store_reader_cost(health, measurement(shape, is_partitioned=is_partitioned), NOW)
         cost = view_reader_cost(health)
         assert cost is not None
         fresh_files.append(cost.fresh_data_files)
@@ -144,7 +145,7 @@ def test_a_table_is_as_fresh_as_a_rewriting_by_its_policy_would_leave_it() -> No
     files = []
     for target_file_bytes in (0, 4 * 10**5):
         health = TableHealth(table_id="t")
-        store_reader_cost(health, measurement(shape, is_partitioned=False), target_file_bytes)
+        store_reader_cost(health, measurement(shape, is_partitioned=False), NOW, target_file_bytes)
         told = view_reader_cost(health)
         assert told is not None
         files.append(told.fresh_data_files)
@@ -225,7 +226,7 @@ def test_what_jobs_take_from_readers_adds_up_over_time() -> None:
         nonlocal now
         now += timedelta(hours=hours)
         before = health.reader_shapes.get("now")
-        store_reader_cost(health, measurement(shape, is_partitioned=False))
+        store_reader_cost(health, measurement(shape, is_partitioned=False), now)
         store_savings(health, shape_of(before) if before is not None else None, since, 48, now)
         return health.read_avoided_seconds, health.read_saved_seconds
 

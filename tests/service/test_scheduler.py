@@ -66,6 +66,7 @@ POLICY = EffectivePolicy(
         strategy="binpack",
         target_file_size_bytes=0,
         min_input_files=5,
+        size_ratio=1,
         delete_ratio_threshold=0.3,
         max_bytes=10**9,
         small_data_files=10,

@@ -99,15 +99,23 @@ def test_jobs_begin_within_windows_alone() -> None:
 
 
 def test_a_cron_expression_starts_what_has_something_to_do() -> None:
-    nightly = {"enabled": True, "cron": "0 3 * * *", "small_data_files": 10**6, "deleted_data_files": 10**6}
+    never = {"small_data_files": 10**6, "deleted_data_files": 10**6}
+    nightly = {"enabled": True, "cron": "0 3 * * *", "size_ratio": 10**9, **never}
     before = replace(TABLE, last={REWRITE: LastJob(NOW)})
     found = stream(policy(rewrite_data_files=nightly), hours=72, beginning=before)
     minutes = [(each.began_at - NOW) // timedelta(minutes=1) for each in found.ran if each.kind is REWRITE]
     assert minutes == [(24 * day + 3) * 60 for day in range(3)]
     assert found.jobs[REWRITE].bytes_written == pytest.approx(300 * MEGABYTES, rel=0.05)
+    nightly["size_ratio"] = 1
+    found = stream(policy(rewrite_data_files=nightly), hours=72, beginning=before)
+    assert found.jobs[REWRITE].jobs == 3
+    assert found.jobs[REWRITE].bytes_written < 100 * MEGABYTES, "large files stay"
 
 
-@pytest.mark.parametrize(("every", "hours", "fails_each"), [(5, 1, 0), (60, 24, 0), (60, 24, 10)])
+@pytest.mark.parametrize(
+    ("every", "hours", "fails_each"),
+    [(5, 1, 0), pytest.param(5, 24, 0, marks=pytest.mark.thorough), (60, 24, 0), (60, 24, 10)],
+)
 def test_a_stream_that_is_rewritten_as_is_worthwhile_stays_cheap_to_read(
     every: float, hours: float, fails_each: int
 ) -> None:
@@ -123,15 +131,50 @@ def test_a_stream_that_is_rewritten_as_is_worthwhile_stays_cheap_to_read(
     quick = Costs({**USUAL, JobKind.CONVERT: convert, REWRITE: rewrite}, wait_seconds=0.1)
     failing = replace(quick, fails_each=fails_each)
     by_cost = stream(worthwhile, every=every, hours=hours, beginning=demo, costs=failing)
-    by_number = stream(policy(), every=every, hours=hours, beginning=demo, costs=quick)
+    by_number = stream(policy(), every=every, hours=min(hours, 3600 / every), beginning=demo, costs=quick)
     assert by_cost.read_ratio is not None
     assert by_number.read_ratio is not None
     assert by_cost.read_ratio < 1.5 < 3 < by_number.read_ratio
     assert by_cost.reads[-1].seconds < 2 * by_cost.reads[-1].fresh_seconds
     assert by_cost.delete_files_written < 100 * by_cost.jobs[JobKind.CONVERT].jobs
-    assert by_cost.delete_files_written * 10 < by_number.delete_files_written
+    per_conversion = [
+        each.delete_files_written / each.jobs[JobKind.CONVERT].jobs for each in (by_cost, by_number)
+    ]
+    assert per_conversion[0] * 10 < per_conversion[1]
     assert by_number.delete_files_rewritten / by_number.delete_files_written > 0.9
     assert not [each for each in by_cost.ran if each.is_idle]
+
+
+def test_what_is_written_anew_is_a_few_times_what_came_and_large_files_go_for_deleted_rows() -> None:
+    """All are small, and rows are deleted in those that are too large beside the others."""
+    rewrite = {"enabled": True, "min_interval_seconds": 600}
+    large = replace(TABLE, shape=Shape(4, 3_000_000, data_bytes=300 * MEGABYTES), entries=3_000_000)
+    arrivals = [
+        Arrival(
+            NOW + timedelta(minutes=each),
+            replace(UPSERT, rows=1_200, equality_deletes=1_200, data_bytes=120_000),
+        )
+        for each in range(24 * 60)
+    ]
+    found, all_small = (
+        simulate(
+            large,
+            arrivals,
+            policy(convert={"when": "worthwhile"}, rewrite_data_files=each),
+            NOW + timedelta(days=1),
+            most_steps=10**6,
+        )
+        for each in (rewrite, {**rewrite, "size_ratio": 10**9})
+    )
+    amplified, before = found.write_amplification, all_small.write_amplification
+    assert amplified is not None
+    assert before is not None
+    assert amplified < 20 < 150 < before
+    assert found.read_ratio is not None
+    assert found.read_ratio < 1.5
+    shares = [each.share for each in found.ran if each.kind is REWRITE]
+    assert sum(share > 0.9 for share in shares) in range(3, 12)
+    assert sum(share < 0.1 for share in shares) > 0.8 * len(shares)
 
 
 def test_a_table_is_rewritten_even_if_conversions_take_nearly_as_long_as_deletes_may_be_pending() -> None:

@@ -6,6 +6,7 @@ from datetime import timedelta
 import pytest
 
 from service.catalogs.measure import Volume
+from service.index_health.reader_cost import rows_deleted_since
 from service.policies.models import EffectivePolicy
 from service.policies.schedules import Window
 from service.reader_cost import CostModel, Shape
@@ -14,6 +15,7 @@ from service.scheduling import decisions, worth
 from service.scheduling.decisions import deadlines, decide, decide_kind
 from service.scheduling.facts import Action, LastJob, TableState, weighing
 from service.scheduling.preview import _repeats
+from service.scheduling.scheduler import _parameters
 from service.scheduling.worth import Weighing
 from tests.service.test_scheduler import IDLE, NOW, POLICY, decision
 
@@ -251,6 +253,52 @@ def test_a_rewriting_is_credited_only_with_the_files_that_it_takes() -> None:
     assert decision(replace(kept, last={}), REWRITE, policy).code == "read-cost", "none has run that looked"
     indexed = {JobKind.INDEX: LastJob(NOW, has_counted=True)}
     assert decision(replace(kept, last=indexed), REWRITE, policy).code == "nothing-small"
+
+
+@pytest.mark.usefixtures("fixed_model")
+@pytest.mark.parametrize(
+    ("positions", "reads_per_day", "hours", "code"),
+    [
+        (900_000, 0, 1, "deleted-rows"),
+        (350_000, 0, 1, "nothing-small"),
+        (350_000, 1_000, 1, "nothing-small"),
+        (350_000, 1_000, 9, "deleted-rows"),
+        (150_000, 1_000, 10**4, "nothing-small"),
+    ],
+)
+def test_large_files_go_for_their_deleted_rows_once_these_are_dear_or_readers_have_paid(
+    positions: int, reads_per_day: int, hours: int, code: str
+) -> None:
+    """What a job has counted is small, or has enough deleted rows; there is nothing of that."""
+    policy = worthwhile(reads_per_day=reads_per_day)
+    shape = replace(FRESH, rows=3_000_000 + positions, positions=positions, vectors=4)
+    state = replace(
+        pending(shape),
+        small_data_files=0,
+        rows_deleted_since=NOW - timedelta(hours=hours),
+        last={JobKind.INDEX: LastJob(NOW, has_counted=True)},
+    )
+    found = decision(state, REWRITE, policy)
+    assert found.code == code
+    others = replace(state, rows_deleted_since=None)
+    assert decision(others, REWRITE, policy).code == "nothing-small"
+    if code == "deleted-rows":
+        assert found.delete_ratio == pytest.approx(positions / shape.rows / 2)
+        parameters = _parameters(found, policy)
+        assert parameters is not None
+        assert parameters["delete_ratio_threshold"] == found.delete_ratio
+    else:
+        assert hours > 9 or any(at > NOW for at in deadlines(state, policy)) or not reads_per_day
+
+
+def test_deleted_rows_are_there_since_the_first_or_since_most_of_them_went() -> None:
+    at, later = NOW, NOW + timedelta(hours=1)
+    assert rows_deleted_since(None, 0, 0, later) is None
+    assert rows_deleted_since(None, 0, 9, later) == later
+    assert rows_deleted_since(at, 9, 20, later) == at
+    assert rows_deleted_since(at, 20, 10, later) == at
+    assert rows_deleted_since(at, 20, 9, later) == later
+    assert rows_deleted_since(at, 20, 0, later) is None
 
 
 @pytest.mark.usefixtures("fixed_model")

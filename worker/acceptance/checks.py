@@ -438,7 +438,9 @@ def rewrite_data_files(trial: Trial) -> str:
     """Pending equality deletes are converted on the way."""
     trial.writer().checkpoint([*trial.some(9, skip=10), *trial.new(5)], trial.some(4, skip=11))
     before = int(trial.summary()["total-data-files"])
-    told_of = trial.service.run(trial.id, "rewrite_data_files", min_input_files=2)["data_files"]
+    told_of = trial.service.run(trial.id, "rewrite_data_files", min_input_files=2, size_ratio=10**9)[
+        "data_files"
+    ]
     after = int(trial.summary()["total-data-files"])
     rewritten, added = told_of["data_files_rewritten"], told_of["data_files_added"]
     if not rewritten or before - after != rewritten - added:

@@ -146,10 +146,11 @@ def _rewritable(job: Job, table: PinnedTable, files: SnapshotFiles) -> Rewritabl
         files,
         metadata.default_spec_id,
         target,
-        policy.min_input_files,
-        policy.delete_ratio_threshold,
-        policy.max_bytes,
-    )
+        min_input_files=policy.min_input_files,
+        size_ratio=policy.size_ratio,
+        delete_ratio_threshold=policy.delete_ratio_threshold,
+        max_bytes=policy.max_bytes,
+    ).numbers
 
 
 def _rewritable_deletes(job: Job, table: PinnedTable, files: SnapshotFiles) -> int:

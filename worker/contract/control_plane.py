@@ -108,6 +108,9 @@ class RewriteDataFilesParameters(Body):
     target_file_size_bytes: int = 0
     """As the table says if it is 0."""
     min_input_files: int = 5
+    size_ratio: float = 1
+    """A small file is at most so many times as large as all others together that are written anew
+    of its partition."""
     delete_ratio_threshold: float = 0.3
     max_bytes: int = 100 * 2**30
     """Of the data files that one job writes anew, unless the first group has more."""
@@ -222,6 +225,7 @@ class AssignedRewritePolicy(Body):
     enabled: bool = False
     target_file_size_bytes: int = 0
     min_input_files: int = 5
+    size_ratio: float = 1
     delete_ratio_threshold: float = 0.3
     max_bytes: int = 100 * 2**30
 

@@ -10,7 +10,7 @@ was deleted since by position and no delete that is needed would be dropped.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -36,7 +36,7 @@ from worker.table.catalogs import java_map, java_message
 from worker.table.files import DataFiles, DeleteFile
 from worker.table.plan import affected_files
 from worker.table.row_delta import java_list
-from worker.table.small_files import target_file_bytes
+from worker.table.small_files import rewritable_files, target_file_bytes
 
 _CONVERTED = ("equality_delete_files_removed", "equality_deletes_resolved", "rows_deleted")
 """Figures of a conversion; its others are about files, of which the rewriting has its own."""
@@ -106,15 +106,38 @@ class _Rewriting(FileRewriting):
     def choose(self, table: PinnedTable) -> Choice:
         left_out, data_files = self._left_out(table), table.files.data_files
         newer = data_files.where(data_files.data_sequence_numbers > self._sequence_number)
-        java_table = self.java_table(table, {*left_out, *(file.path for file in newer)}, only=False)
+        stay = {*left_out, *(file.path for file in newer)}
+        later = self._left_to_later_jobs(table, stay)
         paths, size_bytes, expected = list[str](), 0, 0
+        java_table = self.java_table(table, {*stay, *(file.path for file in later)}, only=False)
         for group in self.planned(table, java_table, "PlannedDataFiles", self._options(table)):
             if paths and size_bytes + group["size_bytes"] > self._parameters.max_bytes:
                 continue
             paths += group["paths"]
             size_bytes += group["size_bytes"]
             expected += group["expected"]
+        if later:
+            self.job.decide(
+                f"{counted(len(later), 'small data file')} left to later jobs: the smaller ones of their"
+                " partitions are too few, or together too small beside them (size_ratio:"
+                f" {self._parameters.size_ratio:g})."
+            )
         return Choice(paths, size_bytes, expected, len(left_out))
+
+    def _left_to_later_jobs(self, table: PinnedTable, stay: Collection[str]) -> DataFiles:
+        """Small ones that are too large beside the others of their partition. stay: what is kept out."""
+        files, parameters = table.files, self._parameters
+        seen = replace(files, data_files=files.data_files.where(~files.data_files.are_named(stay)))
+        found = rewritable_files(
+            seen,
+            table.metadata.default_spec_id,
+            self._target(table),
+            min_input_files=parameters.min_input_files,
+            size_ratio=parameters.size_ratio,
+            delete_ratio_threshold=parameters.delete_ratio_threshold,
+            max_bytes=parameters.max_bytes,
+        )
+        return seen.data_files.where(found.left)
 
     def _pending(self, table: PinnedTable, *, is_newer: bool) -> list[DeleteFile]:
         """Equality deletes that apply to the new data files, or those that could not be converted."""
@@ -132,14 +155,17 @@ class _Rewriting(FileRewriting):
 
     def _options(self, table: PinnedTable) -> dict[str, str]:
         parameters = self._parameters
-        target = parameters.target_file_size_bytes or target_file_bytes(table.metadata.properties)
         return {
-            "target-file-size-bytes": str(target),
+            "target-file-size-bytes": str(self._target(table)),
             "min-input-files": str(parameters.min_input_files),
             "delete-ratio-threshold": str(parameters.delete_ratio_threshold),
             "max-file-group-size-bytes": str(parameters.max_bytes),
             "rewrite-job-order": "files-desc",
         }
+
+    def _target(self, table: PinnedTable) -> int:
+        """Raises FileSizeError."""
+        return self._parameters.target_file_size_bytes or target_file_bytes(table.metadata.properties)
 
     def action(self, java_table: JavaObject, table: PinnedTable) -> JavaObject:
         action = spark_actions.actions(self.job).rewriteDataFiles(java_table)

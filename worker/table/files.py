@@ -168,11 +168,15 @@ class DataFiles(Sequence[DataFile]):
         return self if chosen.all() else self.select(np.flatnonzero(chosen))
 
     def with_paths(self, paths: Collection[str]) -> DataFiles:
+        return self.where(self.are_named(paths)) if paths and len(self) else self.select([])
+
+    def are_named(self, paths: Collection[str]) -> npt.NDArray[np.bool_]:
+        """Which of them have one of these paths."""
         if not paths or not len(self):
-            return self.select([])
+            return np.zeros(len(self), np.bool_)
         wanted = pa.array(paths, pa.large_string())
         pieces = (pc.is_in(piece, wanted) for piece in self.path_pieces())
-        return self.where(np.concatenate([piece.to_numpy(zero_copy_only=False) for piece in pieces]))
+        return np.concatenate([piece.to_numpy(zero_copy_only=False) for piece in pieces])
 
     def without(self, others: DataFiles) -> DataFiles:
         """Those that are none of the others."""

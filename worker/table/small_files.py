@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from worker.io.sorting import Int64Array
+from stores.size_tiers import files_taken
 from worker.process.errors import JobError
 from worker.table.files import PartitionKey, SnapshotFiles
 
@@ -27,10 +29,25 @@ class FileSizeError(JobError):
 
 
 class RewritableFiles(NamedTuple):
-    """How many data files are small, among enough of their partition; and have many deleted rows."""
+    """How many data files a rewriting would take: small ones, and those with many deleted rows."""
 
     small: int = 0
     deleted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Rewritable:
+    """Of data files, which ones a rewriting takes, as masks."""
+
+    small: npt.NDArray[np.bool_]
+    deleted: npt.NDArray[np.bool_]
+    """With many deleted rows, whatever their size; none of these is among the small ones."""
+    left: npt.NDArray[np.bool_]
+    """Small ones that stay as they are."""
+
+    @property
+    def numbers(self) -> RewritableFiles:
+        return RewritableFiles(int(self.small.sum()), int(self.deleted.sum()))
 
 
 def number_of_bytes(text: str) -> int | None:
@@ -62,43 +79,56 @@ def rewritable_files(
     files: SnapshotFiles,
     spec_id: int,
     target_bytes: int,
+    *,
     min_input_files: int,
+    size_ratio: float,
     delete_ratio_threshold: float,
     max_bytes: int,
-) -> RewritableFiles:
-    """As Iceberg's planner chooses them. spec_id: the present one; files of others count as one partition.
-    max_bytes: of files that one job takes."""
+) -> Rewritable:
+    """What Iceberg's planner chooses, without what is left to a later job (stores.size_tiers).
+
+    spec_id: the present one; files of others count as one partition. max_bytes: of files that one job takes.
+    """
     data_files = files.data_files
+    sizes = data_files.file_sizes_bytes
+    deleted = _with_many_deleted(files, delete_ratio_threshold)
+    candidates = (4 * sizes < 3 * target_bytes) & ~deleted
     numbers: dict[PartitionKey | None, int] = {}
     of_kind = [
         numbers.setdefault(kind.partition if kind.partition.spec_id == spec_id else None, len(numbers))
         for kind in data_files.kinds
     ]
-    is_small = 4 * data_files.file_sizes_bytes < 3 * target_bytes
-    partitions = np.array(of_kind, np.int64)[data_files.kind_of[is_small]]
-    in_partition = np.bincount(partitions) if len(partitions) else np.empty(0, np.int64)
-    is_enough = in_partition >= max(min_input_files, 2)
-    # Of fewer, the planner takes those that are enough for a whole file.
-    together = max(min_input_files, 2) if max_bytes <= target_bytes else 2
-    is_enough &= _sums_of_smallest(data_files.file_sizes_bytes[is_small], partitions, together) <= max_bytes
-    small = int(in_partition[is_enough].sum())
-    deleted: dict[str, int] = defaultdict(int)
+    partition_of = np.array(of_kind, np.int64)[data_files.kind_of]
+    others = np.bincount(partition_of[deleted], minlength=len(numbers))
+    bytes_of_others = np.bincount(partition_of[deleted], sizes[deleted], len(numbers))
+    small = np.zeros(len(sizes), np.bool_)
+    places = np.flatnonzero(candidates)
+    places = places[np.lexsort((sizes[places], partition_of[places]))]
+    for of_partition in np.split(places, np.flatnonzero(np.diff(partition_of[places])) + 1):
+        if not len(of_partition):
+            continue
+        partition = partition_of[of_partition[0]]
+        taken = files_taken(
+            ((size, 1) for size in sizes[of_partition].tolist()),
+            size_ratio=size_ratio,
+            min_files=min_input_files,
+            target_bytes=target_bytes,
+            max_bytes=max_bytes,
+            others=(bytes_of_others[partition], int(others[partition])),
+        )
+        small[of_partition[:taken]] = True
+    return Rewritable(small, deleted, candidates & ~small)
+
+
+def _with_many_deleted(files: SnapshotFiles, threshold: float) -> npt.NDArray[np.bool_]:
+    """By deletes of which each names one data file."""
+    rows: dict[str, int] = defaultdict(int)
     for one in files.position_deletes:
         if one.referenced_data_file is not None:
-            deleted[one.referenced_data_file] += one.record_count
-    touched = data_files.with_paths(deleted.keys())
-    many = sum(deleted[file.path] >= delete_ratio_threshold * file.record_count for file in touched)
-    return RewritableFiles(small, many)
-
-
-def _sums_of_smallest(sizes: Int64Array, partitions: Int64Array, number: int) -> Int64Array:
-    """Of each partition up to the highest."""
-    order = np.lexsort((sizes, partitions))
-    ordered = partitions[order]
-    is_smallest = np.arange(len(order)) - np.searchsorted(ordered, ordered) < number
-    sums = np.zeros(ordered[-1] + 1 if len(ordered) else 0, np.int64)
-    np.add.at(sums, ordered[is_smallest], sizes[order][is_smallest])
-    return sums
+            rows[one.referenced_data_file] += one.record_count
+    touched = files.data_files.with_paths(rows.keys())
+    many = {file.path for file in touched if rows[file.path] >= threshold * file.record_count}
+    return files.data_files.are_named(many)
 
 
 def rewritable_deletes(files: SnapshotFiles, target_bytes: int, min_input_files: int) -> int:

@@ -337,6 +337,43 @@ def test_data_files_with_many_deleted_rows_are_written_anew_however_few(
     assert (table.data_file_paths, visible_rows(spark, table_name)) == ([], Counter())
 
 
+def test_a_file_stays_until_those_that_are_smaller_come_to_as_much(
+    spark: SparkSession, table_name: str, jobs: Jobs
+) -> None:
+    """What a job counts is what the next one takes, and then there is nothing left to count."""
+    table = TableBuilder.create(spark, table_name, format_version=3)
+    table.append([row(number, number * 7919) for number in range(5_000)])
+    (large,) = table.data_file_paths
+    policy = {"rewrite_data_files": {"enabled": True, "min_input_files": 2}}
+
+    def small_files() -> int:
+        return int(jobs.run("index", policy=policy, key_sets=[["id"]]).health["small_data_files"])
+
+    for number in range(5_000, 5_003):
+        table.append([row(number)])
+    assert small_files() == 3
+    foretold = rewrite(jobs, dry_run=True, parameters={"min_input_files": 2})
+    told = rewrite(jobs, parameters={"min_input_files": 2})["data_files"]
+    assert large not in foretold["data_files"]["files"]
+    assert (told["data_files_rewritten"], told["data_files_added"]) == (3, 1)
+    assert "1 small data file left to later jobs" in " ".join(jobs.reporter.decisions)
+    assert large in table.data_file_paths
+    assert small_files() == 0
+    assert rewrite(jobs, parameters={"min_input_files": 2})["commits"] == 0
+    for first in (10_000, 20_000):
+        table.append([row(first + number, number * 7919) for number in range(5_000)])
+    assert small_files() == 4
+    assert rewrite(jobs, parameters={"min_input_files": 2})["data_files"]["data_files_rewritten"] == 4
+    (together,) = table.data_file_paths
+    table.append([row(30_000)])
+    assert small_files() == 0
+    table.delete_positions({together: range(5_000)})
+    health = jobs.run("index", policy=policy, key_sets=[["id"]]).health
+    assert health["deleted_data_files"] == 1
+    told = rewrite(jobs, parameters={"min_input_files": 2})["data_files"]
+    assert (told["data_files_rewritten"], told["data_files_added"]) == (2, 1)
+
+
 def test_data_files_with_deletes_that_can_not_be_converted_stay_as_they_are(
     spark: SparkSession, table_name: str, jobs: Jobs
 ) -> None:

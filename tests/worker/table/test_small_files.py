@@ -1,9 +1,18 @@
 """Which data files are small, and which have many deleted rows: as Iceberg's planner counts them."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from worker.table.files import DataFile, DataFiles, DeleteFile, FileContent, PartitionKey, SnapshotFiles
-from worker.table.small_files import FileSizeError, rewritable_deletes, rewritable_files, target_file_bytes
+from worker.table.small_files import (
+    FileSizeError,
+    Rewritable,
+    rewritable_deletes,
+    rewritable_files,
+    target_file_bytes,
+)
 
 EU, US, FORMER, FORMER_TOO = (
     PartitionKey(1, '["eu"]'),
@@ -21,7 +30,12 @@ def deleted(path: str | None, rows: int) -> DeleteFile:
     return DeleteFile(FileContent.POSITION_DELETES, "d", "puffin", EU, rows, 1, 2, referenced_data_file=path)
 
 
-ALL = 10**9
+def rewritable(files: SnapshotFiles, target: int = 100, **how: Any) -> Rewritable:
+    how = {"min_input_files": 2, "size_ratio": ANY, "delete_ratio_threshold": 0.3, "max_bytes": 10**9, **how}
+    return rewritable_files(files, 1, target, **how)
+
+
+ANY = 10**9
 FILES = [
     *(data_file(f"eu-{n}", EU, 74) for n in range(3)),
     data_file("large", EU, 75),
@@ -37,25 +51,26 @@ FILES = [
         (1, 7),
         (2, 7),
         (3, 3),
-        (4, 0),
+        (4, 3),
     ],
 )
 def test_small_files_count_where_a_partition_has_enough_of_them(min_input_files: int, small: int) -> None:
-    """Those of a former spec are one partition, as for Iceberg's planner."""
+    """Or, together, more than a whole file has. Those of a former spec are one partition, as for Iceberg's
+    planner."""
     files = SnapshotFiles(DataFiles.of(FILES), (), frozenset())
-    assert rewritable_files(files, 1, 100, min_input_files, 0.3, ALL) == (small, 0)
+    assert rewritable(files, min_input_files=min_input_files).numbers == (small, 0)
 
 
 @pytest.mark.parametrize(
     ("target", "min_input_files", "max_bytes", "small"),
     [
         (1_000, 3, 221, 0),
-        (1_000, 3, 222, 4),
+        (1_000, 3, 222, 3),
         (100, 3, 147, 0),
-        (100, 3, 148, 3),
+        (100, 3, 148, 2),
         (100, 2, 1, 0),
         (100, 2, 2, 4),
-        (100, 2, 148, 7),
+        (100, 2, 148, 6),
     ],
 )
 def test_small_files_count_where_one_job_may_take_enough_of_them_together(
@@ -64,7 +79,9 @@ def test_small_files_count_where_one_job_may_take_enough_of_them_together(
     """Of a partition with three or four files of 74 bytes, and two with two of 1. Fewer are enough if they
     have more than a whole file has."""
     files = SnapshotFiles(DataFiles.of(FILES), (), frozenset())
-    assert rewritable_files(files, 1, target, min_input_files, 0.3, max_bytes).small == small
+    assert (
+        rewritable(files, target, min_input_files=min_input_files, max_bytes=max_bytes).numbers.small == small
+    )
 
 
 def test_files_with_many_deleted_rows_count_as_far_as_deletes_name_one_file() -> None:
@@ -76,8 +93,27 @@ def test_files_with_many_deleted_rows_count_as_far_as_deletes_name_one_file() ->
         deleted("x", 9),
     )
     files = SnapshotFiles(DataFiles.of(FILES), deletes, frozenset())
-    assert rewritable_files(files, 1, 100, 4, 0.3, ALL) == (0, 1)
-    assert rewritable_files(SnapshotFiles(DataFiles.of(()), (), frozenset()), 1, 100, 2, 0.3, ALL) == (0, 0)
+    assert rewritable(files, min_input_files=5).numbers == (3, 1)
+    assert rewritable(SnapshotFiles(DataFiles.of(()), (), frozenset())).numbers == (0, 0)
+
+
+def test_files_stay_that_are_large_beside_what_would_be_written_anew_with_them() -> None:
+    """Unless one that is as large has many deleted rows, and so goes in any case."""
+    sizes = {"a": 40, "b": 9, "c": 3, "d": 3, "e": 2, "f": 70}
+    of_eu = DataFiles.of([data_file(name, EU, size) for name, size in sizes.items()])
+    files = SnapshotFiles(of_eu, (), frozenset())
+
+    def chosen(**how: Any) -> tuple[str, ...]:
+        found = rewritable(how.pop("files", files), **how)
+        return tuple("".join(one.path for one in of_eu.where(mask)) for mask in (found.small, found.left))
+
+    assert chosen(size_ratio=1) == ("cde", "abf")
+    assert chosen(size_ratio=1.2) == ("bcde", "af")
+    assert chosen(size_ratio=2.5) == ("abcdef", "")
+    assert chosen(size_ratio=1, min_input_files=4) == ("", "abcdef")
+    with_deleted = replace(files, delete_files=(deleted("a", 3),))
+    assert chosen(size_ratio=1, files=with_deleted) == ("bcde", "f")
+    assert chosen(size_ratio=1.3, files=with_deleted) == ("bcdef", "")
 
 
 def test_small_deletes_count_but_for_the_only_ones_of_their_data_files() -> None:
