@@ -31,6 +31,9 @@ NAMES = [
     "Ω≈ç√ 表 \N{ZERO WIDTH SPACE}",
 ]
 
+SQL = (*NAMES[:4], NAMES[-1])
+"""What filters may take for more than a value; the others are for pages."""
+
 FILTERS = {
     path.removeprefix("/api/v1"): [one["name"] for one in calls["get"]["parameters"] if one["in"] == "query"]
     for path, calls in json.loads(DOCUMENT.read_text())["paths"].items()
@@ -108,7 +111,7 @@ def test_no_filter_or_identifier_is_more_than_a_value(service: Running, iceberg:
 
 
 def check_filters(service: Running, name: str) -> None:
-    for path, parameters in FILTERS.items():
+    for path, parameters in FILTERS.items() if name in SQL else ():
         for parameter in parameters:
             answer = service.admin.get(path, params={parameter: name})
             assert answer.status_code in (200, 400, 404, 422), (path, parameter, answer.text)
