@@ -59,7 +59,7 @@ from service.http.problem_documents import (
 )
 from service.index_health import endpoints as health_endpoints
 from service.jobs import endpoints as jobs_endpoints
-from service.jobs.stream import RecentEvents
+from service.jobs.stream import RecentEvents, RecentMoves
 from service.lookups import endpoints as lookups_endpoints
 from service.lookups.concurrency import ConcurrencyLimits
 from service.lookups.key_limits import KeyLimits
@@ -175,6 +175,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.lookup_concurrency = ConcurrencyLimits()
     app.state.fingerprint_secret = _fingerprint_secret(settings)
     app.state.recent_events = RecentEvents(database)
+    app.state.recent_moves = RecentMoves(database)
     app.state.stopping = threading.Event()
     app.state.claims = Claims(database, settings, app.state.stopping)
     app.state.problem_page = problem_page

@@ -9,7 +9,8 @@ import json
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -20,6 +21,7 @@ from service.db.database import Database, utc_now
 from service.errors import is_database_trouble
 from service.jobs import events
 from service.jobs.models import EventView
+from service.records.health import pending_in_all, samples_after
 from service.webhooks.outbox import UNTOLD
 
 POLL_SECONDS = 0.5
@@ -31,6 +33,12 @@ _BATCH = 500
 _KEPT = 2 * _BATCH
 _LOOKED_BACK = 100
 """So many ids before the newest may be those of transactions that have not ended."""
+MOVES_SECONDS = 5.0
+"""Between two reads of what polls have found, at least."""
+MOVES_SHARE = 0.0005
+"""Of a processor, that these reads take at most for all who watch: with many tables, they come less often."""
+_MOST_MOVED = 500
+"""Samples of a read, the latest: pages see what others tell when they look next."""
 _GAP_PATIENCE = timedelta(seconds=15)
 """Longer than a transaction may stand still (service.db.database)."""
 
@@ -100,6 +108,67 @@ class RecentEvents:
             self._since = self._kept.popleft().id
 
 
+@dataclass(frozen=True)
+class Moved:
+    """Tables that a poll has found otherwise than before, all of which were read at the same time."""
+
+    number: int = 0
+    """Of the read, by which a page knows whether it was told."""
+    tables: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """By id: pending equality deletes, their files, and the age of the oldest one in seconds."""
+    message: Mapping[str, str] = field(default_factory=dict)
+    """What pages of all tables are told, put into JSON once for all of them: these, and the sums over all."""
+
+
+class RecentMoves:
+    """What polls have found lately, by the samples that they keep: read once for all pages that are open.
+
+    A poll that finds a commit writes no event, and a look at the whole page would cost too much for each.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._lock = asyncio.Lock()
+        self._until: int | None = None
+        """Id of the latest sample that was read; None before the first read."""
+        self._seen: set[int] = set()
+        """Ids of samples up to `_until` that were read, as far as others may still come between them."""
+        self._next_at = 0.0
+        self._latest = Moved()
+
+    async def latest(self) -> Moved:
+        """The last that moved, as of five seconds ago or a little more.
+
+        Raises SQLAlchemyError if the database does not answer.
+        """
+        async with self._lock:
+            if time.monotonic() >= self._next_at:
+                self._next_at = time.monotonic() + MOVES_SECONDS
+                took = await run_in_threadpool(self._read_on)
+                self._next_at = time.monotonic() + max(MOVES_SECONDS, took / MOVES_SHARE)
+        return self._latest
+
+    def _read_on(self) -> float:
+        """The processor time that it took, in seconds."""
+        began = time.thread_time()
+        self._read_samples()
+        return time.thread_time() - began
+
+    def _read_samples(self) -> None:
+        is_first, until = self._until is None, self._until or 0
+        with self._database.read() as session:
+            found = samples_after(session, until - _LOOKED_BACK, _MOST_MOVED)
+            new = {one.table_id: one for one in reversed(found) if one.id not in self._seen}
+            self._until = found[0].id if found else until
+            self._seen = {one.id for one in found if one.id > self._until - _LOOKED_BACK}
+            if not new or is_first:
+                return
+            deletes, files = pending_in_all(session)
+        tables = {table_id: one.told for table_id, one in new.items()}
+        data = json.dumps({"tables": tables, "all": [deletes, files]}, separators=(",", ":"))
+        self._latest = Moved(self._latest.number + 1, tables, {"event": "pending", "data": data})
+
+
 async def stream_events(
     recent: RecentEvents,
     after: int | None,
@@ -126,24 +195,45 @@ async def stream_events(
 
 async def stream_changes(
     recent: RecentEvents,
+    moves: RecentMoves,
     stopping: threading.Event,
     may_read: Callable[[], bool],
     *,
     table_id: str | None = None,
     job_id: str | None = None,
-) -> AsyncIterator[dict[str, str]]:
+) -> AsyncIterator[Mapping[str, str]]:
     """For pages, which only have to know that something has happened: one word for all that has.
 
-    It is `turned` where what happened is more than progress or a line of a log, else `changed`.
+    It is `turned` where what happened is more than progress or a line of a log, else `changed`. What polls
+    find comes with its figures, as `pending`, which pages show without another look.
     """
+    told = -1
     async for _, found in _follow(
-        recent, None, stopping, may_read, _CHANGES_ACCESS_SECONDS, table_id, job_id
+        recent, None, stopping, may_read, _CHANGES_ACCESS_SECONDS, table_id, job_id, tells_each_turn=True
     ):
+        if job_id is None and (moved := await _latest_move(moves)) is not None:
+            if 0 <= told < moved.number:
+                if table_id is None:
+                    yield moved.message
+                elif table_id in moved.tables:
+                    of_table = {"tables": {table_id: moved.tables[table_id]}}
+                    yield {"event": "pending", "data": json.dumps(of_table)}
+            told = moved.number
         if not found:
             continue
         has_turned = not all(event.is_detail for event in found)
         # Browsers pass on no event without data.
         yield {"event": "turned" if has_turned else "changed", "data": str(found[-1].id)}
+
+
+async def _latest_move(moves: RecentMoves) -> Moved | None:
+    """None while the database does not answer."""
+    try:
+        return await moves.latest()
+    except SQLAlchemyError as error:
+        if not is_database_trouble(error):
+            raise
+        return None
 
 
 async def _follow(
@@ -154,10 +244,12 @@ async def _follow(
     access_seconds: float,
     table_id: str | None,
     job_id: str | None,
+    *,
+    tells_each_turn: bool = False,
 ) -> AsyncIterator[tuple[int, Sequence[Told]]]:
     """What came of those events that were asked for, and the id up to which was looked.
 
-    None came at the start, which is told once; later, there is something each time.
+    None came at the start, which is told once; later, there is something each time, or each turn is told.
     """
     position, has_begun = 0, False
     checked_at = time.monotonic()
@@ -185,7 +277,7 @@ async def _follow(
             for event in found
             if (table_id is None or event.table_id == table_id) and (job_id is None or event.job_id == job_id)
         ]
-        if asked_for:
+        if asked_for or (tells_each_turn and has_begun):
             yield position, asked_for
         if len(found) < _BATCH:
             await asyncio.sleep(POLL_SECONDS)

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 from zlib import crc32
 
-from sqlalchemy import BigInteger, Column, Index, text
+from sqlalchemy import BigInteger, Column, Float, Index, cast, func, select, text
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlmodel import Field, Session, SQLModel, col
 
@@ -285,6 +285,45 @@ class HealthSample(SQLModel, table=True):
             self.data_bytes,
             self.delete_bytes,
         )
+
+
+class KeptSample(NamedTuple):
+    """What a sample says of what is pending."""
+
+    id: int
+    table_id: str
+    equality_deletes: int
+    equality_delete_files: int
+    lag_seconds: float
+
+    @property
+    def told(self) -> Sequence[float]:
+        return self.equality_deletes, self.equality_delete_files, round(self.lag_seconds, 1)
+
+
+def samples_after(session: Session, sample_id: int, most: int) -> list[KeptSample]:
+    """The latest samples of all tables that have higher ids, the latest first."""
+    columns = (
+        HealthSample.id,
+        HealthSample.table_id,
+        HealthSample.pending_equality_deletes,
+        HealthSample.pending_equality_delete_files,
+        HealthSample.lag_seconds,
+    )
+    newest_first = select(*map(col, columns)).where(col(HealthSample.id) > sample_id)
+    rows = session.execute(newest_first.order_by(col(HealthSample.id).desc()).limit(most))
+    return [KeptSample(*row) for row in rows]
+
+
+def pending_in_all(session: Session) -> tuple[int, int]:
+    """Equality deletes that are pending in all enrolled tables, and their files."""
+    # As floats: SQLite's sum of integers fails beyond 64 bits.
+    sums = (
+        func.coalesce(func.sum(cast(column, Float)), 0)
+        for column in (TableHealth.pending_equality_deletes, TableHealth.pending_equality_delete_files)
+    )
+    deletes, files = session.execute(select(*sums).where(~col(TableHealth.is_removed))).one()
+    return int(deletes), int(files)
 
 
 class PendingChange(SQLModel, table=True):

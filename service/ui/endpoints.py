@@ -67,9 +67,13 @@ def get_static(digest: str, name: str) -> Response:
 async def follow_changes(
     request: Request, _reader: Viewer, table_id: str | None = None, job_id: str | None = None
 ) -> EventSourceResponse:
-    """Tell a page that something has happened, at most every half a second: it is asked for again then."""
+    """Tell a page that something has happened, at most every half a second: it is asked for again then.
+
+    What polls have found comes with its figures, every five seconds.
+    """
     content = stream_changes(
         request.app.state.recent_events,
+        request.app.state.recent_moves,
         request.app.state.stopping,
         lambda: VIEWERS.still_admits(request),
         table_id=table_id,

@@ -103,7 +103,7 @@ class _Viewer:
     async def _listen(self, http: httpx.AsyncClient) -> None:
         async with http.stream("GET", "/changes", headers={"Accept": "text/event-stream"}) as stream:
             async for line in stream.aiter_lines():
-                if line.startswith("event:"):
+                if line in ("event: changed", "event: turned"):
                     self._happened.set()
 
     async def _follow(self, http: httpx.AsyncClient) -> None:

@@ -377,6 +377,23 @@ def test_the_timeline_draws_tables_and_what_ran_and_leads_to_the_job(
         assert strips.evaluate(_CELL, [x(hours), 0]) == strips.evaluate(_HEAT, f"heat-{step}"), hours
 
 
+def test_what_polls_find_is_drawn_in_the_timeline_without_another_look(
+    signed_in: Page, service: RunningService
+) -> None:
+    service.create_iceberg_table("shop.drawn")
+    service.enroll("shop.drawn", policy="manual")
+    page = signed_in.context.new_page()
+    page.goto(f"{service.url}/timeline?search=shop.drawn")
+    expect(page.locator("#connection-words")).to_have_text("Live")
+    page.route("**", lambda route: route.abort())
+    strips = chart(page, "Tables over time")
+    x = strips.evaluate("e => { const t = timelineData(e); return (t.now - t.began) / (t.ends - t.began); }")
+    service.iceberg.delete_keys("shop.drawn", list(range(150)))
+    page.wait_for_function("() => [...CHARTS.keys()].some((e) => timelineData(e).pending[0].includes(150))")
+    assert strips.evaluate(_CELL, [x - 0.001, 0]) == strips.evaluate(_HEAT, "heat-2")
+    page.close()
+
+
 def test_the_grid_of_latest_jobs_is_walked_through_by_keyboard(
     signed_in: Page, service: RunningService, table: str
 ) -> None:

@@ -213,6 +213,33 @@ def test_a_lost_connection_comes_back_with_what_happened_meanwhile(
     assert [misdeed for misdeed in misdeeds if "Failed to load resource" not in misdeed] == []
 
 
+def test_what_polls_find_is_shown_on_live_pages_without_another_look(
+    signed_in: Page, service: RunningService
+) -> None:
+    service.create_iceberg_table("shop.stream")
+    table = service.enroll("shop.stream")
+    context = signed_in.context
+    pages = [context.new_page() for _ in range(3)]
+    before = int(service.get("/overview")["pending_equality_deletes"])
+    for page, path in zip(pages, ("/", f"/tables/{table}", "/tables?search=shop.stream"), strict=True):
+        page.goto(f"{service.url}{path}")
+        expect(page.locator("#connection-words")).to_have_text("Live")
+        page.route("**", lambda route: route.abort())
+    service.iceberg.delete_keys("shop.stream", list(range(1_234)))
+    overview, of_table, listed = pages
+    figure = overview.locator("#figures .figure").filter(has_text="Pending equality deletes")
+    expect(figure.locator(".value")).to_have_text(f"{before + 1_234:,}")
+    figure = of_table.locator("#figures .figure").filter(has_text="Pending equality deletes")
+    expect(figure.locator(".value")).to_have_text("1,234")
+    expect(figure.locator(".detail")).to_have_text("in 1\u00a0file")
+    row = listed.locator("tr").filter(has_text="shop.stream")
+    for label, told in (("Pending deletes", "1,234"), ("Delete files", "1")):
+        expect(row.locator(f"[data-label='{label}']")).to_have_text(told)
+    expect(row.locator("[data-label=Lag]")).to_have_text(re.compile(r"\d\ss$"))
+    for page in pages:
+        page.close()
+
+
 def test_a_page_that_costs_the_service_much_is_looked_at_less_often(
     signed_in: Page, service: RunningService
 ) -> None:

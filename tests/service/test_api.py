@@ -5,7 +5,7 @@ import base64
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -21,11 +21,21 @@ from service.http.routing import IdempotentAnswer
 from service.jobs import stream
 from service.jobs.events import latest_event_id, record_job_event, record_table_event
 from service.jobs.models import EventView
-from service.jobs.stream import RecentEvents, _after, _latest, settled, stream_changes, stream_events
+from service.jobs.stream import (
+    RecentEvents,
+    RecentMoves,
+    _after,
+    _latest,
+    settled,
+    stream_changes,
+    stream_events,
+)
+from service.records.health import KeptSample, samples_after
 from service.records.jobs import Event, Job, JobKind
 from service.records.keys import ApiKey, Role
 from tests.patience import PATIENCE_SECONDS
 from tests.service.conftest import ADMIN_KEY, ON_BOTH, PLAIN_HTTP, Running, alike_on_both, run_apart
+from tests.service.health_samples import health_sample
 from tests.service.iceberg_tables import IcebergCatalog
 
 # Most of this is about HTTP; where SQL or locks decide, both databases are asked.
@@ -730,7 +740,9 @@ def test_a_page_is_told_once_of_all_that_has_happened(
         recent, told = RecentEvents(service.database), []
         latest = await recent.latest_id()
         monkeypatch.setattr(recent, "latest_id", lambda: asyncio.sleep(0, latest))
-        changes = stream_changes(recent, threading.Event(), lambda: True, job_id=job["id"])
+        changes = stream_changes(
+            recent, RecentMoves(service.database), threading.Event(), lambda: True, job_id=job["id"]
+        )
         for kinds in (("job.progress", "job.log"), ("job.log", "job.succeeded", "job.log")):
             happen(*kinds)
             add_table_event(service, table)
@@ -738,6 +750,85 @@ def test_a_page_is_told_once_of_all_that_has_happened(
         return told
 
     assert run_apart(follow()) == ["changed", "turned"]
+
+
+def test_pages_are_told_what_polls_find_by_one_read_for_all_of_them(
+    service: Running, iceberg: IcebergCatalog, table: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    iceberg.create("db.other")
+    other = service.enroll("db.other", policy="manual")
+    monkeypatch.setattr(stream, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(stream, "MOVES_SECONDS", 0)
+    monkeypatch.setattr(stream, "MOVES_SHARE", float("inf"))
+    reads = []
+
+    def noted_samples(session: Session, sample_id: int, most: int) -> list[KeptSample]:
+        reads.append(sample_id)
+        return samples_after(session, sample_id, most)
+
+    monkeypatch.setattr(stream, "samples_after", noted_samples)
+
+    def found(of: str, keys: list[int]) -> None:
+        iceberg.delete_keys(of, keys)
+        for one in (table, other):
+            service.poll(one["id"])
+
+    async def pending(changes: AsyncIterator[Mapping[str, str]]) -> Any:
+        while (message := await anext(changes))["event"] != "pending":
+            pass
+        return json.loads(message["data"])
+
+    async def follow() -> list[Any]:
+        recent, moves = RecentEvents(service.database), RecentMoves(service.database)
+        latest = await recent.latest_id()
+        monkeypatch.setattr(recent, "latest_id", lambda: asyncio.sleep(0, latest))
+        begin = (recent, moves, threading.Event(), lambda: True)
+        every, of_one = stream_changes(*begin), stream_changes(*begin, table_id=other["id"])
+        for one in (table, other):
+            add_table_event(service, one)
+        begun = [(await anext(changes))["event"] for changes in (every, of_one)]
+        assert begun == ["turned", "turned"]
+        found("db.t", [1, 2])
+        told = [await pending(every)]
+        found("db.other", [3])
+        told += [await pending(of_one), await pending(every)]
+        monkeypatch.setattr(stream, "MOVES_SHARE", 1e-9)
+        reads.clear()
+        await asyncio.gather(*(moves.latest() for _ in range(20)))
+        assert len(reads) <= 1, "streams share what was read, and it is not read again before it is paid for"
+        return told
+
+    for one in (table, other):
+        service.poll(one["id"])
+    first, second, third = run_apart(follow())
+    assert first["tables"].keys() == {table["id"]}
+    assert first["tables"][table["id"]][:2] == first["all"] == [2, 1]
+    assert second["tables"].keys() == third["tables"].keys() == {other["id"]}
+    assert second["tables"][other["id"]][:2] == [1, 1]
+    assert third["all"] == [3, 2]
+
+
+def test_a_sample_that_comes_after_one_with_a_higher_id_is_told_too(
+    service: Running, table: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "MOVES_SECONDS", 0)
+    monkeypatch.setattr(stream, "MOVES_SHARE", float("inf"))
+
+    def keep(sample_id: int, deletes: int) -> None:
+        with service.database.write() as session:
+            session.add(health_sample(table["id"], utc_now(), deletes, id=sample_id))
+
+    async def follow() -> list[float]:
+        moves, told = RecentMoves(service.database), []
+        keep(1_000, 1)
+        await moves.latest()
+        for sample_id, deletes in ((1_002, 2), (1_001, 3)):
+            keep(sample_id, deletes)
+            told.append((await moves.latest()).tables[table["id"]][0])
+        assert (await moves.latest()).number == len(told)
+        return told
+
+    assert run_apart(follow()) == [2, 3]
 
 
 @pytest.mark.parametrize("wrong", ["x", "-1", "", str(2**63), "9" * 30, "9" * 5000])

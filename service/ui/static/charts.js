@@ -810,6 +810,23 @@ function drawAnew() {
   for (const chart of CHARTS.values()) chart.redraw(true, true);
 }
 
+// What polls have found is the latest of the timeline, in the interval of its last look.
+document.addEventListener("pending", ({ detail: tables }) => {
+  for (const [element, chart] of CHARTS) {
+    if (!element.dataset.timeline) continue;
+    const told = JSON.parse(element.dataset.timeline);
+    told.tables.forEach(([id], row) => {
+      if (!(id in tables)) return;
+      const [deletes, , lag] = tables[id];
+      const cell = Math.min(Math.floor((told.now - told.began) / told.interval), told.pending[row].length - 1);
+      told.pending[row][cell] = Math.max(told.pending[row][cell], deletes);
+      told.lag[row][cell] = Math.max(told.lag[row][cell], Math.round(lag));
+    });
+    element.dataset.timeline = JSON.stringify(told);
+    chart.update();
+  }
+});
+
 document.addEventListener("enlivened", (event) => draw(event.target));
 new MutationObserver(drawAnew).observe(document.documentElement, { attributeFilter: ["data-theme"] });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAnew);

@@ -95,6 +95,24 @@ function replaceChanged(page) {
   document.title = page.title;
 }
 
+// What polls have found: figures of tables by id, and of all together. They are shown without another look.
+function showPending({ tables, all }) {
+  const count = (number) => number.toLocaleString("en");
+  for (const shown of document.querySelectorAll("[data-pending]")) {
+    const told = shown.dataset.pending === "all" ? all : tables[shown.dataset.pending];
+    if (!told) continue;
+    const [deletes, files, lag] = told;
+    const texts = shown.localName === "tr" ? {
+      "[data-label='Pending deletes']": count(deletes), "[data-label='Delete files']": count(files),
+      "[data-label=Lag]": files ? duration(lag) : "\u2014",
+    } : { ".value": count(deletes), ".detail": `in ${count(files)}\u00a0${files === 1 ? "file" : "files"}` };
+    for (const [place, text] of Object.entries(texts)) shown.querySelector(place).textContent = text;
+    // The next look replaces it, even with what was served before.
+    served.delete(shown.closest("[data-live]").id);
+  }
+  document.dispatchEvent(new CustomEvent("pending", { detail: tables }));
+}
+
 // Looks of a page may cost the service so much processor time for each second that somebody watches, which with
 // the stream comes to a millisecond, and what was not used up to then, but for a limit: after a quiet time what
 // happens is seen at once.
@@ -219,6 +237,7 @@ function follow(main) {
         setTimeout(() => !document.hidden && open(), 2000);
       }
     };
+    source.addEventListener("pending", (event) => showPending(JSON.parse(event.data)));
     source.addEventListener("changed", () => refresh());
     // A job has few turns; elsewhere there may be many.
     source.addEventListener("turned", () => refresh(isOfOneJob));
