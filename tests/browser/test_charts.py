@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -13,6 +13,7 @@ from sqlmodel import col, delete, select
 from service.db.database import Database, utc_now
 from service.records.health import HealthSample, TableHealth, add_change, minute_of
 from service.records.jobs import Attempt, Job
+from tests.browser.conftest import sign_in
 from tests.browser.running_service import (
     PlayedWorker,
     RunningService,
@@ -421,6 +422,53 @@ def test_the_grid_of_latest_jobs_is_walked_through_by_keyboard(
     first.focus()
     signed_in.keyboard.press("Enter")
     signed_in.wait_for_url(f"{service.url}/jobs/{jobs[0]}")
+
+
+def test_a_finger_reads_first_opens_by_a_second_tap_and_zooms_along_a_chart(
+    visit: Callable[..., Page], service: RunningService, table: str
+) -> None:
+    page = visit(has_touch=True, viewport={"width": 800, "height": 600})
+    sign_in(page.context, service)
+    page.goto(f"{service.url}/tables/{table}")
+    pending = chart(page, "Pending equality deletes over")
+    box = pending.locator(".u-over").bounding_box()
+    assert box is not None
+    page.touchscreen.tap(box["x"] + box["width"] * 0.375, box["y"] + 20)
+    expect(pending.locator(".readout")).to_contain_text("4,000")
+    whole = pending.evaluate("e => CHARTS.get(e).scales.x.max - CHARTS.get(e).scales.x.min")
+    drag_by_finger(page, box, 0.25, 0.5)
+    shown = pending.evaluate("e => CHARTS.get(e).scales.x.max - CHARTS.get(e).scales.x.min")
+    assert shown == pytest.approx(whole / 4, rel=0.1)
+
+    page.goto(f"{service.url}/timeline?search=shop.visits")
+    strips = chart(page, "Tables over time")
+    box = strips.locator(".u-over").bounding_box()
+    assert box is not None
+    with page.expect_navigation():
+        drag_by_finger(page, box, 0.8, 0.9)
+    assert "since=" in page.url
+    strips = chart(page, "Tables over time")
+    box = strips.locator(".u-over").bounding_box()
+    assert box is not None
+    page.touchscreen.tap(box["x"] + box["width"] * 0.5, box["y"] + 10)
+    expect(strips.locator(".readout")).to_contain_text("Tap again to open it")
+    with page.expect_navigation():
+        page.touchscreen.tap(box["x"] + box["width"] * 0.5, box["y"] + 10)
+    assert page.url == f"{service.url}/tables/{table}"
+
+
+def drag_by_finger(page: Page, box: Any, begin: float, end: float) -> None:
+    session = page.context.new_cdp_session(page)
+
+    def touch(kind: str, *places: float) -> None:
+        points = [{"x": box["x"] + box["width"] * place, "y": box["y"] + 10} for place in places]
+        session.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+
+    touch("touchStart", begin)
+    for step in range(1, 9):
+        touch("touchMove", begin + (end - begin) * step / 8)
+    touch("touchEnd")
+    session.detach()
 
 
 def test_what_is_dragged_over_in_the_timeline_is_asked_for_in_finer_intervals(

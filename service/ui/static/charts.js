@@ -170,6 +170,37 @@ function zoomTo(range) {
   }
 }
 
+// A finger that goes along a chart drags as a mouse does, which is all that uPlot knows; across it, the page scrolls.
+function byTouch(chart) {
+  const { over } = chart;
+  let from = null;
+  let isDragging = false;
+
+  function pass(kind, { clientX, clientY }) {
+    over.dispatchEvent(new MouseEvent(kind, { bubbles: true, clientX, clientY, movementX: 1 }));
+  }
+
+  function end(event, at) {
+    if (event.isPrimary && isDragging) pass("mouseup", at);
+    [from, isDragging] = [null, false];
+  }
+
+  over.addEventListener("pointerdown", (event) => {
+    if (!event.isPrimary) return;
+    chart.isTouched = event.pointerType === "touch";
+    from = chart.isTouched ? event : null;
+  });
+  over.addEventListener("pointermove", (event) => {
+    if (!from || !event.isPrimary) return;
+    if (!isDragging && Math.abs(event.clientX - from.clientX) < 8) return;
+    if (!isDragging) pass("mousedown", from);
+    isDragging = true;
+    pass("mousemove", event);
+  });
+  over.addEventListener("pointerup", (event) => end(event, event));
+  over.addEventListener("pointercancel", (event) => end(event, from));
+}
+
 // Lines over time: that of a plot, or those of several that are compared.
 function lineChart(element) {
   let [told, lines, marks, unseen, whole] = [];
@@ -257,6 +288,7 @@ function lineChart(element) {
     },
   }, aligned(lines), element);
   chart.over.append(label.box);
+  byTouch(chart);
   chart.whole = whole;
   chart.label = label;
   chart.shortcuts = "ArrowLeft ArrowRight Home End + - Escape";
@@ -409,6 +441,7 @@ function rowChart(element, kind) {
     if (before !== row) chart.redraw(false, false);
     if (row < 0) return label.show(chart, "");
     label.text = kind.say(chart, kind.rows[row], left);
+    if (chart.isTouched && kind.pathAt) label.text += "\nTap again to open it";
     label.show(chart, label.text);
     const below = Math.max(chart.over.clientHeight - 40, 4);
     label.box.style.top = `${Math.min((row + 1) * kind.rowHeight + 4, below)}px`;
@@ -479,10 +512,15 @@ function rowChart(element, kind) {
     chart.setScale("x", { min, max });
   };
   let pressed = null;
+  let tapped = null;  // the first tap reads, as pointing does, and another one opens
   function go(event) {
     const path = kind.pathAt?.(chart, kind.rows[row], chart.cursor.left);
     const moved = pressed ? Math.hypot(event.clientX - pressed.clientX, event.clientY - pressed.clientY) : 0;
     if (!path || moved >= 5) return;
+    if (chart.isTouched && path !== tapped) {
+      tapped = path;
+      return;
+    }
     // As links do it.
     if (event.ctrlKey || event.metaKey || event.button === 1) open(path, "_blank", "noopener");
     else location.assign(path);
@@ -490,6 +528,7 @@ function rowChart(element, kind) {
   chart.over.addEventListener("mousedown", (event) => { pressed = event; });
   chart.over.addEventListener("click", go);
   chart.over.addEventListener("auxclick", (event) => event.button === 1 && go(event));
+  byTouch(chart);
   return chart;
 }
 
@@ -502,7 +541,7 @@ function strips(element) {
   // The last run at a place of a row: within some pixels of the mouse, or in the interval that keys chose.
   function runAt(chart, row, left) {
     const time = chart.posToVal(left, "x");
-    const near = Math.max(chart.posToVal(left + 4, "x") - time, chart.isByKey ? told.interval / 2 : 0);
+    const near = Math.max(chart.posToVal(left + (chart.isTouched ? 12 : 4), "x") - time, chart.isByKey ? told.interval / 2 : 0);
     return row?.runs.findLast((run) => run.start - near <= time && time <= run.end + near);
   }
 
