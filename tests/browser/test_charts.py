@@ -192,7 +192,8 @@ def test_a_zoom_is_that_of_all_charts_and_ends_by_escape(
     assert drawn_at(pending, 0.5) == pytest.approx(4000, rel=0.06)
     pending.focus()
     signed_in.keyboard.press("Escape")
-    assert (span(pending), span(lag)) == (whole, whole)
+    # The page may have followed meanwhile, to the second.
+    assert [span(pending), span(lag)] == [pytest.approx(whole, rel=0.01)] * 2
     signed_in.keyboard.press("End")
     signed_in.keyboard.press("+")
     assert span(pending) < whole
