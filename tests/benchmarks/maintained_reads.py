@@ -8,24 +8,26 @@ writes its part of docs/benchmarks.md.
 from __future__ import annotations
 
 import argparse
+import os
+import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import duckdb
+import numpy as np
 from pyspark.sql import SparkSession
 
-from service.reader_cost import Read, Reader
+from service.reader_cost import Read, Reader, Shape, model
 from tests.benchmarks.measure import Figure
 from tests.benchmarks.page import Part, write_part
 from tests.benchmarks.reader_cost import (
-    DUCKDB_SECONDS,
     READS,
     Kind,
     collect,
@@ -36,19 +38,59 @@ from tests.benchmarks.reader_cost import (
 from tests.benchmarks.report import machine, table
 from tests.factories import TableBuilder, sqlite_catalog
 from tests.jobs import Jobs
-from worker.demo.table import COLUMNS, Orders, OrdersWriter
+from worker.demo.table import COLUMNS, KEY, Checkpoint, Orders, OrdersWriter
 from worker.spark.session import create_spark
 
-CHANGES = 2_000
-"""Of each checkpoint: with four data files and as many equality delete files."""
 CONVERTED_EACH = 20
 """Checkpoints: a conversion follows, as a policy would start it."""
-MAINTENANCE: dict[str, dict[str, Any]] = {
-    "convert": {},
-    "rewrite_data_files": {"min_input_files": 2, "size_ratio": 10**9},
-    "rewrite_manifests": {},
-    "expire_snapshots": {"older_than_seconds": 0, "retain_last": 1},
-}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A table, and how it is maintained."""
+
+    name: str
+    keeps_large_files: bool = True
+    """The first data files are as large as the table wants them; else all files of the table are small, and a
+    rewriting takes them all."""
+    delete_ratio_threshold: float = 0.3
+    """Of rewritings; 0.3 is that of the policy `standard`."""
+    is_rewritten: bool = False
+    """Whether all files are written anew by Spark, which then writes the other table, too."""
+    format_version: Literal[2, 3] = 3
+    checkpoints: int = 40
+    """Each with four data files and as many equality delete files."""
+    changed_share: float = 1 / 1_500
+    """Of the rows, in each checkpoint."""
+
+    @property
+    def jobs(self) -> dict[str, dict[str, Any]]:
+        """That maintain it, with their parameters, in turn."""
+        rewriting = {
+            "min_input_files": 2,
+            "size_ratio": 10**9,
+            "delete_ratio_threshold": self.delete_ratio_threshold,
+        }
+        positions = (
+            {"rewrite_position_delete_files": {"min_input_files": 2}} if self.format_version == 2 else {}
+        )
+        return {
+            "convert": {},
+            "rewrite_data_files": rewriting,
+            **positions,
+            "rewrite_manifests": {},
+            "expire_snapshots": {"older_than_seconds": 0, "retain_last": 1},
+        }
+
+
+CASES = (
+    Case("all files are small", keeps_large_files=False, is_rewritten=True),
+    Case("large files, `standard`"),
+    Case("large files, threshold 0.01", delete_ratio_threshold=0.01, is_rewritten=True),
+    Case("large files, just below 0.01", delete_ratio_threshold=0.01, checkpoints=16),
+    Case("large files, format V2, `standard`", format_version=2),
+)
+_WARM = 2
 _COLUMNS = "count(*), sum(customer_id), max(status), sum(amount_cents), max(updated_at)"
 
 
@@ -85,83 +127,102 @@ def _ratio(one: Figure, other: Figure) -> float:
 class Files:
     """What a reader has to do with."""
 
-    data_files: int
-    data_bytes: int
-    equality_delete_files: int
-    vectors: int
+    shape: Shape
     manifests: int
 
     @property
     def words(self) -> tuple[str, ...]:
-        numbers = (self.data_files, self.equality_delete_files, self.vectors, self.manifests)
-        return (*(f"{number:,}" for number in numbers), f"{self.data_bytes / 1e6:,.1f} MB")
+        shape = self.shape
+        numbers = (shape.data_files, shape.equality_delete_files, shape.vectors, self.manifests)
+        deleted = f"{shape.positions / shape.rows:.1%}"
+        return (*(f"{number:,}" for number in numbers), deleted, f"{shape.data_bytes / 1e6:,.1f} MB")
 
 
 @dataclass(frozen=True)
 class Maintained:
     """One table: before and after the jobs that maintain it, and the one that was just written."""
 
-    name: str
+    case: Case
     before: Files
     after: Files
     fresh: Files
-    read_before: dict[Kind, Reads]
     pairs: dict[Kind, Pair]
+
+    def modelled(self, kind: Kind) -> float:
+        """How many times what the fresh table takes the maintained one does, by the model."""
+        return model().seconds(self.after.shape, *kind) / model().seconds(self.fresh.shape, *kind)
 
 
 def measure(
     spark: SparkSession,
     directory: Path,
+    case: Case,
     rows: int,
-    checkpoints: int,
     rounds: int,
-    *,
-    keeps_large_files: bool,
     say: Callable[[str], None] = lambda _: None,
 ) -> Maintained:
-    """keeps_large_files: the first data files are as large as the table wants them, so that a rewriting
-    leaves them, with their vectors; else all files of the table are small, and are written anew."""
-    name = "large" if keeps_large_files else "small"
-    catalog = sqlite_catalog(spark, f"maintained_{name}", directory)
+    catalog = sqlite_catalog(spark, f"maintained_{directory.name}", directory)
     identifier, fresh_name = f"{catalog.name}.db.maintained", f"{catalog.name}.db.fresh"
     orders = Orders(rows)
-    writer = OrdersWriter.create(spark, identifier)
+    maintained = _create(spark, identifier, case)
+    writer = OrdersWriter(maintained.java)
     writer.append(orders.visible)
-    maintained = TableBuilder(spark, identifier)
-    if keeps_large_files:
-        size = files_of(spark, identifier)
-        properties = f"'write.target-file-size-bytes'='{max(size.data_bytes // size.data_files, 2**20)}'"
-        spark.sql(f"ALTER TABLE {identifier} SET TBLPROPERTIES ({properties})")
+    properties: dict[str, str] = {}
+    if case.keeps_large_files:
+        shape = files_of(spark, identifier).shape
+        properties = {"write.target-file-size-bytes": str(max(shape.data_bytes // shape.data_files, 2**20))}
+        told = ", ".join(f"'{name}'='{value}'" for name, value in properties.items())
+        spark.sql(f"ALTER TABLE {identifier} SET TBLPROPERTIES ({told})")
     jobs = Jobs(spark, catalog, identifier, directory / "index")
     jobs.run("index")
-    for number in range(1, checkpoints + 1):
-        writer.commit(orders.advance(CHANGES))
-        if number % CONVERTED_EACH == 0 and number < checkpoints:
+    for number in range(1, case.checkpoints + 1):
+        writer.commit(_changes(orders, case))
+        if number % CONVERTED_EACH == 0 and number < case.checkpoints:
             jobs.run("convert")
             jobs.run("index")
-            say(f"{number} of {checkpoints} checkpoints")
-    before, key = files_of(spark, identifier), rows // 3
-    read_before = {kind: one for kind, (one,) in _read_in_turn(spark, [maintained], key, 1, warm=1).items()}
-    for job, parameters in MAINTENANCE.items():
+            say(f"{number} of {case.checkpoints} checkpoints")
+    before = files_of(spark, identifier)
+    for job, parameters in case.jobs.items():
         say(job)
         jobs.run(job, parameters=parameters)
-    if keeps_large_files:
-        OrdersWriter.create(spark, fresh_name).append(orders.visible)
-    else:
-        spark.sql(
-            f"CREATE TABLE {fresh_name} ({COLUMNS}) USING iceberg PARTITIONED BY (region)"
-            " TBLPROPERTIES ('format-version'='3')"
-        )
+    fresh = _create(spark, fresh_name, case, properties)
+    if case.is_rewritten:
         spark.sql(f"INSERT INTO {fresh_name} SELECT * FROM {identifier}")
-    fresh = TableBuilder(spark, fresh_name)
+    else:
+        OrdersWriter(fresh.java).append(orders.visible)
     _check_alike(spark, identifier, fresh_name, len(orders.visible))
-    pairs = {}
-    for kind, (of_fresh, of_maintained) in _read_in_turn(spark, [fresh, maintained], key, rounds).items():
-        pairs[kind] = Pair(of_fresh, of_maintained)
-        say(f"{READS[kind]}: {pairs[kind].ratio:.2f}, processor time {pairs[kind].processor_ratio:.2f}")
-    words = "large files stay" if keeps_large_files else "all files are small"
-    after, of_fresh_files = (files_of(spark, each) for each in (identifier, fresh_name))
-    return Maintained(words, before, after, of_fresh_files, read_before, pairs)
+    after, of_fresh = (files_of(spark, each) for each in (identifier, fresh_name))
+    pairs = {
+        kind: Pair(*both)
+        for kind, both in _read_in_turn(spark, [fresh, maintained], rows // 3, rounds).items()
+    }
+    measured = Maintained(case, before, after, of_fresh, pairs)
+    for words in _rows_of(measured):
+        say(" | ".join(map(str, words)))
+    return measured
+
+
+def _create(
+    spark: SparkSession, identifier: str, case: Case, properties: Mapping[str, str] | None = None
+) -> TableBuilder:
+    return TableBuilder.create(
+        spark,
+        identifier,
+        COLUMNS,
+        format_version=case.format_version,
+        partitioned_by=["region"],
+        identifier_fields=KEY,
+        properties=properties,
+    )
+
+
+def _changes(orders: Orders, case: Case) -> Checkpoint:
+    """Of one checkpoint. The writer knows vectors alone, so a row of format version 2 is written once."""
+    checkpoint = orders.advance(round(len(orders.visible) * case.changed_share))
+    if case.format_version == 3:
+        return checkpoint
+    rows = checkpoint.rows[~checkpoint.overwritten]
+    return replace(checkpoint, rows=rows, overwritten=np.zeros(len(rows), np.bool_))
 
 
 def _check_alike(spark: SparkSession, one: str, other: str, rows: int) -> None:
@@ -172,17 +233,20 @@ def _check_alike(spark: SparkSession, one: str, other: str, rows: int) -> None:
 
 def files_of(spark: SparkSession, identifier: str) -> Files:
     """What the head of a table has."""
-    rows = spark.sql(
-        f"SELECT content, count(*), sum(file_size_in_bytes) FROM {identifier}.files GROUP BY content"
+    found = spark.sql(
+        "SELECT content, count(*), sum(record_count), sum(file_size_in_bytes)"
+        f" FROM {identifier}.files GROUP BY content"
     ).collect()
-    found = {content: (number, size) for content, number, size in rows}
+    by_content = {content: told for content, *told in found}
+    (files, rows, size), (vectors, positions, _), (equality, deletes, _) = (
+        by_content.get(content, (0, 0, 0)) for content in (0, 1, 2)
+    )
     ((manifests,),) = spark.sql(f"SELECT count(*) FROM {identifier}.manifests").collect()
-    data, vectors, equality = (found.get(content, (0, 0)) for content in (0, 1, 2))
-    return Files(data[0], data[1], equality[0], vectors[0], manifests)
+    return Files(Shape(files, rows, equality, deletes, vectors, positions, size), manifests)
 
 
 def _read_in_turn(
-    spark: SparkSession, tables: Sequence[TableBuilder], key: int, rounds: int, warm: int = 2
+    spark: SparkSession, tables: Sequence[TableBuilder], key: int, rounds: int
 ) -> dict[Kind, list[Reads]]:
     """Of each kind, reads of each table, warm; without those that take DuckDB too long."""
     queries = {
@@ -198,63 +262,78 @@ def _read_in_turn(
             scans = [f"iceberg_scan('{one.metadata_location}')" for one in tables]
             of_duckdb = [partial(fetch, connection, query.format(scan)) for scan in scans]
             clock = partial(spark_seconds, spark)
-            found[Reader.SPARK, read] = _in_turn(of_spark, clock, rounds, warm)
+            found[Reader.SPARK, read] = _in_turn(of_spark, clock, rounds)
             with suppress(duckdb.InterruptException):
-                found[Reader.DUCKDB, read] = _in_turn(of_duckdb, time.process_time, rounds, warm)
+                found[Reader.DUCKDB, read] = _in_turn(of_duckdb, time.process_time, rounds)
     return found
 
 
-def _in_turn(
-    reads: Sequence[Callable[[], object]], clock: Callable[[], float], rounds: int, warm: int
-) -> list[Reads]:
-    """Whoever comes first comes last in the next round. warm: rounds before those that count."""
+def _in_turn(reads: Sequence[Callable[[], object]], clock: Callable[[], float], rounds: int) -> list[Reads]:
+    """Whoever comes first comes last in the next round. The first rounds only warm up."""
     found: list[list[tuple[float, float]]] = [[] for _ in reads]
-    for number in range(warm + rounds):
+    for number in range(_WARM + rounds):
         order = range(len(reads))
         for at in order if number % 2 else reversed(order):
             began, used = time.perf_counter(), clock()
             reads[at]()
             found[at].append((time.perf_counter() - began, max(clock() - used, 0.001)))
-    return [Reads(*(Figure(each) for each in zip(*one[warm:], strict=True))) for one in found]
+    return [Reads(*(Figure(each) for each in zip(*one[_WARM:], strict=True))) for one in found]
 
 
-def report_of(measured: Sequence[Maintained], rows: int, checkpoints: int, rounds: int, about: str) -> str:
-    """In Markdown, its first line the title."""
+def _rows_of(measured: Maintained) -> list[Sequence[object]]:
+    return [
+        (
+            measured.case.name,
+            READS[kind],
+            pair.fresh.processor,
+            pair.maintained.processor,
+            f"{pair.processor_ratio:.2f}",
+            f"{measured.modelled(kind):.2f}",
+            f"{pair.ratio:.2f}",
+        )
+        for kind, pair in measured.pairs.items()
+    ]
+
+
+def report_of(measured: Sequence[Maintained], rows: int, rounds: int, load: float, about: str) -> str:
+    """In Markdown, its first line the title. load: of the machine meanwhile."""
     files = [
-        (one.name, when, *found.words)
+        (one.case.name, when, *found.words)
         for one in measured
         for when, found in (("before", one.before), ("after", one.after), ("just written", one.fresh))
     ]
-    reads = [
-        (
-            one.name,
-            READS[kind],
-            one.read_before[kind].clock if kind in one.read_before else f"over {DUCKDB_SECONDS:.0f} s",
-            pair.fresh.clock,
-            pair.maintained.clock,
-            f"{pair.ratio:.2f}",
-            f"{pair.processor_ratio:.2f}",
-        )
-        for one in measured
-        for kind, pair in one.pairs.items()
-    ]
+    changes = round(rows * CASES[0].changed_share)
     return "\n\n".join(
         [
             "# Reads after maintenance",
             f"`make bench-maintenance` on {about}",
-            f"The table of `icestream demo` with {rows:,} rows in four partitions, format version 3, and"
-            f" {checkpoints} checkpoints of {CHANGES:,} changes, each with four data files and four equality"
-            f" delete files; a conversion after each {CONVERTED_EACH} of them. Then the jobs that maintain"
-            f" it, once each: {', '.join(f'`{kind}`' for kind in MAINTENANCE)}. Beside it, a table that has"
-            " just been written with the same rows. Once all data files are small, since the table wants them"
-            " of 512 MiB, and Spark writes the other one, too. And once the table wants them as large as"
-            " those that it began with, so that these stay, with their vectors; then the writer of these"
-            " writes the other one.",
-            table("table | | data files | equality delete files | vectors | manifests | data", files),
-            f"Both tables are read in turn, {rounds} rounds of each kind, warm: medians (least-most) by the"
-            " clock. The ratio is the median over rounds of what the maintained table took to what the other"
-            " one did in the same round, by the clock and of processor time.",
-            table("table | read | before | just written | maintained | ratio | of processor time", reads),
+            f"The table of `icestream demo` with {rows:,} rows in four partitions, and"
+            f" {CASES[0].checkpoints} checkpoints of some {changes:,} changes, each with four data files and"
+            f" four equality delete files; a conversion after each {CONVERTED_EACH} of them. Then the jobs"
+            " that maintain it, once each: `convert`, `rewrite_data_files`,"
+            " `rewrite_position_delete_files` (of format V2 alone), `rewrite_manifests`,"
+            " `expire_snapshots`. Beside it, a table that has just been written with the same rows.",
+            "Once all data files are small, since the table wants them of 512 MiB, and all are written"
+            " anew. In the other cases the table wants them as large as those that it began with. By the"
+            " `delete_ratio_threshold` of `standard` (0.3) these stay, with deletes by position; by one of"
+            " 0.01 they are written anew, but not where fewer rows are deleted, as after 16 checkpoints."
+            " Where all files were written anew, Spark has written the other table, else the writer of the"
+            " first files.",
+            table(
+                "table | | data files | equality delete files | vectors or position delete files"
+                " | manifests | rows deleted by position | data",
+                files,
+            ),
+            f"Both tables are read in turn, {rounds} rounds of each kind, warm: medians (least-most) of"
+            " processor time. The ratio is the median over rounds of what the maintained table took to what"
+            " the other one did in the same round; beside it, what [the model](reader-cost.md#the-model)"
+            " says, which was not fitted to these tables, and the ratio by the clock. The machine did other"
+            f" things meanwhile: its load was {load:.1f} on {os.cpu_count()} cores, so the clock says"
+            " little.",
+            table(
+                "table | read | just written | maintained | ratio | by the model | by the clock",
+                [row for one in measured for row in _rows_of(one)],
+            ),
         ]
     )
 
@@ -262,19 +341,24 @@ def report_of(measured: Sequence[Maintained], rows: int, checkpoints: int, round
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=3_000_000)
-    parser.add_argument("--checkpoints", type=int, default=40)
     parser.add_argument("--rounds", type=int, default=11)
     asked = parser.parse_args()
-    say = partial(print, flush=True)
+    loads: list[float] = []
+
+    def say(words: str) -> None:
+        loads.append(os.getloadavg()[0])
+        print(words, flush=True)  # noqa: T201
+
     spark = create_spark("local[2]", "maintained reads")
     measured = []
-    for keeps_large_files in (False, True):
-        with tempfile.TemporaryDirectory() as name:
-            sizes = (asked.rows, asked.checkpoints, asked.rounds)
-            measured.append(measure(spark, Path(name), *sizes, keeps_large_files=keeps_large_files, say=say))
+    with tempfile.TemporaryDirectory() as name:
+        for number, case in enumerate(CASES):
+            directory = Path(name) / f"case{number}"
+            measured.append(measure(spark, directory, case, asked.rows, asked.rounds, say))
+            shutil.rmtree(directory)
     about = machine(spark, "pyspark", "duckdb")
     spark.stop()
-    report = report_of(measured, asked.rows, asked.checkpoints, asked.rounds, about)
+    report = report_of(measured, asked.rows, asked.rounds, statistics.median(loads), about)
     print(report)  # noqa: T201
     write_part(Part.MAINTAINED_READS, report)
 

@@ -1,21 +1,48 @@
-"""What maintenance leaves to readers has the rows that were there, and the report tells of each read."""
+"""What maintenance leaves to readers has the rows that were there, and no more to do with than a table
+that was just written; the report tells of each read."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.benchmarks.maintained_reads import measure, report_of
+from tests.benchmarks.maintained_reads import CASES, Case, Maintained, measure, report_of
 from tests.spark import spark as spark
 
 pytestmark = [pytest.mark.integration, pytest.mark.thorough]
+SMALL, _, LOW, _, V2 = CASES
+ROWS = 700_000  # so that a file of them is not small to a table that wants the least that it may
+
+
+def maintained(spark: SparkSession, directory: Path, case: Case, rows: int = ROWS) -> Maintained:
+    """With 2% of the rows deleted by position."""
+    return measure(spark, directory, replace(case, checkpoints=1, changed_share=0.025), rows, rounds=1)
 
 
 def test_a_maintained_table_has_what_a_table_just_written_has(spark: SparkSession, tmp_path: Path) -> None:
-    found = measure(spark, tmp_path, rows=4_000, checkpoints=2, rounds=1, keeps_large_files=False)
-    assert (found.before.data_files, found.before.equality_delete_files) == (16, 8)
-    assert (found.after.data_files, found.after.equality_delete_files, found.after.vectors) == (4, 0, 0)
-    assert (found.after.data_files, found.after.vectors) == (found.fresh.data_files, found.fresh.vectors)
-    report = report_of([found], 4_000, 2, 1, "a machine")
-    assert "| all files are small | after | 4 | 0 | 0 | 1 |" in report
+    found = maintained(spark, tmp_path, SMALL, 4_000)
+    before, after, fresh = (one.shape for one in (found.before, found.after, found.fresh))
+    assert (before.data_files, before.equality_delete_files) == (12, 4)
+    assert (after.data_files, after.delete_files, after.positions) == (4, 0, 0)
+    assert (after.data_files, after.rows) == (fresh.data_files, fresh.rows)
+    report = report_of([found], 4_000, 1, 2.0, "a machine")
+    assert "| all files are small | after | 4 | 0 | 0 | 1 | 0.0% |" in report
     assert report.count("| all files are small | DuckDB, point |") == 1
+
+
+def test_a_low_threshold_leaves_no_deletes_to_readers_of_large_files(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    found = maintained(spark, tmp_path, LOW)
+    assert found.before.shape.data_files > found.before.shape.equality_delete_files > 0
+    assert (found.after.shape.delete_files, found.after.shape.positions) == (0, 0)
+    assert found.after.shape.rows == found.fresh.shape.rows
+
+
+def test_by_standard_large_files_of_format_v2_keep_their_position_delete_files(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    after = maintained(spark, tmp_path, V2).after.shape
+    assert (after.equality_delete_files, after.vectors) == (0, 8)
+    assert 0.015 < after.positions / after.rows < 0.025
