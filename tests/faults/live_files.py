@@ -17,11 +17,10 @@ from pyspark.errors import AnalysisException
 
 from tests.factories import TableBuilder, tables_in_use
 from tests.faults.figures import DOCUMENT, name_of
-from tests.faults.tables import missing, missing_of_index
+from tests.faults.tables import LOCAL, missing, missing_of_index
 from tests.jobs import indexes_in_use
 
 _FOLDER = Path(__file__).parent
-_LOCAL = ("file:", "/")
 
 
 @pytest.fixture(autouse=True)
@@ -44,12 +43,12 @@ def _named_tests() -> frozenset[str]:
 def gone(table: TableBuilder) -> set[str]:
     """What it needs and is not there, of its indexes, too; nothing of one that is dropped or no local one."""
     try:
-        is_local = table.metadata_location.startswith(_LOCAL)
+        is_local = table.metadata_location.startswith(LOCAL)
     except (AnalysisException, Py4JJavaError) as error:
         if "NotFoundException" in str(error):
             return {f"the metadata file: {error}"}
         return set()  # it was dropped, or its catalog has ended
     if not is_local:
         return set()
-    of_indexes = (missing_of_index(table, place) for place in indexes_in_use if place.startswith(_LOCAL))
+    of_indexes = (missing_of_index(table, place) for place in indexes_in_use if place.startswith(LOCAL))
     return missing(table).union(*of_indexes)

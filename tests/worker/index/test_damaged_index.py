@@ -18,6 +18,12 @@ from worker.index import footers
 
 pytestmark = pytest.mark.integration
 
+
+@pytest.fixture(autouse=True)
+def no_live_file_is_gone() -> None:
+    """Unlike elsewhere, some are: these tests take files of the index away, or damage them."""
+
+
 ROWS = 300
 DELETED = range(0, ROWS, 20)
 _numbers = count()
