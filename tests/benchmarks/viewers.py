@@ -22,7 +22,7 @@ VIEWERS = 20
 _EARNED_MS = 0.6
 _REQUEST_MS = 8.0
 _UNTOLD_SECONDS = 90.0
-_MOST_OWED = -_EARNED_MS * _UNTOLD_SECONDS
+_MOST_OWED = _EARNED_MS * _UNTOLD_SECONDS
 """As static/icestream.js has them."""
 SECONDS = 90.0
 
@@ -93,7 +93,7 @@ class _Viewer:
         headers = {"Authorization": f"Bearer {KEY}", "Accept": "text/html"}
         async with httpx.AsyncClient(base_url=self.url, headers=headers, timeout=None) as http:
             cost = await self._look(http)
-            self._left = max(-cost, _MOST_OWED) * random.random()
+            self._left = -cost * random.random()
             self._looked_at -= random.uniform(0, _UNTOLD_SECONDS)
             self._happened.clear()
             async with asyncio.TaskGroup() as group:
@@ -125,7 +125,7 @@ class _Viewer:
         assert told is not None
         cost = _REQUEST_MS + float(told[1])
         self._settle()
-        self._left = max(self._left - cost, _MOST_OWED)
+        self._left = max(self._left - cost, -max(cost, _MOST_OWED))
         return cost
 
     def _settle(self) -> None:

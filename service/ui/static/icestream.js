@@ -149,8 +149,8 @@ function paced() {
     pay(answer) {
       settle();
       const cost = REQUEST_MS + Number(/cpu;dur=([\d.]+)/.exec(answer.headers.get("Server-Timing"))?.[1] ?? 0);
-      // However much it was: some looks come unpaid, and a page that says it is live is to be so.
-      left = Math.max(left - cost, -EARNED_MS * UNTOLD_MS / 1000);
+      // No more than this look is owed: some come unpaid, and a page that says it is live is to be so.
+      left = Math.max(left - cost, -Math.max(cost, EARNED_MS * UNTOLD_MS / 1000));
     },
     // Milliseconds until another look is paid for.
     wait() {
