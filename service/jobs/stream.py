@@ -159,13 +159,14 @@ class RecentMoves:
         with self._database.read() as session:
             found = samples_after(session, until - _LOOKED_BACK, _MOST_MOVED)
             new = {one.table_id: one for one in reversed(found) if one.id not in self._seen}
-            self._until = found[0].id if found else until
+            # Of a database that was restored, ids begin anew.
+            self._until = found[0].id if found else 0
             self._seen = {one.id for one in found if one.id > self._until - _LOOKED_BACK}
             if not new or is_first:
                 return
-            deletes, files = pending_in_all(session)
+            in_all = pending_in_all(session, utc_now())
         tables = {table_id: one.told for table_id, one in new.items()}
-        data = json.dumps({"tables": tables, "all": [deletes, files]}, separators=(",", ":"))
+        data = json.dumps({"tables": tables, "all": in_all}, separators=(",", ":"))
         self._latest = Moved(self._latest.number + 1, tables, {"event": "pending", "data": data})
 
 
@@ -201,17 +202,19 @@ async def stream_changes(
     *,
     table_id: str | None = None,
     job_id: str | None = None,
+    tells_pending: bool = True,
 ) -> AsyncIterator[Mapping[str, str]]:
     """For pages, which only have to know that something has happened: one word for all that has.
 
     It is `turned` where what happened is more than progress or a line of a log, else `changed`. What polls
-    find comes with its figures, as `pending`, which pages show without another look.
+    find comes with its figures, as `pending`, which pages show without another look. tells_pending: whether
+    it comes.
     """
     told = -1
     async for _, found in _follow(
         recent, None, stopping, may_read, _CHANGES_ACCESS_SECONDS, table_id, job_id, tells_each_turn=True
     ):
-        if job_id is None and (moved := await _latest_move(moves)) is not None:
+        if tells_pending and (moved := await _latest_move(moves)) is not None:
             if 0 <= told < moved.number:
                 if table_id is None:
                     yield moved.message

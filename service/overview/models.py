@@ -120,7 +120,8 @@ class TableTimeline(Message):
     """One word says how the table was doing at its last poll."""
     pending_equality_deletes: list[int | None]
     """The live equality delete files had this many rows at most; null where nothing was measured:
-    before the first look, or while nobody could look at the table for ten minutes or more."""
+    before the first look, or while nobody could look at the table for ten minutes, or twenty polls
+    if these take longer."""
     lag_seconds: list[float | None]
     """The oldest live equality delete file was this old at most; null where the deletes are null."""
     runs: list[Run]

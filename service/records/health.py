@@ -315,15 +315,17 @@ def samples_after(session: Session, sample_id: int, most: int) -> list[KeptSampl
     return [KeptSample(*row) for row in rows]
 
 
-def pending_in_all(session: Session) -> tuple[int, int]:
-    """Equality deletes that are pending in all enrolled tables, and their files."""
+def pending_in_all(session: Session, now: datetime) -> tuple[int, int, float]:
+    """Equality deletes that are pending in all enrolled tables, their files, and the age of the oldest one in
+    seconds (0 for none)."""
     # As floats: SQLite's sum of integers fails beyond 64 bits.
     sums = (
         func.coalesce(func.sum(cast(column, Float)), 0)
         for column in (TableHealth.pending_equality_deletes, TableHealth.pending_equality_delete_files)
     )
-    deletes, files = session.execute(select(*sums).where(~col(TableHealth.is_removed))).one()
-    return int(deletes), int(files)
+    oldest = func.min(TableHealth.oldest_equality_delete_at)
+    deletes, files, at = session.execute(select(*sums, oldest).where(~col(TableHealth.is_removed))).one()
+    return int(deletes), int(files), age_seconds(at, now)
 
 
 class PendingChange(SQLModel, table=True):

@@ -65,11 +65,16 @@ def get_static(digest: str, name: str) -> Response:
 
 @router.get("/changes")
 async def follow_changes(
-    request: Request, _reader: Viewer, table_id: str | None = None, job_id: str | None = None
+    request: Request,
+    _reader: Viewer,
+    table_id: str | None = None,
+    job_id: str | None = None,
+    *,
+    pending: bool = False,
 ) -> EventSourceResponse:
     """Tell a page that something has happened, at most every half a second: it is asked for again then.
 
-    What polls have found comes with its figures, every five seconds.
+    What polls have found of a table, or of all with `pending`, comes with its figures, every five seconds.
     """
     content = stream_changes(
         request.app.state.recent_events,
@@ -78,6 +83,7 @@ async def follow_changes(
         lambda: VIEWERS.still_admits(request),
         table_id=table_id,
         job_id=job_id,
+        tells_pending=pending or table_id is not None,
     )
     return EventSourceResponse(content)
 

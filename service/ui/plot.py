@@ -99,7 +99,9 @@ class Plot:
 
     def at(self, moment: datetime) -> str:
         """The value then, in words; a dash before the first one."""
-        if any(since < moment < until for since, until in self.unseen):
+        if any(since < moment < until for since, until in self.unseen) or (
+            self.is_unseen and moment == self.ends_at
+        ):
             return _UNSEEN
         held = [index for index, (at, _) in enumerate(self.points) if at <= moment]
         if not held:

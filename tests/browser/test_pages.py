@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 from service.auth.principals import SESSION_COOKIE
 from service.records.keys import Role
@@ -232,12 +232,44 @@ def test_what_polls_find_is_shown_on_live_pages_without_another_look(
     figure = of_table.locator("#figures .figure").filter(has_text="Pending equality deletes")
     expect(figure.locator(".value")).to_have_text("1,234")
     expect(figure.locator(".detail")).to_have_text("in 1\u00a0file")
+    for page, label in ((of_table, "Lag"), (overview, "Oldest pending delete")):
+        figure = page.locator("#figures .figure").filter(has=page.get_by_text(label, exact=True))
+        expect(figure.locator(".value")).to_have_text(re.compile(r"\d\ss$"))
+        expect(figure.locator(".detail")).to_have_text(
+            re.compile("^(age of the oldest one|since its commit)$")
+        )
     row = listed.locator("tr").filter(has_text="shop.stream")
     for label, told in (("Pending deletes", "1,234"), ("Delete files", "1")):
         expect(row.locator(f"[data-label='{label}']")).to_have_text(told)
     expect(row.locator("[data-label=Lag]")).to_have_text(re.compile(r"\d\ss$"))
     for page in pages:
         page.close()
+
+
+def test_a_page_of_another_release_is_loaded_anew_and_not_again_at_once(
+    signed_in: Page, service: RunningService
+) -> None:
+    """As while a new release is rolled out, and replicas of both answer."""
+    service.create_iceberg_table("shop.released")
+    table = service.enroll("shop.released")
+    path, loaded = f"{service.url}/tables/{table}", []
+
+    def as_another(route: Route) -> None:
+        if route.request.resource_type == "document":
+            loaded.append(path)
+            return route.continue_()
+        answer = route.fetch()
+        text = re.sub(r"/static/[0-9a-f]{12}/", f"/static/{'0' * 12}/", answer.text())
+        return route.fulfill(response=answer, body=text)
+
+    signed_in.route(path, as_another)
+    signed_in.goto(path)
+    expect(signed_in.locator("#connection-words")).to_have_text("Live")
+    wait_until(lambda: signed_in.wait_for_timeout(100) or len(loaded) > 1, "the page to be loaded anew")
+    with signed_in.expect_response(path):
+        service.post(f"/tables/{table}/pause")
+    expect(signed_in.locator("#status")).to_contain_text("paused")
+    assert len(loaded) == 2
 
 
 def test_a_page_that_costs_the_service_much_is_looked_at_less_often(

@@ -802,10 +802,10 @@ def test_pages_are_told_what_polls_find_by_one_read_for_all_of_them(
         service.poll(one["id"])
     first, second, third = run_apart(follow())
     assert first["tables"].keys() == {table["id"]}
-    assert first["tables"][table["id"]][:2] == first["all"] == [2, 1]
+    assert first["tables"][table["id"]][:2] == first["all"][:2] == [2, 1]
     assert second["tables"].keys() == third["tables"].keys() == {other["id"]}
     assert second["tables"][other["id"]][:2] == [1, 1]
-    assert third["all"] == [3, 2]
+    assert third["all"][:2] == [3, 2]
 
 
 def test_a_sample_that_comes_after_one_with_a_higher_id_is_told_too(

@@ -91,7 +91,8 @@ function hatch(ctx, colour, left, top, width, height) {
   ctx.strokeStyle = colour;
   ctx.lineWidth = devicePixelRatio;
   ctx.beginPath();
-  for (let x = Math.floor((left - height) / step) * step; x < left + width; x += step) {
+  const [begins, ends] = [Math.max(left, 0), Math.min(left + width, ctx.canvas.width)];
+  for (let x = Math.floor((begins - height) / step) * step; x < ends; x += step) {
     ctx.moveTo(x, top + height);
     ctx.lineTo(x + height, top);
   }
@@ -572,7 +573,13 @@ function strips(element) {
           if (from >= told.now) return;
           const left = Math.floor(drawn.valToPos(from, "x", true));
           const wide = Math.ceil(drawn.valToPos(Math.min(from + told.interval, told.now), "x", true)) - left;
-          if (value === null) return hatch(ctx, inkOf("muted", 0.5), left, top + scale, wide, height - 9 * scale);
+          if (value === null) {
+            if (cell && each.cells[cell - 1] === null) return;  // drawn with the first of them
+            const next = each.cells.findIndex((one, place) => place > cell && one !== null);
+            const to = Math.min(told.began + (next < 0 ? each.cells.length : next) * told.interval, told.now);
+            const right = Math.ceil(drawn.valToPos(to, "x", true));
+            return hatch(ctx, inkOf("muted", 0.5), left, top + scale, right - left, height - 9 * scale);
+          }
           const key = limits.filter((limit) => value >= limit).length;
           if (!heats.has(key)) heats.set(key, heat(value, limits));
           ctx.fillStyle = heats.get(key);
@@ -786,12 +793,12 @@ function showAll(place) {
 
 // Where the keyboard is, for the page that is asked for next: it begins there.
 function keep(place) {
-  sessionStorage.setItem("place", JSON.stringify({ ...place, path: location.pathname }));
+  keepInMind("place", { ...place, path: location.pathname });
 }
 
 function goOn() {
-  const place = JSON.parse(sessionStorage.getItem("place") ?? "{}");
-  sessionStorage.removeItem("place");
+  const place = remembered("place", {});
+  keepInMind("place", {});
   if (place.path !== location.pathname) return;
   if (place.link) {
     const links = [...document.querySelectorAll(".spans a")];
@@ -854,6 +861,7 @@ document.addEventListener("pending", ({ detail: tables }) => {
   for (const [element, chart] of CHARTS) {
     if (!element.dataset.timeline) continue;
     const told = JSON.parse(element.dataset.timeline);
+    if (!told.tables.some(([id]) => id in tables)) continue;
     told.tables.forEach(([id], row) => {
       if (!(id in tables)) return;
       const [deletes, , lag] = tables[id];

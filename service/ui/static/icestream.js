@@ -95,6 +95,11 @@ function replaceChanged(page) {
   document.title = page.title;
 }
 
+// The next look replaces it, even with what was served before.
+function isTold(shown) {
+  served.delete(shown.closest("[data-live]").id);
+}
+
 // What polls have found: figures of tables by id, and of all together. They are shown without another look.
 function showPending({ tables, all }) {
   const count = (number) => number.toLocaleString("en");
@@ -107,8 +112,15 @@ function showPending({ tables, all }) {
       "[data-label=Lag]": files ? duration(lag) : "\u2014",
     } : { ".value": count(deletes), ".detail": `in ${count(files)}\u00a0${files === 1 ? "file" : "files"}` };
     for (const [place, text] of Object.entries(texts)) shown.querySelector(place).textContent = text;
-    // The next look replaces it, even with what was served before.
-    served.delete(shown.closest("[data-live]").id);
+    isTold(shown);
+  }
+  for (const shown of document.querySelectorAll("[data-lag]")) {
+    const told = shown.dataset.lag === "all" ? all : tables[shown.dataset.lag];
+    if (!told) continue;
+    const [, files, lag] = told;
+    shown.querySelector(".value").textContent = files ? duration(lag) : "none";
+    shown.querySelector(".detail").textContent = files ? shown.dataset.some : shown.dataset.none;
+    isTold(shown);
   }
   document.dispatchEvent(new CustomEvent("pending", { detail: tables }));
 }
@@ -124,16 +136,40 @@ const UNTOLD_MS = 90_000;
 const REQUEST_MS = 8;
 // A look that failed is tried again so late.
 const AGAIN_MS = 5000;
+const RELOAD_MS = 60_000;
 
 // Its parts and this script may not fit each other.
 function isOfAnotherRelease(page) {
-  const ours = document.querySelector("script[src]").getAttribute("src");
-  return page.querySelector("script[src]")?.getAttribute("src") !== ours;
+  const script = "script[src^='/static/'][src$='/icestream.js']";
+  return page.querySelector(script)?.getAttribute("src") !== document.querySelector(script).getAttribute("src");
+}
+
+// Once in a while: while a new release is rolled out, replicas of both answer.
+function mayReload() {
+  if (isTyped() || Date.now() - remembered("reloaded", 0) < RELOAD_MS) return false;
+  keepInMind("reloaded", Date.now());
+  return true;
+}
+
+// For the session of a tab; some browsers have no place for it.
+function keepInMind(name, value) {
+  try {
+    sessionStorage.setItem(name, JSON.stringify(value));
+  } catch { /* then it is not kept */ }
+}
+
+function remembered(name, otherwise) {
+  try {
+    return JSON.parse(sessionStorage.getItem(name)) ?? otherwise;
+  } catch {
+    return otherwise;
+  }
 }
 
 function isTyped() {
   return [...document.querySelectorAll("form input:not([type=hidden]), form textarea, form select")].some((field) =>
-    field === document.activeElement || (field.defaultValue !== undefined && field.value !== field.defaultValue));
+    field === document.activeElement || (field.defaultValue ?? field.value) !== field.value ||
+    (field.checked ?? false) !== (field.defaultChecked ?? false));
 }
 
 function paced() {
@@ -198,7 +234,7 @@ function follow(main) {
       pace.pay(answer);
       if (!answer.ok) return missed(`Out of date (error ${answer.status})`);
       const page = new DOMParser().parseFromString(await answer.text(), "text/html");
-      if (isOfAnotherRelease(page) && !isTyped()) return location.reload();
+      if (isOfAnotherRelease(page) && mayReload()) return location.reload();
       replaceChanged(page);
       tick();
       if (source?.readyState === EventSource.OPEN) show("live", "Live");
@@ -277,6 +313,12 @@ async function found(asked) {
 // What is typed as a table's name is completed with those that the search finds.
 function completeTables(typed) {
   let waiting = 0;
+  // Else it would press the first button of the form, which saves.
+  typed.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" || event.isComposing) return;
+    event.preventDefault();
+    typed.closest("fieldset").querySelector("button").click();
+  });
   typed.addEventListener("input", () => {
     clearTimeout(waiting);
     waiting = setTimeout(async () => {
