@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from html import unescape
 
 import httpx
 
@@ -87,6 +88,8 @@ class _Viewer:
     _left: float = 0.0
     _at: float = 0.0
     _looked_at: float = 0.0
+    _changes: str = ""
+    """What the page follows."""
     _happened: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def watch(self) -> None:
@@ -101,7 +104,7 @@ class _Viewer:
                 group.create_task(self._follow(http))
 
     async def _listen(self, http: httpx.AsyncClient) -> None:
-        async with http.stream("GET", "/changes", headers={"Accept": "text/event-stream"}) as stream:
+        async with http.stream("GET", self._changes, headers={"Accept": "text/event-stream"}) as stream:
             async for line in stream.aiter_lines():
                 if line in ("event: changed", "event: turned"):
                     self._happened.set()
@@ -121,6 +124,9 @@ class _Viewer:
         answer = (await http.get(self.path)).raise_for_status()
         self.looks += 1
         self._looked_at = time.monotonic()
+        follows = re.search(r'data-events="([^"]+)"', answer.text)
+        assert follows is not None
+        self._changes = unescape(follows[1])
         told = re.search(r"cpu;dur=([\d.]+)", answer.headers["Server-Timing"])
         assert told is not None
         cost = _REQUEST_MS + float(told[1])
