@@ -29,8 +29,9 @@ def _check_target(size_bytes: int) -> int:
 
 
 TargetFileSize = Annotated[Amount, AfterValidator(_check_target)]
-SizeRatio = Annotated[float, ModelField(gt=0, le=10**9, allow_inf_nan=False)]
 """In bytes; 0 for what the table says."""
+SizeRatio = Annotated[float, ModelField(gt=0, le=10**9, allow_inf_nan=False)]
+"""Of a small file that a rewriting takes, to all others together."""
 
 
 def _check_reader(name: str) -> str:
