@@ -71,9 +71,10 @@ class SimulatedFiles:
         self._alike: dict[int, _Alike] = {}
 
     def add(self, number: int, size: float, rows: float, deleted: float = 0.0) -> None:
-        """So many files of so many bytes together."""
+        """So many files of so many bytes together; of at least one each, since not every writer tells."""
         if number > 0:
-            kind = round(_PER_DOUBLING * math.log2(max(size / number, 1)))
+            size = max(size, number)
+            kind = round(_PER_DOUBLING * math.log2(size / number))
             self._alike.setdefault(kind, _Alike()).add(_Alike(number, size, rows, deleted))
 
     def put_together(self, fewer: int, size: float) -> None:

@@ -197,6 +197,14 @@ def test_small_files_are_counted_by_index_jobs_too() -> None:
     assert 12 <= found.jobs[REWRITE].jobs <= 16
 
 
+def test_files_whose_sizes_no_writer_tells_are_small_ones() -> None:
+    arrivals = [Arrival(NOW + timedelta(minutes=each), Shape(1, 10)) for each in range(60)]
+    hold = policy(rewrite_data_files={"enabled": True, "small_data_files": 20, "min_interval_seconds": 60})
+    untold = replace(TABLE, shape=Shape(4, 1_000_000))
+    found = simulate(untold, arrivals, hold, NOW + timedelta(hours=2))
+    assert found.jobs[REWRITE].jobs > 1
+
+
 def test_snapshots_expire_that_are_old_enough() -> None:
     kept = {"enabled": True, "older_than_seconds": 3600, "age_seconds": 7200, "snapshots": 10**6}
     found = stream(policy(expire_snapshots=kept))
