@@ -460,8 +460,10 @@ def _worthwhile(kind: JobKind, weighed: Weighing | None, now: datetime) -> Decis
             if weighed.are_deleted_rows_too_dear
             else "Readers have paid as much for deleted rows as writing all data files anew costs"
         )
-        told = f"{why}: of all sizes, files go of which {weighed.delete_ratio:.2%} of the rows are deleted."
-        return Decision(kind, Action.TRIGGER, "deleted-rows", told, weighed.delete_ratio)
+        ratio = weighed.delete_ratio
+        share = f"{ratio:.2%} of the" if ratio is not None else "many"
+        told = f"{why}: of all sizes, files go of which {share} rows are deleted."
+        return Decision(kind, Action.TRIGGER, "deleted-rows", told, ratio)
     if not weighed.saved_by_rewriting > 0:
         return None
     if weighed.are_files_too_dear:

@@ -159,10 +159,11 @@ class Weighing:
         return max(_READS_OF_A_REWRITING * self.seconds, FIRST_SECONDS, known)
 
     @property
-    def delete_ratio(self) -> float:
-        """From which share of deleted rows on a rewriting takes the files that have most of them."""
+    def delete_ratio(self) -> float | None:
+        """From which share of deleted rows on a rewriting takes the files that have most of them; None of a
+        table whose manifests tell of no rows."""
         shape = self.readers.shape
-        return shape.positions / shape.rows / 2 if shape.rows else 0.0
+        return shape.positions / shape.rows / 2 if shape.positions and shape.rows else None
 
     @property
     def reads_per_second(self) -> float:
