@@ -62,6 +62,8 @@ class LastJob:
     """How many in a row found nothing to do, up to it; 0 once the table has changed since."""
     seen_id: int | None = None
     """The head that it saw, if it succeeded."""
+    succeeded_at: datetime | None = None
+    """When the latest that succeeded ended, whoever asked for it; None if none that is known did."""
     has_succeeded: bool = True
     """Whether any did: what a report counts is known only then."""
     has_counted: bool = False

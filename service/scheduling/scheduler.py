@@ -111,7 +111,7 @@ def due_since(
     last = state.last.get(decision.kind)
     if before is not None:
         began = datetime.fromisoformat(before)
-        if last is None or last.failed or last.ended_at <= began:
+        if last is None or last.succeeded_at is None or last.succeeded_at <= began:
             return began
     if not is_due:
         return None

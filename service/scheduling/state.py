@@ -183,6 +183,7 @@ def _last_job(
         failed_at=failed[0].ended_at if failed else None,
         cause=str((failed[0].error or {}).get("title", "no reason was reported")) if failed else "",
         idle=sum(1 for _ in idle),
+        succeeded_at=next((job.ended_at for job in ended if job.status == JobStatus.SUCCEEDED.value), None),
         has_succeeded=any(job.status == JobStatus.SUCCEEDED.value for job in ended),
         has_counted=any(
             job.status == JobStatus.SUCCEEDED.value and job.policy_digest == policy.digest for job in ended

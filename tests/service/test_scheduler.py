@@ -305,6 +305,8 @@ def test_maintenance_is_due_from_its_trigger_until_a_job_succeeds_or_nothing_is_
         return due_since(decided, state, POLICY, before.isoformat() if before is not None else None, NOW)
 
     failed = LastJob(NOW - day, failed=1, failed_at=NOW - day)
+    by_request = LastJob(NOW - day, succeeded_at=NOW - 4 * day)  # or under another policy
+    done = LastJob(NOW - day, succeeded_at=NOW - day)
     for action, code in (
         (Action.TRIGGER, "age"),
         (Action.SKIP, "budget-spent"),
@@ -312,10 +314,11 @@ def test_maintenance_is_due_from_its_trigger_until_a_job_succeeds_or_nothing_is_
     ):
         assert due(action, code) == NOW
         assert due(action, code, NOW - 3 * day) == due(action, code, NOW - 3 * day, failed) == NOW - 3 * day
-        assert due(action, code, NOW - 3 * day, LastJob(NOW - day)) == NOW, "one has succeeded since"
+        assert due(action, code, NOW - 3 * day, by_request) == NOW - 3 * day
+        assert due(action, code, NOW - 3 * day, done) == NOW, "one has succeeded since"
     for code in ("active", "min-interval"):
         assert due(Action.WAIT, code, NOW - 3 * day, failed) == NOW - 3 * day
-        assert due(Action.WAIT, code) is due(Action.WAIT, code, NOW - 3 * day, LastJob(NOW - day)) is None
+        assert due(Action.WAIT, code) is due(Action.WAIT, code, NOW - 3 * day, done) is None
     for action, code in (
         (Action.WAIT, "below-triggers"),
         (Action.SKIP, "paused"),
