@@ -440,7 +440,8 @@ def _decide_rewriting(
         return Decision(kind, Action.WAIT, "nothing-small", nothing)
     due, last = _fired(policy_of_kind.cron, state, policy, kind, now), state.last.get(kind)
     figures = ", ".join(one.words for one in triggers)
-    if kind is not JobKind.REWRITE_MANIFESTS and last is not None and last.idle and due is None:
+    is_idle = last is not None and last.idle and not _takes_more(worthwhile, last)
+    if kind is not JobKind.REWRITE_MANIFESTS and is_idle and due is None:
         told = f"The last job could rewrite none of them ({figures}): the next one waits for another number."
         return Decision(kind, Action.WAIT, "none-rewritable", told)
     backoff = _backoff(kind, state, policy, now)
@@ -448,6 +449,15 @@ def _decide_rewriting(
         return backoff
     found = worthwhile or _reached_or_due(kind, triggers, figures, due)
     return _not_too_soon(found, state, policy_of_kind.min_interval_seconds, now)
+
+
+def _takes_more(found: Decision | None, last: LastJob) -> bool:
+    """Whether a job is for files with so few deleted rows that the last one left them.
+
+    Of all rows, twice its ratio are deleted: if that is more than the last one went by, some file had enough.
+    """
+    ratio = found.delete_ratio if found is not None else None
+    return ratio is not None and 2 * ratio <= last.delete_ratio
 
 
 def _worthwhile(kind: JobKind, weighed: Weighing | None, now: datetime) -> Decision | None:

@@ -72,6 +72,8 @@ class LastJob:
     """When the latest ended that did something; None if none of those that are known did."""
     seconds: float | None = None
     """What such jobs usually take, of the latest that did something; None if none did."""
+    delete_ratio: float = 1.0
+    """From which share of deleted rows on it took data files, of a rewriting of these."""
     works: tuple[tuple[float, float], ...] = ()
     """Of rewritings of data files: the bytes that each of these wrote anew, and the seconds that it took."""
 

@@ -360,8 +360,8 @@ class _Table:
         self._rewriting_waits_since: datetime | None = None
         self._positions = shape.positions
         self._rows_deleted_since = beginning.at if shape.positions else None
-        self._delete_ratio: float | None = None
-        """From which share of deleted rows on a queued rewriting takes files; None for the policy's."""
+        self._delete_ratio = policy.rewrite_data_files.delete_ratio_threshold
+        """From which share of deleted rows on a queued or running rewriting takes files."""
         self._kinds = [kind for kind in REPLAYED if getattr(policy, kind.value).enabled]
 
     def lag_seconds(self, at: datetime) -> float:
@@ -432,7 +432,8 @@ class _Table:
                 self._rewriting_waits_since = (self._rewriting_waits_since or at) if waits else None
             if decision.action is Action.TRIGGER:
                 if kind is JobKind.REWRITE_DATA_FILES:
-                    self._delete_ratio = decision.delete_ratio
+                    threshold = self._policy.rewrite_data_files.delete_ratio_threshold
+                    self._delete_ratio = min(decision.delete_ratio or threshold, threshold)
                 self._queue.append((at + timedelta(seconds=self._costs.wait_seconds), kind))
         moments = [moment for moment in deadlines(state, self._policy, weighed) if moment > at]
         if self.running is None and self._queue:
@@ -511,7 +512,7 @@ class _Table:
             case JobKind.CONVERT:
                 return self._touched(self.shape, self.pending.rows)
             case JobKind.REWRITE_DATA_FILES:
-                return self._taken(self._delete_ratio).bytes
+                return self._files.taken(self._delete_ratio).bytes
             case JobKind.REWRITE_POSITION_DELETE_FILES:
                 return self.shape.vectors
             case JobKind.REWRITE_MANIFESTS:
@@ -523,10 +524,6 @@ class _Table:
             case _:
                 return self.shape.rows
 
-    def _taken(self, delete_ratio: float | None = None) -> Taken:
-        threshold = self._policy.rewrite_data_files.delete_ratio_threshold
-        return self._files.taken(min(threshold, threshold if delete_ratio is None else delete_ratio))
-
     def _begin(self, kind: JobKind, at: datetime) -> None:
         seconds = self._costs.jobs[kind].seconds.of(self._work(kind))
         if kind is JobKind.REWRITE_DATA_FILES and self.pending.files:
@@ -534,7 +531,7 @@ class _Table:
             seconds += self._costs.jobs[JobKind.CONVERT].seconds.each * touched
         ends_at = at + timedelta(seconds=max(seconds, 0.001))
         takes_new_files = kind is JobKind.CONVERT and self._is_indexing_near(at)
-        taken = self._taken(self._delete_ratio)
+        taken = self._files.taken(self._delete_ratio)
         self.running = _Running(
             kind, ends_at, seconds, self.pending, self.shape, self._new, taken, takes_new_files
         )
@@ -574,6 +571,7 @@ class _Table:
             has_counted=True,
             committed_at=before.committed_at if is_idle else at,
             seconds=before.seconds if is_idle else job.seconds,
+            delete_ratio=self._delete_ratio,
             works=before.works if is_vain else (*before.works[-2:], (work, job.seconds)),
         )
 
@@ -676,7 +674,7 @@ class _Table:
 
     def _count(self) -> None:
         """As a job reports at its end."""
-        taken = self._taken()
+        taken = self._files.taken(self._policy.rewrite_data_files.delete_ratio_threshold)
         self._counted = (taken.small, taken.deleted)
         self._reported = self.shape
 

@@ -190,6 +190,7 @@ def _last_job(
         ),
         committed_at=next((job.ended_at for job in ended if _has_committed(job)), None),
         seconds=median(seconds) if seconds else None,
+        delete_ratio=float(ended[0].parameters.get("delete_ratio_threshold") or 1.0),
         works=tuple((work, each) for job, each in took if (work := _bytes_rewritten(job))),
         seen_id=ended[0].seen_snapshot_id if ended[0].status == JobStatus.SUCCEEDED.value else None,
     )

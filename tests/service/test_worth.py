@@ -288,7 +288,44 @@ def test_large_files_go_for_their_deleted_rows_once_these_are_dear_or_readers_ha
         assert parameters is not None
         assert parameters["delete_ratio_threshold"] == found.delete_ratio
     else:
-        assert hours > 9 or any(at > NOW for at in deadlines(state, policy)) or not reads_per_day
+        weighed = weighing(state, policy)
+        assert weighed is not None
+        will_be_paid = reads_per_day > 0 and positions > 150_000
+        later = [decision(state, REWRITE, policy, at).code for at in weighed.moments() if at > NOW]
+        assert later == ["deleted-rows"] * will_be_paid
+
+
+@pytest.mark.usefixtures("fixed_model")
+@pytest.mark.parametrize(("took", "code"), [(0.3, "deleted-rows"), (0.12, "none-rewritable")])
+def test_a_job_that_took_nothing_keeps_none_from_files_with_fewer_deleted_rows(
+    took: float, code: str
+) -> None:
+    """Of all rows, 23% are deleted."""
+    shape = replace(FRESH, rows=3_900_000, positions=900_000, vectors=4)
+    idle = LastJob(NOW - timedelta(hours=1), idle=1, delete_ratio=took)
+    state = replace(
+        pending(shape, rewriting=idle), small_data_files=0, rows_deleted_since=NOW - timedelta(hours=1)
+    )
+    assert decision(state, REWRITE, worthwhile(reads_per_day=0)).code == code
+
+
+@pytest.mark.usefixtures("fixed_model")
+def test_of_a_table_that_tells_of_no_rows_files_go_as_the_policy_says() -> None:
+    fresh = replace(FRESH, rows=0)
+    state = replace(
+        pending(replace(fresh, positions=900_000, vectors=4)),
+        fresh=fresh,
+        small_data_files=0,
+        rows_deleted_since=NOW - timedelta(hours=9),
+        last={JobKind.INDEX: LastJob(NOW, has_counted=True)},
+    )
+    policy = worthwhile(reads_per_day=10**6)
+    found = decision(state, REWRITE, policy)
+    assert found.code == "deleted-rows"
+    assert "files go of which many rows are deleted." in found.sentence
+    parameters = _parameters(found, policy)
+    assert parameters is not None
+    assert parameters["delete_ratio_threshold"] == policy.rewrite_data_files.delete_ratio_threshold
 
 
 def test_deleted_rows_are_there_since_the_first_or_since_most_of_them_went() -> None:
