@@ -22,8 +22,9 @@ def store_reader_cost(
     """
     now, shapes = found.shape, dict(health.reader_shapes)
     before = shapes.get("now")
-    positions = before["positions"] if before is not None else 0
-    health.rows_deleted_since = rows_deleted_since(health.rows_deleted_since, positions, now.positions, at)
+    health.rows_deleted_since, health.most_rows_deleted = rows_deleted_since(
+        health.rows_deleted_since, health.most_rows_deleted, now.positions, at
+    )
     if before is not None and _is_less(now, shape_of(before)):
         shapes["before"] = before
     reported = shapes.get("reported")
@@ -73,14 +74,17 @@ def _overhead(health: TableHealth, shape: Shape) -> float:
     return model().seconds(shape, *HEADLINE) - model().seconds(fresh_shape(health, shape), *HEADLINE)
 
 
-def rows_deleted_since(since: datetime | None, before: int, now: int, at: datetime) -> datetime | None:
-    """Since when a table has had rows that are deleted by position, and no rewriting has taken most of them.
+def rows_deleted_since(
+    since: datetime | None, most: int, now: int, at: datetime
+) -> tuple[datetime | None, int]:
+    """Since when a table has had rows that are deleted by position of which no rewritings have taken most,
+    and the most of them that there have been since.
 
-    before, now: how many there were and are.
+    most: as of the look before. now: how many there are.
     """
     if not now:
-        return None
-    return at if since is None or 2 * now < before else since
+        return None, 0
+    return (at, now) if since is None or 2 * now < most else (since, max(most, now))
 
 
 def _is_less(now: Shape, before: Shape) -> bool:

@@ -127,6 +127,8 @@ class TableHealth(SQLModel, table=True):
     (`reported`; empty until a look)."""
     rows_deleted_since: datetime | None = Field(default=None, sa_type=UtcDateTime)
     """Since when there have been rows that are deleted by position; anew once most of them went."""
+    most_rows_deleted: int = Field(default=0, sa_type=BigInteger)
+    """The most of them since then."""
     partitions: int | None = None
     """With data files: 0 of a table without partitions, else as last reported; None before a report."""
     target_file_bytes: int = Field(default=TARGET_FILE_BYTES, sa_type=BigInteger)

@@ -358,7 +358,7 @@ class _Table:
         self._idle_at: tuple[int, int] | None = None
         """What was counted when a rewriting found nothing to take."""
         self._rewriting_waits_since: datetime | None = None
-        self._positions = shape.positions
+        self._most_deleted = shape.positions
         self._rows_deleted_since = beginning.at if shape.positions else None
         self._delete_ratio = policy.rewrite_data_files.delete_ratio_threshold
         """From which share of deleted rows on a queued or running rewriting takes files."""
@@ -404,9 +404,9 @@ class _Table:
         self._commit(arrival.at, arrival.commits, 2 if added.equality_delete_files > 0 else 1)
 
     def _commit(self, at: datetime, commits: int, manifests: int = 1) -> None:
-        before, now = self._positions, self.shape.positions
-        self._rows_deleted_since = rows_deleted_since(self._rows_deleted_since, before, now, at)
-        self._positions = now
+        self._rows_deleted_since, self._most_deleted = rows_deleted_since(
+            self._rows_deleted_since, self._most_deleted, self.shape.positions, at
+        )
         self._snapshots.append((at, commits))
         self._snapshot_count += commits
         self._manifests += commits * manifests

@@ -330,12 +330,12 @@ def test_of_a_table_that_tells_of_no_rows_files_go_as_the_policy_says() -> None:
 
 def test_deleted_rows_are_there_since_the_first_or_since_most_of_them_went() -> None:
     at, later = NOW, NOW + timedelta(hours=1)
-    assert rows_deleted_since(None, 0, 0, later) is None
-    assert rows_deleted_since(None, 0, 9, later) == later
-    assert rows_deleted_since(at, 9, 20, later) == at
-    assert rows_deleted_since(at, 20, 10, later) == at
-    assert rows_deleted_since(at, 20, 9, later) == later
-    assert rows_deleted_since(at, 20, 0, later) is None
+    assert rows_deleted_since(None, 0, 0, later) == (None, 0)
+    assert rows_deleted_since(None, 0, 9, later) == (later, 9)
+    assert rows_deleted_since(at, 9, 20, later) == (at, 20)
+    assert rows_deleted_since(at, 20, 10, later) == (at, 20)
+    assert rows_deleted_since(at, 20, 9, later) == (later, 9)
+    assert rows_deleted_since(at, 20, 0, later) == (None, 0)
 
 
 @pytest.mark.usefixtures("fixed_model")

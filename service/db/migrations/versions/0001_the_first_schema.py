@@ -609,6 +609,7 @@ def _create_tables() -> None:
         sa.Column("watched_branch", sa.String(), nullable=True),
         sa.Column("reader_shapes", JSON, nullable=False),
         sa.Column("rows_deleted_since", AT, nullable=True),
+        sa.Column("most_rows_deleted", sa.BigInteger(), nullable=False),
         sa.Column("partitions", sa.Integer(), nullable=True),
         sa.Column("target_file_bytes", sa.BigInteger(), nullable=False),
         sa.Column("has_sort_order", sa.Boolean(), nullable=True),
