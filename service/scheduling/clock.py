@@ -1,6 +1,7 @@
 """The queue after the clock was set back, or was ahead: nothing waits for a time that comes too late."""
 
 from datetime import datetime, timedelta
+from typing import Any
 
 from sqlalchemy import bindparam
 from sqlmodel import Session, col, or_, select
@@ -51,17 +52,34 @@ def follow_clock(session: Session, set_back: timedelta, now: datetime) -> list[J
     return moved
 
 
+def _is_ahead(at: datetime, now: datetime) -> bool:
+    return at - now > CLOCK_TOLERANCE
+
+
+def _corrected(decision: dict[str, Any], now: datetime) -> dict[str, Any]:
+    """A decision that nobody has made later than now; its window may be still to come."""
+    names = ("since",) if decision.get("code") == "outside-window" else ("since", "due_since")
+    return {
+        name: rfc3339(now) if name in names and _is_ahead(datetime.fromisoformat(told), now) else told
+        for name, told in decision.items()
+    }
+
+
 def correct_times(session: Session, table: EnrolledTable, now: datetime) -> None:
     """Let nothing of a table have happened at a time that is still to come, after the clock was set back.
 
     Times between that are kept: the latest becomes `now`. Otherwise no age or pause would pass until then.
     """
-    if table.created_at - now > CLOCK_TOLERANCE:
+    if _is_ahead(table.created_at, now):
         table.created_at = now
         session.add(table)
     health = session.get(TableHealth, table.id)
-    if health is not None and health.indexed_at is not None and health.indexed_at - now > CLOCK_TOLERANCE:
-        health.indexed_at = now
+    if health is not None:
+        if health.indexed_at is not None and _is_ahead(health.indexed_at, now):
+            health.indexed_at = now
+        if health.rows_deleted_since is not None and _is_ahead(health.rows_deleted_since, now):
+            health.rows_deleted_since = now
+        health.decisions = {kind: _corrected(one, now) for kind, one in health.decisions.items()}
         session.add(health)
     jobs = session.exec(_ENDED_LATER, params={"table_id": table.id, "at": now + CLOCK_TOLERANCE}).all()
     ends = {job.id: job.ended_at for job in jobs if job.ended_at is not None}

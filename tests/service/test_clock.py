@@ -6,10 +6,12 @@ import pytest
 from sqlmodel import col, select
 
 from service.db.database import Database
+from service.jobs import queue
 from service.records.health import TableHealth, health_of
 from service.records.jobs import Attempt, Event, Job, JobKind
 from service.records.policies import Policy, PolicyAttachment
 from service.records.tables import EnrolledTable
+from service.scheduling import clock
 from service.scheduling.poller import _since
 from service.scheduling.scheduler import schedule
 from tests.service.conftest import Running
@@ -128,6 +130,33 @@ def test_a_table_that_was_enrolled_in_the_future_is_verified_by_age(database: Da
         session.add(row)
     assert "verify" not in scheduled(database, table, NOW)
     assert "verify" in scheduled(database, table, NOW + timedelta(seconds=61))
+
+
+def test_nothing_is_due_or_deleted_since_a_time_to_come_but_for_a_window(
+    database: Database, table: str
+) -> None:
+    opens = (NOW + timedelta(hours=6)).isoformat()
+    ahead, now = (queue.rfc3339(at) for at in (NOW + YEAR, NOW))
+    made = {
+        "expire_snapshots": {"code": "budget-spent", "since": ahead, "due_since": ahead},
+        "rewrite_data_files": {"code": "with-conversion", "since": ahead},
+        "rewrite_manifests": {"code": "outside-window", "since": ahead, "due_since": opens},
+        "verify": {"code": "age", "since": now},
+    }
+    with database.write() as session:
+        health = session.get_one(TableHealth, table)
+        health.decisions, health.rows_deleted_since = made, NOW + YEAR
+        session.add(health)
+        clock.correct_times(session, session.get_one(EnrolledTable, table), NOW)
+    with database.read() as session:
+        health = session.get_one(TableHealth, table)
+        assert health.rows_deleted_since == NOW
+        assert health.decisions == {
+            "expire_snapshots": {"code": "budget-spent", "since": now, "due_since": now},
+            "rewrite_data_files": {"code": "with-conversion", "since": now},
+            "rewrite_manifests": {"code": "outside-window", "since": now, "due_since": opens},
+            "verify": {"code": "age", "since": now},
+        }
 
 
 def test_a_clock_that_is_hardly_off_changes_nothing(database: Database, table: str) -> None:
