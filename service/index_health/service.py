@@ -229,8 +229,12 @@ def _overdue(health: TableHealth, now: datetime) -> tuple[str, str] | None:
     if now - datetime.fromisoformat(since) <= OVERDUE:
         return None
     decision = health.decisions[kind]
-    waits = decision["code"] in ("outside-window", "budget-spent")
-    remedy = _WIDEN if waits else "See the last {} jobs, and whether workers have time for them."
+    if decision["code"] in ("outside-window", "budget-spent"):
+        remedy = _WIDEN
+    elif decision["code"] == "sort-order-missing":
+        remedy = "Give the table a sort order, or let the policy choose `binpack`."
+    else:
+        remedy = "See the last {} jobs, and whether workers have time for them."
     return f"Maintenance is overdue ({kind}). {decision['sentence']}", remedy.format(kind)
 
 

@@ -291,6 +291,18 @@ def test_deletes_lag_when_neither_the_policy_nor_the_time_of_two_jobs_explains_t
     assert at_once is (HealthStatus.LAGGING if late else HealthStatus.HEALTHY)
 
 
+def test_a_rewriting_that_waits_for_a_sort_order_is_overdue_with_what_helps() -> None:
+    due = (NOW - timedelta(days=3)).isoformat()
+    decided = {"code": "sort-order-missing", "sentence": "It waits.", "due_since": due}
+    health = TableHealth(table_id="t", measured_at=NOW, decisions={"rewrite_data_files": decided})
+    status, reason, remedy = judge(health, [], POLICY, [], None, NOW - timedelta(days=9), NOW)
+    assert (status, reason) == (
+        HealthStatus.DEGRADED,
+        "Maintenance is overdue (rewrite_data_files). It waits.",
+    )
+    assert remedy == "Give the table a sort order, or let the policy choose `binpack`."
+
+
 @pytest.mark.parametrize(
     "files", [4, pytest.param(1, marks=pytest.mark.thorough), pytest.param(20, marks=pytest.mark.thorough)]
 )
