@@ -6,7 +6,7 @@ tasks are pruned by statistics. Manifests are immutable, so each is read once.
 
 import threading
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -16,6 +16,7 @@ from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Operation, Snapshot
 
+from service.db.database import is_id
 from service.errors import InvalidError
 from service.reader_cost import TARGET_FILE_BYTES, Shape
 from service.records.jobs import JobKind
@@ -24,7 +25,7 @@ from trust.bounds import check_time
 _CACHED_MANIFESTS = 20_000
 _LARGEST = 2**63 - 1
 _OF_A_JOB = "icestream.job-id"
-"""A property of each snapshot that a job commits, as `worker.table.commit` has it."""
+"""A property of each snapshot that a job commits, as `worker.table.commit` has it: the job's id."""
 _REPLACED = {
     "deleted-data-files": JobKind.REWRITE_DATA_FILES,
     "removed-delete-files": JobKind.REWRITE_POSITION_DELETE_FILES,
@@ -141,31 +142,45 @@ class Since:
     """Whether a job of ours has committed any of them."""
     by_others: Mapping[JobKind, Snapshot]
     """The latest one of each kind of maintenance that no job of ours has done."""
+    is_whole: bool = True
+    """Whether they go back to what was the head then; else they are all that is kept, also from before."""
 
 
-def measure_since(metadata: TableMetadata, head_id: int | None, seen_id: int | None) -> Since:
+def measure_since(
+    metadata: TableMetadata,
+    head_id: int | None,
+    seen_id: int | None,
+    known: Callable[[Collection[str]], Collection[str]],
+) -> Since:
     """What came after a snapshot that was the head, back from the present one; all that is kept if that is
     gone.
 
     One pass from the end, where the newest are: a stream leaves tens of thousands.
+
+    known: which of some ids are of jobs of this table; anybody may write what they like into a snapshot.
     """
-    at, by_jobs = head_id, False
-    others: dict[JobKind, Snapshot] = {}
+    at = head_id
+    found: list[tuple[Snapshot, str | None]] = []
     for one in reversed(metadata.snapshots):
         if at is None or at == seen_id:
             break
         if one.snapshot_id != at:
             continue
         at = one.parent_snapshot_id
-        if one.summary is None:
-            continue
-        is_ours = _OF_A_JOB in one.summary.additional_properties
-        by_jobs = by_jobs or is_ours
-        if not is_ours and one.summary.operation is Operation.REPLACE:
+        if one.summary is not None:
+            found.append((one, one.summary.additional_properties.get(_OF_A_JOB)))
+    claimed = {job_id for _, job_id in found if job_id is not None and is_id(job_id)}
+    ours: Collection[str] = known(claimed) if claimed else ()
+    is_whole = at is not None and at == seen_id
+    others: dict[JobKind, Snapshot] = {}
+    for one, job_id in found:
+        # Of what is older than the look, the jobs may be history that was removed.
+        is_foreign = job_id is None or (is_whole and job_id not in ours)
+        if is_foreign and one.summary is not None and one.summary.operation is Operation.REPLACE:
             kind = next((kind for name, kind in _REPLACED.items() if summarized(one, name)), None)
             if kind is not None:
                 others.setdefault(kind, one)
-    return Since(by_jobs, others)
+    return Since(any(job_id in ours for _, job_id in found), others, is_whole)
 
 
 class ManifestCache:

@@ -9,6 +9,10 @@ from service.records.health import TableHealth
 from service.records.jobs import JobKind
 
 _DAY_SECONDS = 86_400
+_MOST_TIMES = 100
+"""What a read of the table just rewritten costs: no look is believed to find each read spared more."""
+_MOST_SECONDS = 86_400
+"""Nor all looks together."""
 _NONE = 0
 """Partitions of a table that has none, as a look says; a job counts them."""
 
@@ -55,18 +59,25 @@ def store_savings(
     `store_reader_cost`.
     """
     if health.saved_at is not None:
-        days = max((now - health.saved_at).total_seconds(), 0) / _DAY_SECONDS
+        # A clock that jumps ahead, or a service that was away, does not tell of days of reads.
+        days = min(max((now - health.saved_at).total_seconds() / _DAY_SECONDS, 0), 1)
         health.read_saved_seconds += health.read_avoided_seconds * reads_per_day * days
     health.saved_at = now
     after = shape_of(health.reader_shapes["now"])
-    if before is None or JobKind.REWRITE_DATA_FILES in since.by_others:
+    if before is None or (since.is_whole and JobKind.REWRITE_DATA_FILES in since.by_others):
         # Whoever else compacts would have taken away what jobs did.
         health.read_avoided_seconds = 0
-    elif since.by_jobs and not since.by_others:
-        health.read_avoided_seconds += max(_overhead(health, before) - _overhead(health, after), 0)
-    elif after.rows < before.rows:
-        # What a writer has removed would be gone without jobs, too.
-        health.read_avoided_seconds *= after.rows / before.rows
+        return
+    # What a writer has removed would be gone without jobs, too; a job drops rows that are deleted already.
+    left = before.rows - (before.positions + before.equality_deletes if since.by_jobs else 0)
+    share = after.rows / left if after.rows < left else 1.0
+    health.read_avoided_seconds *= share
+    if since.is_whole and since.by_jobs and not since.by_others:
+        fall = share * _overhead(health, before) - _overhead(health, after)
+        # What there was is as metadata told it, which a writer may get wrong.
+        most = _MOST_TIMES * model().seconds(fresh_shape(health, after), *HEADLINE)
+        saved = health.read_avoided_seconds + min(max(fall, 0), most)
+        health.read_avoided_seconds = min(saved, _MOST_SECONDS)
 
 
 def _overhead(health: TableHealth, shape: Shape) -> float:

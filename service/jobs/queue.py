@@ -5,6 +5,7 @@ most one job of a kind waits for its first attempt is enforced by the unique ind
 that write rows are no two of them the same. Rows go in the transaction in which their job ends.
 """
 
+from collections.abc import Collection
 from datetime import datetime
 from typing import Any
 
@@ -37,6 +38,8 @@ _PUBLICATIONS = select(Job).where(
     col(Job.status).in_(_ACTIVE),
     Job.kind == JobKind.PUBLISH.value,
 )
+_MOST_ASKED = 1000
+"""Ids in one statement: databases bound its parameters."""
 _LONGEST_PERSISTENT_PAUSE_SECONDS = 3600.0
 STAGING_BRANCH_CHANGED = "a policy changed the table's staging branch"
 
@@ -226,6 +229,20 @@ def has_let_expire(session: Session, table: EnrolledTable, since: datetime) -> b
         or_(col(Job.status).in_(_ACTIVE), col(Job.ended_at) >= since),
     )
     return session.exec(query).first() is not None
+
+
+def jobs_of_table(session: Session, table: EnrolledTable, claimed: Collection[str]) -> set[str]:
+    """Those of some ids that are jobs which may have committed to a table, also of another enrolment."""
+    ids, found = sorted(claimed), set[str]()
+    for begin in range(0, len(ids), _MOST_ASKED):
+        query = select(Job.id).where(
+            col(Job.id).in_(ids[begin : begin + _MOST_ASKED]),
+            Job.table_uuid == table.table_uuid,
+            ~col(Job.dry_run),
+            Job.attempt > 0,
+        )
+        found.update(session.exec(query))
+    return found
 
 
 def get_job(session: Session, job_id: str) -> Job:

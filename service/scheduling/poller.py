@@ -17,6 +17,7 @@ from collections.abc import Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 from pyiceberg.table import Table
@@ -44,7 +45,7 @@ from service.index_health.models import AGE_LIMITS_SECONDS
 from service.index_health.reader_cost import store_reader_cost, store_savings
 from service.index_health.service import begins_to_lag_at, keep_last_look, record_sample, store_status
 from service.jobs.events import latest_event_id, record_table_event
-from service.jobs.queue import cancel_publications_but, has_let_expire, is_system_paused
+from service.jobs.queue import cancel_publications_but, has_let_expire, is_system_paused, jobs_of_table
 from service.jobs.stream import settled_after
 from service.policies.effective import effective_policy
 from service.reader_cost import shape_of
@@ -557,7 +558,12 @@ class Poller:
         health.unconvertible = [
             delete for delete in health.unconvertible if normalize_location(delete["file_path"]) in live
         ]
-        since = measure_since(loaded.metadata, found.iceberg_snapshot_id, health.seen_snapshot_id)
+        since = measure_since(
+            loaded.metadata,
+            found.iceberg_snapshot_id,
+            health.seen_snapshot_id,
+            partial(jobs_of_table, session, table),
+        )
         health.seen_snapshot_id = found.iceberg_snapshot_id
         for kind, one in since.by_others.items():
             told = f"{WORK[kind]} is done by another: no job has committed snapshot {one.snapshot_id}."

@@ -2,14 +2,17 @@
 
 import re
 from datetime import datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pyiceberg.table.snapshots import Operation, Summary
 from pyiceberg.transforms import IdentityTransform
 
-from service.db.database import utc_now
+from service.catalogs.measure import Since, measure_since
+from service.db.database import new_id, utc_now
 from service.records.health import TableHealth
-from service.records.jobs import Job
+from service.records.jobs import Job, JobKind
 from stores.table_metadata import PLACE_PROPERTIES
 from tests.service.conftest import ON_BOTH, Running, alike_on_both
 from tests.service.iceberg_tables import SCHEMA, IcebergCatalog
@@ -97,14 +100,50 @@ def replace(iceberg: IcebergCatalog, counted: dict[str, str]) -> None:
     iceberg.rewrite("db.t", {"snapshots": snapshots})
 
 
+@pytest.mark.parametrize("named", [None, "ours", "\0", "00000000-0000-4000-8000-000000000000"])
+@pytest.mark.parametrize(("seen_id", "is_whole"), [(1, True), (9, False), (None, False)])
+def test_a_snapshot_is_ours_if_it_names_a_job_that_is_known(
+    named: str | None, seen_id: int | None, *, is_whole: bool
+) -> None:
+    """What is older than the last look may be by a job that history has no more."""
+    ours = new_id()
+
+    def since(*job_ids: str | None) -> Since:
+        snapshots = [
+            SimpleNamespace(
+                snapshot_id=number,
+                parent_snapshot_id=number - 1 or None,
+                summary=Summary(
+                    Operation.REPLACE,
+                    **{"manifests-replaced": "1"} | ({"icestream.job-id": one} if one is not None else {}),
+                ),
+            )
+            for number, one in enumerate((ours, *job_ids), 1)
+        ]
+        metadata: Any = SimpleNamespace(snapshots=snapshots)
+        return measure_since(metadata, len(snapshots), seen_id, lambda claimed: {ours} & {*claimed})
+
+    found = since(ours)
+    assert (found.by_jobs, dict(found.by_others), found.is_whole) == (True, {}, is_whole)
+    found = since(named)
+    assert (found.by_jobs, found.is_whole) == (not is_whole, is_whole)
+    told = {JobKind.REWRITE_MANIFESTS} if is_whole or named is None else set()
+    assert found.by_others.keys() == told
+
+
 def test_that_somebody_else_replaces_files_is_told_and_our_own_jobs_are_not(
     service: Running, iceberg: IcebergCatalog, table: dict[str, Any]
 ) -> None:
     by_compaction = {"deleted-data-files": "3", "removed-delete-files": "1"}
+    health(service, table)
+    service.admin.post(f"/tables/{table['id']}/jobs", json={"kind": "index"})
+    assignment = service.claim(service.start_worker())
+    assert assignment is not None
+    service.finish(assignment)
     for counted in (by_compaction, {"removed-delete-files": "2"}, {"manifests-replaced": "2"}):
-        replace(iceberg, {**counted, "icestream.job-id": "ours"})
+        replace(iceberg, {**counted, "icestream.job-id": assignment["job"]["id"]})
     assert health(service, table)["done_elsewhere"] == {}
-    replace(iceberg, by_compaction)
+    replace(iceberg, {**by_compaction, "icestream.job-id": new_id()})
     first = health(service, table)
     assert list(first["done_elsewhere"]) == ["rewrite_data_files"]
     told = first["decisions"]["rewrite_data_files"]["sentence"]

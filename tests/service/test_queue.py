@@ -10,7 +10,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlmodel import col, select
 
 from service.auth.models import SYSTEM
-from service.db.database import Database
+from service.db.database import Database, new_id
 from service.errors import ConflictError, InvalidError
 from service.jobs import attempts, claims, queue
 from service.jobs.contract import (
@@ -160,6 +160,40 @@ def test_the_latest_jobs_tell_what_all_tell(
     assert told == last_job()
     monkeypatch.setattr(state, "_says_all", lambda *_: True)
     assert (told == last_job()) is (history in ("ccccccc", "cciccc", "cf"))
+
+
+def test_a_table_s_jobs_are_those_that_began_of_whatever_branch(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue, "_MOST_ASKED", 2)
+    table, branch, other = add_tables(database, ["a", "a", "b"])
+    worker, ours, foreign = add_worker(database), set[str](), set[str]()
+    for number, (each, dry_run) in enumerate(
+        [(table, False), (branch, False), (other, False), (table, True)]
+    ):
+        now = START + timedelta(hours=number)
+        job_id = request(database, each, now=now, dry_run=dry_run)
+        assert claim(database, worker, now) is not None
+        finish(database, job_id, 1, "succeeded", now)
+        (foreign if each == other or dry_run else ours).add(job_id)
+    waiting = request(database, table, now=START + timedelta(days=1))
+    with database.read() as session:
+        claimed = {*ours, *foreign, waiting, new_id()}
+        assert queue.jobs_of_table(session, session.get_one(EnrolledTable, table), claimed) == ours
+
+
+@pytest.mark.parametrize("database_kind", ["sqlite"])
+def test_a_rewriting_tells_from_which_share_of_deleted_rows_on_it_took_files(database: Database) -> None:
+    (table,) = add_tables(database, ["a"])
+    how: dict[str, Any] = {"parameters": {"delete_ratio_threshold": 0.02}, "trigger": "the policy"}
+    job_id = request(database, table, JobKind.REWRITE_DATA_FILES, **how)
+    assert claim(database, add_worker(database)) is not None
+    finish(database, job_id, 1, "succeeded", LATER)
+    with database.write() as session:
+        row, health = session.get_one(EnrolledTable, table), health_of(session, table)
+        found = table_state(session, row, health, effective_policy(session, row), LATER)
+    last = found.last[JobKind.REWRITE_DATA_FILES]
+    assert (last.delete_ratio, last.succeeded_at) == (0.02, LATER)
 
 
 @pytest.mark.parametrize("database_kind", ["sqlite"])

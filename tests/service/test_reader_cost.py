@@ -193,8 +193,12 @@ def test_a_table_tells_what_its_readers_pay_and_what_was_saved(
     assert worse["before_seconds"] is None
     assert worse["overhead_seconds"] > worse["enrolled_overhead_seconds"]
 
+    service.admin.post(f"/tables/{table['id']}/jobs", json={"kind": "convert"}).raise_for_status()
+    assignment = service.claim(service.start_worker())
+    assert assignment is not None
+    service.finish(assignment)
     loaded = iceberg.catalog.load_table("db.t")
-    loaded.delete("id = 12", snapshot_properties={"icestream.job-id": "a job of ours"})
+    loaded.delete("id = 12", snapshot_properties={"icestream.job-id": assignment["job"]["id"]})
     told = cost_of(service, table)
     better = full_read(told)
     assert better["seconds"] < worse["seconds"]
@@ -216,32 +220,88 @@ def test_a_table_tells_what_its_readers_pay_and_what_was_saved(
     assert saved in service.client_with({}).get(f"{service.url}/metrics").text, "a counter never falls"
 
 
+NOBODY, JOBS = Since(by_jobs=False, by_others={}), Since(by_jobs=True, by_others={})
+COMPACTION: Since = replace(JOBS, by_others=dict.fromkeys([JobKind.REWRITE_DATA_FILES]))  # type: ignore[arg-type]
+
+
+class Looks:
+    """At a table, of which the policy says that it is read twice an hour."""
+
+    def __init__(self) -> None:
+        self.health, self.now = TableHealth(table_id="t"), utc_now()
+
+    def __call__(self, shape: Shape, since: Since, hours: float) -> tuple[float, float]:
+        """What each read is spared from now on, and all reads were so far."""
+        self.now += timedelta(hours=hours)
+        before = self.health.reader_shapes.get("now")
+        store_reader_cost(self.health, measurement(shape, is_partitioned=False), self.now)
+        seen = shape_of(before) if before is not None else None
+        store_savings(self.health, seen, since, 48, self.now)
+        return self.health.read_avoided_seconds, self.health.read_saved_seconds
+
+
+def cost(shape: Shape) -> float:
+    return model().seconds(shape, *HEADLINE)
+
+
 def test_what_jobs_take_from_readers_adds_up_over_time() -> None:
-    fresh, health, now = Shape(4, 10**6, data_bytes=4 * 10**6), TableHealth(table_id="t"), utc_now()
+    fresh, look = Shape(4, 10**6, data_bytes=4 * 10**6), Looks()
     pending, merged = replace(fresh, equality_delete_files=1, equality_deletes=9), replace(fresh, vectors=1)
-    nobody, jobs = Since(by_jobs=False, by_others={}), Since(by_jobs=True, by_others={})
-    compaction: Since = replace(jobs, by_others=dict.fromkeys([JobKind.REWRITE_DATA_FILES]))  # type: ignore[arg-type]
-
-    def look(shape: Shape, since: Since, hours: float) -> tuple[float, float]:
-        nonlocal now
-        now += timedelta(hours=hours)
-        before = health.reader_shapes.get("now")
-        store_reader_cost(health, measurement(shape, is_partitioned=False), now)
-        store_savings(health, shape_of(before) if before is not None else None, since, 48, now)
-        return health.read_avoided_seconds, health.read_saved_seconds
-
-    def cost(shape: Shape) -> float:
-        return model().seconds(shape, *HEADLINE)
-
-    assert look(fresh, jobs, 0) == (0, 0), "before it was enrolled, nobody was spared anything by it"
-    assert look(pending, nobody, 1) == (0, 0)
+    assert look(fresh, JOBS, 0) == (0, 0), "before it was enrolled, nobody was spared anything by it"
+    assert look(pending, NOBODY, 1) == (0, 0)
     each = cost(pending) - cost(merged)
-    assert look(merged, jobs, 1) == pytest.approx((each, 0))
-    assert look(pending, nobody, 3) == pytest.approx((each, 6 * each)), "two reads an hour"
-    assert look(merged, jobs, 1) == pytest.approx((2 * each, 8 * each))
-    assert look(pending, jobs, 0)[0] == pytest.approx(2 * each), "a job that makes reads dearer saves none"
-    assert look(replace(pending, rows=10**6 // 2), nobody, 0)[0] == pytest.approx(each), "half of it is gone"
-    assert look(merged, compaction, 1) == pytest.approx((0, 10 * each)), "others would have done that"
+    assert look(merged, JOBS, 1) == pytest.approx((each, 0))
+    assert look(pending, NOBODY, 3) == pytest.approx((each, 6 * each)), "two reads an hour"
+    assert look(merged, JOBS, 1) == pytest.approx((2 * each, 8 * each))
+    assert look(pending, JOBS, 0)[0] == pytest.approx(2 * each), "a job that makes reads dearer saves none"
+    assert look(replace(pending, rows=10**6 // 2), NOBODY, 0)[0] == pytest.approx(each), "half of it is gone"
+    assert look(merged, COMPACTION, 1) == pytest.approx((0, 10 * each)), "others would have done that"
+
+
+def test_what_a_writer_removes_beside_a_job_is_not_the_job_s() -> None:
+    fresh, look = Shape(1, 10**6, data_bytes=10**6), Looks()
+    worn = replace(fresh, rows=10**6 + 1000, positions=1000, vectors=1)
+    pending = replace(worn, equality_delete_files=1, equality_deletes=90)
+    look(pending, JOBS, 0)
+    each = look(fresh, JOBS, 0)[0]
+    assert each == pytest.approx(cost(pending) - cost(fresh)), "rows that were deleted went with them"
+    look(pending, NOBODY, 0)
+    few = Shape(1, (10**6 - 90) // 100, data_bytes=10**4)
+    assert look(few, JOBS, 0)[0] == pytest.approx(each * 0.02, rel=1e-3), "of what came before, and of this"
+
+
+def test_after_a_rollback_nobody_knows_what_a_job_took_from_readers() -> None:
+    fresh, look = Shape(1, 10**6, data_bytes=10**6), Looks()
+    pending = replace(fresh, equality_delete_files=9, equality_deletes=90)
+    look(pending, NOBODY, 0)
+    each = look(fresh, JOBS, 0)[0]
+    look(pending, NOBODY, 0)
+    for since in (JOBS, COMPACTION):
+        assert look(fresh, replace(since, is_whole=False), 0)[0] == each > 0
+
+
+def test_no_figure_of_metadata_or_clock_is_believed_to_spare_readers_without_end() -> None:
+    look, fresh = Looks(), Shape(1, 10**6, data_bytes=10**6)
+
+    def worn(shape: Shape) -> Shape:
+        return replace(shape, rows=shape.rows + 10**13, positions=10**13, vectors=1)
+
+    look(worn(fresh), NOBODY, 0)
+    once = look(fresh, JOBS, 0)[0]
+    assert once == pytest.approx(100 * cost(fresh))
+    assert look(fresh, NOBODY, 24 * 365)[1] == pytest.approx(48 * once), "a day at most"
+    many = replace(fresh, rows=10**13)
+    look(worn(many), NOBODY, 0)
+    assert look(many, JOBS, 0)[0] == 86_400
+
+
+def test_rewritings_that_take_some_deleted_rows_each_are_one_that_took_most() -> None:
+    health = TableHealth(table_id="t")
+    for hours, positions in enumerate((100, 60, 55, 40)):
+        shape = replace(WORN, positions=positions)
+        at = NOW + timedelta(hours=hours)
+        store_reader_cost(health, measurement(shape, is_partitioned=False), at)
+        assert health.rows_deleted_since == (NOW if positions > 50 else at)
 
 
 def test_tables_are_compared_by_what_their_readers_pay_and_all_are_added_up(
