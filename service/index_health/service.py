@@ -558,7 +558,10 @@ def summarize(session: Session, now: datetime) -> Summary:
         oldest_staged_seconds=age_seconds(
             _oldest_awaited(session, col(TableHealth.oldest_staged_at), JobKind.PUBLISH), now
         ),
-        oldest_due_seconds=age_seconds(_oldest(row[4] for row in found), now),
+        # One that can't be looked at is told of as such, and nobody knows what it still wants.
+        oldest_due_seconds=age_seconds(
+            _oldest(row[4] for row in found if row[0] != HealthStatus.UNKNOWN.value), now
+        ),
     )
 
 

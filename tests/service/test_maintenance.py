@@ -199,6 +199,9 @@ def test_an_expiry_that_never_gets_its_window_is_overdue_until_a_job_succeeds(
     assert found["status_reason"].endswith(f"It has been due since {was_due:%Y-%m-%d %H:%M} UTC.")
     assert "widen the policy's windows" in found["what_to_do"]
     assert overdue_seconds() > timedelta(days=2.9).total_seconds()
+    with service.database.write() as session:
+        session.get_one(TableHealth, table["id"]).status = "unknown"
+    assert overdue_seconds() == 0, "nobody can look at it"
     service.admin.post(f"/tables/{table['id']}/jobs", json={"kind": "expire_snapshots"})
     assignment = service.claim(service.start_worker())
     assert assignment is not None
