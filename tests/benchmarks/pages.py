@@ -85,6 +85,8 @@ _TOOK = timedelta(seconds=90)
 _WAITING = 100
 """Jobs that wait for a worker."""
 _WORKERS = 20
+_WANTED_SECONDS = 0.1
+"""What a page should take in the median."""
 _LINES = 500
 """Of the log of each attempt, for one job."""
 _DECISIONS = 100
@@ -102,6 +104,10 @@ class Answers:
     """Seconds of processor time that the service took for each."""
     length: int
     """Of the answer in bytes, before compression."""
+
+    @property
+    def is_slow(self) -> bool:
+        return statistics.median(self.seconds) > _WANTED_SECONDS
 
     @property
     def row(self) -> str:
@@ -465,6 +471,7 @@ def _report(
 ) -> str:
     load = ", ".join(f"{each:.1f}" for each in os.getloadavg())
     rows = "\n".join(answer.row for answer in answers)
+    slow = "; ".join(f"{answer.page} ({answer.database})" for answer in answers if answer.is_slow)
     return f"""# Pages
 
 Written by `make bench-pages` on {os.cpu_count()} cores, with load averages of {load} at the end. One
@@ -477,6 +484,7 @@ Written by `make bench-pages` on {os.cpu_count()} cores, with load averages of {
 |---|---|---:|---:|---:|---:|
 {rows}
 
+In the median, {slow or "none"} took longer than {_WANTED_SECONDS * 1000:.0f} ms.
 The overview sums up 90 days in each minute of which tables changed.
 The service on SQLite took {memory / 2**20:,.0f} MiB at most (RSS).
 

@@ -5,12 +5,25 @@ from pathlib import Path
 
 import pytest
 
+from tests.benchmarks.page import Part, read_part
 from tests.benchmarks.pages import main
 
+LONGEST_MS, LARGEST_KB = 300, 150
+"""Of the slowest answer but one in a hundred, and of a page before compression, without script and style."""
+
+
+def test_no_page_of_a_large_installation_is_late_or_long() -> None:
+    row = r"^\| (.+) \| (?:SQLite|PostgreSQL) \| [\d,]+ ms \| ([\d,]+) ms \| [\d,]+ ms \| (\d+) kB \|$"
+    rows = re.findall(row, read_part(Part.PAGES), re.M)
+    assert len(rows) > 40
+    for page, longest, length in rows:
+        assert int(longest.replace(",", "")) <= LONGEST_MS, page
+        assert int(length) <= LARGEST_KB, page
+
+
 # Of a command that people run now and then.
-pytestmark = [pytest.mark.integration, pytest.mark.thorough]
-
-
+@pytest.mark.integration
+@pytest.mark.thorough
 def test_a_short_run_measures_every_page(tmp_path: Path) -> None:
     path = tmp_path / "pages.md"
     main(tables=20, jobs=200, times=2, seconds=1, report=path)
