@@ -1,6 +1,7 @@
 """Jobs that maintain a table: when policies start them, and that others may go on doing it."""
 
 import re
+from collections.abc import Collection
 from datetime import datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,7 @@ from pyiceberg.table.snapshots import Operation, Summary
 from pyiceberg.transforms import IdentityTransform
 
 from service.catalogs.measure import Since, measure_since
-from service.db.database import new_id, utc_now
+from service.db.database import is_id, new_id, utc_now
 from service.records.health import TableHealth
 from service.records.jobs import Job, JobKind
 from stores.table_metadata import PLACE_PROPERTIES
@@ -108,6 +109,10 @@ def test_a_snapshot_is_ours_if_it_names_a_job_that_is_known(
     """What is older than the last look may be by a job that history has no more."""
     ours = new_id()
 
+    def known(claimed: Collection[str]) -> set[str]:
+        assert all(map(is_id, claimed)), "no database is asked for anything else"
+        return {ours} & {*claimed}
+
     def since(*job_ids: str | None) -> Since:
         snapshots = [
             SimpleNamespace(
@@ -121,7 +126,7 @@ def test_a_snapshot_is_ours_if_it_names_a_job_that_is_known(
             for number, one in enumerate((ours, *job_ids), 1)
         ]
         metadata: Any = SimpleNamespace(snapshots=snapshots)
-        return measure_since(metadata, len(snapshots), seen_id, lambda claimed: {ours} & {*claimed})
+        return measure_since(metadata, len(snapshots), seen_id, known)
 
     found = since(ours)
     assert (found.by_jobs, dict(found.by_others), found.is_whole) == (True, {}, is_whole)
