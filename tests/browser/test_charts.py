@@ -414,8 +414,10 @@ def test_the_grid_of_latest_jobs_is_walked_through_by_keyboard(
     signed_in.keyboard.press("ArrowLeft")
     first = visits.locator(f'a[href="/jobs/{jobs[0]}"]')
     expect(first).to_be_focused()
-    told = first.evaluate("cell => getComputedStyle(cell, '::after').content")
-    assert told.startswith('"index succeeded, ')
+    # The page may have come anew in between.
+    signed_in.wait_for_function(
+        "() => getComputedStyle(document.activeElement, '::after').content.startsWith('\"index succeeded, ')"
+    )
     # A shorter row is met at its own end, and Tab leaves a row.
     signed_in.keyboard.press("ArrowUp")
     expect(views.locator("a")).to_be_focused()
@@ -730,6 +732,7 @@ def test_a_job_draws_its_attempts_stages_and_moments_and_says_them_by_keyboard(
     with database.write() as session:
         made = session.get_one(Job, job)
         (attempt,) = session.exec(select(Attempt).where(Attempt.job_id == job)).all()
+        made.created_at -= timedelta(seconds=9)  # a later end would be corrected
         attempt.started_at = made.created_at + timedelta(seconds=1)
         made.ended_at = attempt.ended_at = made.created_at + timedelta(seconds=9)
     database.dispose()
