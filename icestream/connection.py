@@ -141,10 +141,11 @@ class Connection:
         return f"/api/v1/tables/{quote(named, safe='')}/lookups"
 
     def find(self, path: str, field: str, named: str) -> Json:
-        """What is listed at `path` of the API with this name in `field`; a table's may have its catalog's
-        before it. Raises IcestreamError."""
-        # A table may be named with its catalog, as catalog.namespace.table or catalog/namespace.table.
-        search = named.rpartition("/")[2].rpartition(".")[2] if path == "/tables" else named
+        """What is listed at `path` of the API with this name in `field`; a table's or a pattern's may have
+        its catalog's before it. Raises IcestreamError."""
+        # Of what may be named with its catalog, as catalog.namespace.table or catalog/namespace.table.
+        has_catalog = path in ("/tables", "/patterns")
+        search = named.rpartition("/")[2].rpartition(".")[2] if has_catalog else named
         found = self.read_list(f"/api/v1{path}", {"search": search})["items"]
         exact: list[Json] = [one for one in found if named in _names(one, field)]
         if not exact:
