@@ -188,8 +188,9 @@ _OUT_OF_REACH = """() => {
         if (!control.checkVisibility()) return false;  // folded in
         control.scrollIntoView({ block: "center", inline: "nearest" });
         const [box] = control.getClientRects();
-        return !control.contains(
-            document.elementFromPoint(box.x + box.width / 2, box.y + box.height / 2));
+        const top = document.elementFromPoint(box.x + box.width / 2, box.y + box.height / 2);
+        // A menu that hangs over the page goes with a click or Escape.
+        return !control.contains(top) && !top?.closest(".title details[open]");
     };
     // What lies below an open dialog is not to be reached.
     const reachable = document.querySelector("dialog:modal") ?? document;
