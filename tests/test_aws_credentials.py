@@ -94,7 +94,12 @@ def test_a_task_asks_as_the_machine_that_it_runs_on(
     become("environment", server=server, directory=tmp_path, monkeypatch=monkeypatch)
     (tmp_path / "task").write_bytes(pickle.dumps(Storage(record(server))))
     become("web identity", server=server, directory=tmp_path, monkeypatch=monkeypatch)
-    program = "import pickle, sys; print(pickle.load(open(sys.argv[1], 'rb')).read('s3://lake/a'))"
+    # It ends as Spark's own do: Python's way out waits for no thread of obstore's, and may abort in one.
+    program = (
+        "import os, pickle, sys\n"
+        "print(pickle.load(open(sys.argv[1], 'rb')).read('s3://lake/a'), flush=True)\n"
+        "os._exit(0)"
+    )
     command = [sys.executable, "-c", program, str(tmp_path / "task")]
     assert subprocess.run(command, check=True, capture_output=True).stdout == b"b'content'\n"
     assert server.used[-1].startswith(SHOWN["web identity"])

@@ -298,6 +298,7 @@ _RUN = f"""(element, status) => {{{_PIXELS}
     const chart = CHARTS.get(element);
     const told = JSON.parse(element.dataset.timeline);
     told.runs[0][3] = told.statuses.indexOf(status);
+    told.runs[0][4] -= 1800;  // else it may be cut off at the right edge, where an interval may end now
     element.dataset.timeline = JSON.stringify(told);
     chart.update();
     const [red, green, blue] = inkOf(ink(RUN_INKS[status]));
