@@ -21,6 +21,7 @@ from tests.browser.running_service import (
     index_report,
     index_result,
 )
+from tests.patience import wait_until
 from tests.service.health_samples import health_sample
 from tests.service.test_replay import history, store
 
@@ -610,9 +611,9 @@ def test_workers_are_drawn_with_what_they_ran_when_and_lead_to_it(
         [None, None, None, None, None, None, "accent-strong"],
         [None, "good", "bad", "bad", None, None, "accent-strong"],
     ]
-    assert drawn() == expected
+    wait_until(lambda: drawn() == expected, "runs to be drawn")
     signed_in.locator("#theme").click(click_count=2)
-    assert drawn() == expected
+    wait_until(lambda: drawn() == expected, "runs to be drawn in the other theme")
 
     def point(hours: float, row: int) -> tuple[float, float]:
         box = lanes.locator(".u-over").bounding_box()
@@ -639,10 +640,7 @@ def test_workers_are_drawn_with_what_they_ran_when_and_lead_to_it(
     lanes = chart(signed_in, "What ran on each worker")
     zoomed = lanes.evaluate("e => CHARTS.get(e).scales.x.max - CHARTS.get(e).scales.x.min")
     assert zoomed == pytest.approx(5.5 * 3600, rel=0.1)
-    assert drawn()[:2] == [
-        [None, "good", "good", None, None, None, None],
-        [None, None, "bad", "bad", None, None, None],
-    ]
+    wait_until(lambda: drawn()[:2] == expected[:2], "the same after a zoom")
     lanes.focus()
     signed_in.keyboard.press("Home")
     for _ in range(30):
