@@ -31,6 +31,8 @@ from pyiceberg.types import (
     UnknownType,
 )
 
+JOB_ID = "icestream.job-id"
+"""A property of each snapshot that a job commits: the job's id."""
 NOT_MODELLED = (ValidationError, PydanticValidationError, TypeError, NotImplementedError)
 """What PyIceberg raises for metadata that it has no place for."""
 ENCRYPTED = b"AGS1"

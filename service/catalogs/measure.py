@@ -20,12 +20,11 @@ from service.db.database import is_id
 from service.errors import InvalidError
 from service.reader_cost import TARGET_FILE_BYTES, Shape
 from service.records.jobs import JobKind
+from stores.table_metadata import JOB_ID
 from trust.bounds import check_time
 
 _CACHED_MANIFESTS = 20_000
 _LARGEST = 2**63 - 1
-_OF_A_JOB = "icestream.job-id"
-"""A property of each snapshot that a job commits, as `worker.table.commit` has it: the job's id."""
 _REPLACED = {
     "deleted-data-files": JobKind.REWRITE_DATA_FILES,
     "removed-delete-files": JobKind.REWRITE_POSITION_DELETE_FILES,
@@ -168,7 +167,7 @@ def measure_since(
             continue
         at = one.parent_snapshot_id
         if one.summary is not None:
-            found.append((one, one.summary.additional_properties.get(_OF_A_JOB)))
+            found.append((one, one.summary.additional_properties.get(JOB_ID)))
     claimed = {job_id for _, job_id in found if job_id is not None and is_id(job_id)}
     ours: Collection[str] = known(claimed) if claimed else ()
     is_whole = at is not None and at == seen_id

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Self
 
+from stores.table_metadata import JOB_ID
 from worker.attempt.job import Job
-from worker.table.commit import ATTEMPT, JOB_ID, CommittedSnapshot
+from worker.table.commit import ATTEMPT, CommittedSnapshot
 
 STEP = "icestream.erasure-step"
 DELETE, REWRITE, MANIFESTS = "delete", "rewrite", "manifests"

@@ -20,6 +20,7 @@ from py4j.java_gateway import JavaObject
 from py4j.protocol import Py4JError
 from pyspark.errors.exceptions.captured import CapturedException
 
+from stores.table_metadata import JOB_ID
 from trust.properties import LOCATION_PROPERTIES, without_code
 from worker.attempt.job import Job
 from worker.attempt.outcome import Outcome, Unconvertible, outcome
@@ -38,7 +39,7 @@ from worker.process.plurals import counted
 from worker.spark.jvm import java_object, jvm_of
 from worker.table import row_delta
 from worker.table.catalogs import java_map, java_message, raise_lack_of_memory
-from worker.table.commit import ATTEMPT, JOB_ID, CommitFate, CommittedSnapshot, check_clock, commit_snapshot
+from worker.table.commit import ATTEMPT, CommitFate, CommittedSnapshot, check_clock, commit_snapshot
 from worker.table.commit_errors import CommitConflictError, prepared
 from worker.table.row_delta import java_list, layout_of_new_rows
 

@@ -15,6 +15,7 @@ from pyiceberg.manifest import ManifestContent, ManifestFile
 from pyiceberg.table.metadata import TableMetadata
 from pyspark.errors.exceptions.captured import CapturedException
 
+from stores.table_metadata import JOB_ID
 from worker.attempt.job import Job
 from worker.attempt.outcome import Outcome, outcome
 from worker.attempt.pinned_table import PinnedTable, pin_again
@@ -29,7 +30,6 @@ from worker.table.catalogs import raise_lack_of_memory
 from worker.table.commit import (
     ATTEMPT,
     CLOCK_TOLERANCE_SECONDS,
-    JOB_ID,
     CommittedSnapshot,
     check_clock,
     find_commits,

@@ -21,6 +21,7 @@ from py4j.java_gateway import JavaObject
 from py4j.protocol import Py4JError
 from pyspark.errors.exceptions.captured import CapturedException
 
+from stores.table_metadata import JOB_ID
 from trust.locations import LocationNotAllowedError
 from worker.spark.jvm import jvm_of
 from worker.table import row_delta
@@ -37,7 +38,6 @@ from worker.table.commit_errors import (
 from worker.table.files import DeleteFile
 from worker.table.row_delta import ANY_FILE, NO_SNAPSHOT, RowDelta, java_list, validator_of
 
-JOB_ID = "icestream.job-id"
 ATTEMPT = "icestream.attempt"
 COMMIT_ID = "icestream.commit-id"
 _KEY_SETS = "icestream.equality-field-ids"
