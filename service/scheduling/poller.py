@@ -169,7 +169,9 @@ class _Lane:
     type: CatalogType
     tables: dict[str, _Tracked] = field(default_factory=dict)
     busy: int = 0
-    """Polls under way."""
+    """Polls under way or waiting."""
+    waiting: list[tuple[str, _Tracked]] = field(default_factory=list)
+    """What is polled as soon as a thread is free, in the order in which its time came."""
     sweeps: int = 0
     settled: deque[str] = field(default_factory=deque)
     """Tables whose metadata locations are to be compared, what waits longest first; new with each tick."""
@@ -339,7 +341,7 @@ class Poller:
         now, moment = time.monotonic(), utc_now()
         if self._is_stopping or now < lane.next_at:
             return
-        due: list[tuple[bool, float, str]] = []
+        due: list[tuple[bool, bool, float, str]] = []
         settled: list[tuple[float, str]] = []
         for table_id, table in lane.tables.items():
             has_news = table.news != table.polled
@@ -353,10 +355,10 @@ class Poller:
             if now >= table.next_at or has_news or table.fresh_until:
                 # Comparing locations meanwhile takes no table's turn away.
                 turn = min(table.next_at, table.fresh_until or table.next_at)
-                due.append((not has_news, turn, table_id))
+                due.append((not table.is_notified, not has_news, turn, table_id))
         # A few for each thread: whatever becomes urgent meanwhile goes before the rest.
-        room = self._room(lane)
-        for _, _, table_id in heapq.nsmallest(room, due):
+        room = max(self._room(lane), sum(not is_untold for is_untold, *_ in due))
+        for *_, table_id in heapq.nsmallest(room, due):
             self._start_poll(lane, table_id)
         lane.settled = deque(table_id for _, table_id in sorted(settled))
         self._start_sweeps(catalog_id, lane, moment)
@@ -368,7 +370,15 @@ class Poller:
         table = lane.tables[table_id]
         table.is_busy = True
         lane.busy += 1
-        lane.threads.submit(self._poll_and_plan, lane, table_id, table)
+        lane.waiting.append((table_id, table))
+        lane.threads.submit(self._poll_next, lane)
+
+    def _poll_next(self, lane: _Lane) -> None:
+        with self._lock:
+            # What somebody tells of waits for none of those whose time came.
+            chosen = min(lane.waiting, key=lambda waiting: not waiting[1].is_notified)
+            lane.waiting.remove(chosen)
+        self._poll_and_plan(lane, *chosen)
 
     def _start_sweeps(self, catalog_id: str, lane: _Lane, moment: datetime) -> None:
         while lane.settled and lane.sweeps < self._settings.polls_per_catalog:

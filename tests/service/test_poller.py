@@ -108,6 +108,28 @@ def test_a_slow_catalog_holds_up_no_other_and_has_few_polls_at_a_time(
     other.close()
 
 
+@pytest.mark.parametrize("queued", [1, 25], ids=["for which there is no room", "that waits"])
+def test_a_table_that_is_told_of_waits_for_none_whose_time_came(
+    service: Running, iceberg: IcebergCatalog, monkeypatch: pytest.MonkeyPatch, queued: int
+) -> None:
+    monkeypatch.setattr("service.scheduling.poller._QUEUED_POLLS", queued)
+    service.register(iceberg)
+    tables = {}
+    for number in range(7):
+        iceberg.create(f"db.t{number}")
+        tables[f"local.db.t{number}"] = service.enroll(f"db.t{number}")["id"]
+    with polling(service) as (poller, catalogs):
+        catalogs.slow = "local"
+        tick_until(poller, lambda: catalogs.waiting == 2)
+        last = [name for name in tables if name not in catalogs.loads][-1]
+        assert service.admin.post(f"/tables/{tables[last]}/notifications").status_code == 202
+        poller.poll_due()
+        catalogs.go_on.set()
+        wait_until(lambda: catalogs.loads[last] > 0, "the table to be read")
+        tick_until(poller, lambda: len(catalogs.loads) == len(tables))
+        assert last in list(catalogs.loads)[2:4]  # two at a time
+
+
 def let_polls_pass(service: Running, poller: Poller, table: dict[str, Any], count: int) -> None:
     for _ in range(count):
         before = health(service, table)["measured_at"]
