@@ -1,4 +1,4 @@
-"""One service for all tests of pages, and a person with the role of an admin."""
+"""One service for the tests of a module, and a person with the role of an admin."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,9 +13,12 @@ from tests.service.iceberg_tables import IcebergCatalog
 from tests.service.pages.person import Person
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory, migrated_sqlite: Path) -> Iterator[Running]:
-    """One for all tests of pages. SQLite does: pages call services, never a database."""
+    """One for each module: pages tell totals, and which modules a process has run before is left to chance.
+
+    SQLite does: pages call services, never a database.
+    """
     directory = tmp_path_factory.mktemp("pages")
     (directory / "icestream.db").write_bytes(migrated_sqlite.read_bytes())
     settings = Settings(
@@ -30,7 +33,7 @@ def service(tmp_path_factory: pytest.TempPathFactory, migrated_sqlite: Path) -> 
         yield service
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def iceberg(service: Running) -> Iterator[IcebergCatalog]:
     """What the writers use; the service knows it as the catalog `local`."""
     catalog = IcebergCatalog(service.settings.data_dir)
