@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import socket
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ from pathlib import Path
 from sqlalchemy import create_engine, text
 
 from tests.patience import PATIENCE_SECONDS
+from tests.server_process import free_port
 
 
 def _binary(name: str) -> str:
@@ -51,9 +51,7 @@ class Server:
 @contextmanager
 def restartable_server() -> Iterator[Server]:
     directory = Path(tempfile.mkdtemp(prefix="icestream-postgresql-"))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     as_owner: list[str] = []
     if os.geteuid() == 0:
         # The server refuses to run as root.
