@@ -47,6 +47,7 @@ def test_one_trace_spans_the_request_the_wait_the_attempt_and_its_stages(
     collected: list[Any],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr("worker.agent.worker.run_job", run)
     handler = logging.StreamHandler()
@@ -55,7 +56,7 @@ def test_one_trace_spans_the_request_the_wait_the_attempt_and_its_stages(
     with running(settings) as service:
         root = logging.getLogger()
         monkeypatch.setattr(root, "handlers", [*root.handlers, handler])
-        root.setLevel(logging.INFO)
+        caplog.set_level(logging.INFO)
         (table,) = add_tables(service.database, ["u"])
         asked = service.admin.post(
             f"/tables/{table}/jobs", json={"kind": "index"}, headers={"traceparent": CALLER}

@@ -200,7 +200,7 @@ def test_whoever_leaves_after_a_lost_answer_hands_back_what_it_would_have_brough
 
 
 def test_what_is_logged_during_a_job_is_sent_without_secrets(
-    worker: Worker, service: Service, monkeypatch: pytest.MonkeyPatch
+    worker: Worker, service: Service, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("CATALOG_URI", "postgresql+psycopg://me:s%40fe-word@host/db")
     given = {"uri": "env:CATALOG_URI", "warehouse": "s3://bucket"}
@@ -213,7 +213,7 @@ def test_what_is_logged_during_a_job_is_sent_without_secrets(
         raise RuntimeError("no connection to postgresql+psycopg://me:s%40fe-word@host/db")
 
     monkeypatch.setattr("worker.agent.worker.run_job", fail)
-    logging.getLogger().setLevel(logging.INFO)
+    caplog.set_level(logging.INFO)
     worker.run_attempt(ASSIGNMENT.model_copy(update={"catalog": catalog}))
     logging.getLogger("some.library").warning("nobody's")
     # A heartbeat may overtake the end's report.
@@ -226,7 +226,10 @@ def test_what_is_logged_during_a_job_is_sent_without_secrets(
 
 
 def test_lines_of_an_attempt_name_it_and_no_secret_from_any_thread(
-    worker: Worker, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    worker: Worker,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setenv("CATALOG_URI", "postgresql+psycopg://me:s%40fe-word@host/db")
     catalog = ASSIGNMENT.catalog.model_copy(update={"properties": {"uri": "env:CATALOG_URI"}})
@@ -242,7 +245,7 @@ def test_lines_of_an_attempt_name_it_and_no_secret_from_any_thread(
     handler.setFormatter(JsonFormatter())
     root = logging.getLogger()
     monkeypatch.setattr(root, "handlers", [*root.handlers, handler])
-    root.setLevel(logging.INFO)
+    caplog.set_level(logging.INFO)
     worker.run_attempt(ASSIGNMENT.model_copy(update={"catalog": catalog}))
     root.warning("nobody's")
     lines = {line["message"]: line for line in map(json.loads, capsys.readouterr().err.splitlines())}
