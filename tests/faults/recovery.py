@@ -18,7 +18,7 @@ from typing import Any, Self
 WATCHED = "watched"
 """The file in which the test build notes each attempt that a pass of the scheduler saw, and for how long."""
 
-INJECTED, FOLLOWED = "injected", "followed"
+INJECTED, FOLLOWED, LIVE_FILES = "injected", "followed", "live files"
 """Properties of a test, for tests.faults.figures."""
 
 

@@ -16,6 +16,7 @@ from tests.readers import duckdb_rows, pyiceberg_rows
 from tests.thorough import first_always
 from worker.jobs import file_rewriting
 from worker.jobs.position_delete_rewriting import _Rewriting
+from worker.process.errors import JobError
 
 pytestmark = pytest.mark.integration
 BY_PARTITION = {"write.delete.granularity": "partition"}
@@ -165,6 +166,23 @@ def test_deletes_of_a_data_file_that_was_added_again_stay_as_they_are(
     assert told["commits"] == 0
     assert "was added again after" in " ".join(jobs.reporter.decisions)
     assert visible_rows(spark, table.identifier) == shown
+
+
+def test_no_class_and_no_place_that_the_table_names_is_used_for_new_deletes(
+    table: TableBuilder, jobs: Jobs, warehouse: Path, tmp_path: Path
+) -> None:
+    shown, elsewhere, old = duckdb_rows(table), tmp_path / "elsewhere", tmp_path / "old"
+    table.java.updateProperties().set("write.data.path", elsewhere.as_uri()).commit()
+    with pytest.raises(JobError, match="elsewhere"):
+        rewrite(jobs, allowed_locations=[str(warehouse.parent), str(jobs.index)])
+    change = table.java.updateProperties().remove("write.data.path")
+    change = change.set("write.location-provider.impl", "no.Such").set("write.object-storage.enabled", "true")
+    change.set("write.folder-storage.path", old.as_uri()).commit()
+    assert rewrite(jobs)["delete_files"]["delete_files_added"] == 1
+    assert len(files_in_folders(table)) == 1
+    assert duckdb_rows(table) == shown
+    assert not elsewhere.exists()
+    assert not old.exists()
 
 
 def test_vectors_are_left_to_conversions(spark: SparkSession, table_name: str, jobs: Jobs) -> None:
