@@ -246,6 +246,8 @@ class TableBuilder:
         # Who writes the next files. Arrow's Parquet files don't say that a column is a UUID, and Iceberg then
         # takes it for a `fixed`; Iceberg's own writer takes numbers, text, UUIDs and structs of these.
         self.writer: Literal["arrow", "iceberg"] = "arrow"
+        # Iceberg's `Table` as it was loaded last, and its metadata file then: for when the catalog has ended.
+        self.last_seen: tuple[Any, str] | None = None
         # Of every file written here, committed or not.
         self._written: dict[str, tuple[PartitionSpec, list[Any]]] = {}
 
@@ -293,7 +295,9 @@ class TableBuilder:
     def java(self) -> Any:
         """Return Iceberg's `Table`, freshly loaded."""
         tables_in_use[self.identifier] = self
-        return _java_table(self.spark, self.identifier)
+        java = _java_table(self.spark, self.identifier)
+        self.last_seen = java, java.operations().current().metadataFileLocation()
+        return java
 
     @property
     def metadata_location(self) -> str:

@@ -7,7 +7,8 @@ from pyspark.sql import SparkSession
 
 from tests.factories import Catalog, sqlite_catalog
 from tests.faults.cluster import Cluster
-from tests.faults.live_files import no_live_file_is_gone as no_live_file_is_gone
+from tests.faults.live_files import pytest_runtest_call as pytest_runtest_call
+from tests.faults.live_files import pytest_runtest_setup as pytest_runtest_setup
 from tests.faults.recovery import TALLY
 from tests.faults.subjects import Subject, Subjects
 from tests.spark import spark as spark

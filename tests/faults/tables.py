@@ -1,9 +1,11 @@
 """What must hold of a table after any fault: nothing left behind, nothing committed twice, no file gone."""
 
+from __future__ import annotations
+
 import io
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -11,8 +13,10 @@ from typing import Any, Literal, Self
 
 import fastavro
 from pyarrow import fs as pafs
+from pyiceberg.table.metadata import TableMetadata
 from pyspark.sql import SparkSession
 
+from stores.table_metadata import read_table_metadata
 from tests.factories import TableBuilder, visible_rows
 from tests.jobs import Jobs
 from worker.index.key_set_index import database_name
@@ -45,6 +49,7 @@ def table_with_deletes(
 class Named:
     """Names of files that a table's snapshots name, of any branch or tag, read from the files themselves."""
 
+    metadata: TableMetadata
     locations: set[str] = field(default_factory=set)
     """Of all these, in full; and of the metadata file and statistics."""
     manifests: set[str] = field(default_factory=set)
@@ -56,9 +61,15 @@ class Named:
 
     @classmethod
     def by(cls, table: TableBuilder, properties: Mapping[str, str] | None = None) -> Self:
-        storage, metadata, named = Storage(properties), table.metadata, cls()
+        return cls.at(table.metadata_location, Storage(properties))
+
+    @classmethod
+    def at(cls, location: str, storage: Storage) -> Self:
+        """By the metadata file there."""
+        metadata = read_table_metadata(storage.io.new_input(location))
+        named = cls(metadata)
         of_table = (*metadata.statistics, *metadata.partition_statistics)
-        named.locations = {table.metadata_location, *(one.statistics_path for one in of_table)}
+        named.locations = {location, *(one.statistics_path for one in of_table)}
         for snapshot in metadata.snapshots:
             manifests = _manifests(storage, snapshot.manifest_list)
             named.manifests |= {_name(snapshot.manifest_list), *map(_name, manifests)}
@@ -96,20 +107,37 @@ def _name(location: str) -> str:
     return location.rpartition("/")[2]
 
 
-def missing(table: TableBuilder, properties: Mapping[str, str] | None = None) -> set[str]:
-    """Locations of files that are not there, though the table needs them: its metadata, whatever any snapshot
-    of any branch or tag names, and statistics.
+@dataclass(frozen=True)
+class Look:
+    """How many files were looked for, and which of them are gone."""
 
-    properties: of the store, if it is not a local one.
-    """
-    storage = Storage(properties)
+    files: int = 0
+    gone: Set[str] = frozenset()
+
+    def __add__(self, other: Look) -> Look:
+        return Look(self.files + other.files, self.gone | other.gone)
+
+
+def look_for(metadata_location: str, storage: Storage, indexes: Iterable[str]) -> Look:
+    """For all files that a table needs: its metadata, whatever any snapshot of any branch or tag names, and
+    statistics; and for those of its indexes in some places that are local ones or in the table's store."""
     try:
-        named = Named.by(table, properties)
+        named = Named.at(metadata_location, storage)
     except FileNotFoundError as error:
-        return {str(error)}
+        return Look(1, {str(error)})
+    store = _store(metadata_location)
     # A test may name what lies in a store that nobody has.
-    where = ("",) if properties else LOCAL
-    return {one for one in named.locations if one.startswith(where) and not storage.exists(one)}
+    needed = [one for one in named.locations if _store(one) == store]
+    found = Look(len(needed), {one for one in needed if not storage.exists(one)})
+    for place in indexes:
+        if _store(place) in ("", store):
+            found += _look_for_index(str(named.metadata.table_uuid), place, storage)
+    return found
+
+
+def _store(location: str) -> str:
+    """Scheme and bucket; nothing of what is local."""
+    return "" if location.startswith(LOCAL) else "/".join(location.split("/")[:3])
 
 
 def assert_every_manifest_is_named(table: TableBuilder) -> None:
@@ -181,17 +209,14 @@ def strays(table: TableBuilder, warehouse: str, properties: Mapping[str, str] | 
     return found
 
 
-def missing_of_index(
-    table: TableBuilder, warehouse: str, properties: Mapping[str, str] | None = None
-) -> set[str]:
-    """Names of files that are not there, though the latest snapshots of the table's indexes name them: of
-    whatever branch, key and generation.
+def _look_for_index(table_uuid: str, warehouse: str, storage: Storage) -> Look:
+    """For what the latest snapshots of the table's indexes name: of whatever branch, key and generation.
 
-    Read as `strays` are. warehouse: of indexes. properties: of the store, if it is not a local one.
+    Read as `strays` are.
     """
-    filesystem, path = Storage(properties).resolve(warehouse)
-    main = database_name(str(table.metadata.table_uuid), "main")
-    found: set[str] = set()
+    filesystem, path = storage.resolve(warehouse)
+    main = database_name(table_uuid, "main")
+    found = Look()
     for one in filesystem.get_file_info(pafs.FileSelector(path, recursive=True, allow_not_found=True)):
         if one.base_name != "snapshot" or f"/{main}" not in one.path or one.is_file:
             continue
@@ -200,9 +225,10 @@ def missing_of_index(
             try:
                 metadata, added, dead = runs.named_by(runs.snapshots[-1])
             except FileNotFoundError as error:
-                found.add(str(error))
+                found += Look(1, {str(error)})
             else:
-                found |= (metadata | (added - dead)) - runs.present
+                needed = metadata | (added - dead)
+                found += Look(len(needed), needed - runs.present)
     return found
 
 

@@ -22,12 +22,12 @@ from tests.aws import Aws, sessions_only, table_bucket, vended
 from tests.factories import TableBuilder, equality_delete_files, register_jdbc_catalog, visible_rows
 from tests.faults.cluster import Cluster
 from tests.faults.injection import Fault, release
+from tests.faults.live_files import look
 from tests.faults.proxy import CUT, HANG, PASS, Mode, Proxy, answer, lose, slow, truncate
 from tests.faults.subjects import PARAMETERS, Subject, prepare, version_for
 from tests.faults.tables import (
+    Named,
     commits_by_job,
-    missing,
-    missing_of_index,
     orphans,
     strays,
     table_with_deletes,
@@ -204,7 +204,7 @@ def test_a_network_that_breaks_costs_an_attempt_and_no_row(
     assert failed.value.code != "internal_error"
     assert visible_rows(spark, table.identifier) == EXPECTED
 
-    assert_nothing_needed_is_gone(table, s3_jobs, server)
+    assert look(table).gone == set()
     left = s3_jobs.reporter.left_by("broken")
     done = run(attempt=2, ended_attempts=[left])
     s3_jobs.run("convert", ended_attempts=[] if done.cleared else [left])
@@ -214,7 +214,6 @@ def test_a_network_that_breaks_costs_an_attempt_and_no_row(
     assert max(commits_by_job(table).values()) == 1
     verified = s3_jobs.run("verify").result
     assert all(key_set["differences"] == 0 for key_set in verified["key_sets"])
-    assert_nothing_needed_is_gone(table, s3_jobs, server)
 
     # Iceberg can't take away what it has written of manifests while the store is out of reach.
     may_stay = {".avro"} if kind == "rewrite_manifests" and mode == CUT else set[str]()
@@ -229,9 +228,23 @@ def test_a_network_that_breaks_costs_an_attempt_and_no_row(
     assert strays(table, s3_jobs.index_location, server.properties()) == set()
 
 
-def assert_nothing_needed_is_gone(table: TableBuilder, jobs: Jobs, server: S3) -> None:
-    assert missing(table, server.properties()) == set()
-    assert missing_of_index(table, jobs.index_location, server.properties()) == set()
+def test_a_file_in_a_store_that_a_table_or_its_index_needs_is_missed_once_it_is_gone(
+    s3_jobs: S3Jobs, table: TableBuilder, server: S3
+) -> None:
+    """By what looks for all of them at the end of each test of a fault."""
+    s3_jobs.run("index")
+    storage = Storage(server.properties())
+    filesystem, place = storage.resolve(s3_jobs.index_location)
+    of_index = filesystem.get_file_info(FileSelector(place, recursive=True))
+    (manifest, *_) = [f"s3://{one.path}" for one in of_index if "/manifest/" in one.path]
+    found = look(table)
+    assert (found.gone, found.files > len(Named.by(table, server.properties()).locations)) == (set(), True)
+    for location in (*table.data_file_paths, manifest):
+        content = storage.read(location)
+        storage.delete(location)
+        assert any(Path(location).name in said for said in look(table).gone), location
+        with storage.open_output(location) as file:
+            file.write(content)
 
 
 def test_orphan_files_of_an_object_store_are_listed_and_removed(
@@ -248,7 +261,6 @@ def test_orphan_files_of_an_object_store_are_listed_and_removed(
     done = s3_jobs.run("remove_orphan_files", **how).result["orphans"]
     assert (done["files_deleted"], done["bytes_deleted"], done["files_failed"]) == (1, 4, 0)
     assert not Storage(server.properties()).exists(orphan)
-    assert_nothing_needed_is_gone(table, s3_jobs, server)
     assert visible_rows(spark, table.identifier) == EXPECTED
 
 
@@ -268,7 +280,6 @@ def test_delete_files_of_a_dead_attempt_are_removed_from_the_store(
     left = s3_jobs.reporter.left_by("broken")
     assert s3_jobs.run("convert", job_id="broken", attempt=2, ended_attempts=[left]).cleared
     assert orphans(table, server.properties()) == set()
-    assert_nothing_needed_is_gone(table, s3_jobs, server)
     assert commits_by_job(table) == {"broken": 1}
     assert visible_rows(spark, table.identifier) == EXPECTED
     assert equality_delete_files(spark, table.identifier) == []
@@ -385,7 +396,6 @@ def test_a_job_whose_store_is_cut_off_is_done_by_an_attempt_after_that(
     for _ in range(2):
         cluster.run(subject.table_id, "compact")
     assert strays(subject.table, INDEX_WAREHOUSE, store) == set()
-    assert missing(subject.table, store) | missing_of_index(subject.table, INDEX_WAREHOUSE, store) == set()
 
 
 class Ending(RecordingReporter):

@@ -11,6 +11,8 @@ from pyspark.sql import SparkSession
 
 from tests import maven, readers
 from tests.factories import Catalog, TableBuilder, sqlite_catalog
+from tests.faults.live_files import pytest_runtest_call as pytest_runtest_call
+from tests.faults.live_files import pytest_runtest_setup as pytest_runtest_setup
 from tests.integration import upsert_stream
 from tests.integration.icestream import Icestream, running
 from tests.spark import spark as spark

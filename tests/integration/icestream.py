@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 
 from tests.factories import Catalog
+from tests.jobs import indexes_in_use
 from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.server_process import free_port
 
@@ -140,6 +141,7 @@ class Icestream:
         return table_id
 
     def submit(self, table_id: str, kind: str, **more: Any) -> str:
+        indexes_in_use.add((self.data_dir / "index").as_uri())
         job_id: str = self.post(f"/tables/{table_id}/jobs", {"kind": kind, **more})["id"]
         return job_id
 

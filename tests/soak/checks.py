@@ -6,8 +6,9 @@ from collections import Counter
 from random import Random
 from typing import Any
 
-from tests.faults.tables import missing, missing_of_index
+from tests.faults.tables import look_for
 from tests.soak.lookups import LookupChecks
+from worker.io.storage import Storage
 
 
 class Checks(LookupChecks):
@@ -60,7 +61,7 @@ class Checks(LookupChecks):
         """Each that a snapshot or the index names."""
         self.table.refresh()
         self.table.forget()
-        gone = missing(self.table) | missing_of_index(self.table, self.jobs.index_location)
+        gone = look_for(self.table.metadata_location, Storage(), [self.jobs.index_location]).gone
         assert not gone, f"needed, and gone: {gone}"
 
 

@@ -8,7 +8,8 @@ from pyspark.sql import SparkSession
 
 from tests.exactness import Exactness
 from tests.factories import Catalog, sqlite_catalog
-from tests.faults.live_files import no_live_file_is_gone as no_live_file_is_gone
+from tests.faults.live_files import pytest_runtest_call as pytest_runtest_call
+from tests.faults.live_files import pytest_runtest_setup as pytest_runtest_setup
 from tests.jobs import Jobs
 from tests.spark import spark as spark
 
