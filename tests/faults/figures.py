@@ -11,8 +11,8 @@ import argparse
 import re
 import statistics
 import sys
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -76,12 +76,14 @@ class Row:
 
 
 class Collector:
-    """A plugin of pytest that runs the tests of some faults and adds up what they report."""
+    """A plugin of pytest that runs the tests of some faults, and tells what they report once a fault has no
+    more of them."""
 
-    def __init__(self, faults: Mapping[str, str], rows: str = "") -> None:
+    def __init__(self, faults: Mapping[str, str], rows: str, tell: Callable[[str, Figures], object]) -> None:
         """faults: by test. rows: a regular expression that is in each fault which counts."""
-        self._faults, self._rows = faults, rows
-        self.figures: dict[str, Figures] = defaultdict(Figures)
+        self._faults, self._rows, self._tell = faults, rows, tell
+        self._figures: dict[str, Figures] = defaultdict(Figures)
+        self._left: Counter[str | None] = Counter()
         self._ran: set[str] = set()
 
     def _fault_of(self, node_id: str) -> str | None:
@@ -90,21 +92,27 @@ class Collector:
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         items[:] = [item for item in items if self._fault_of(item.nodeid) is not None]
+        self._left.update(self._fault_of(item.nodeid) for item in items)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         fault = self._fault_of(report.nodeid)
         if fault is None:
             return
-        figures = self.figures[fault]
+        figures = self._figures[fault]
         figures.losses += report.failed
         if report.when == "call" and not report.skipped:
             self._ran.add(report.nodeid)
-        if report.when == "teardown" and report.nodeid in self._ran:
+        if report.when != "teardown":
+            return
+        if report.nodeid in self._ran:
             told = dict(report.user_properties)
             figures.injected += int(str(told.get(INJECTED, 1)))
             figures.live_files += int(str(told.get(LIVE_FILES, 0)))
             if not fault.startswith(_CLOCK):
                 figures.followed += told.get(FOLLOWED, [])  # type: ignore[arg-type]
+        self._left[fault] -= 1
+        if not self._left[fault]:
+            self._tell(fault, figures)
 
 
 def name_of(node_id: str) -> str:
@@ -164,13 +172,14 @@ def parsed(text: str) -> dict[str, Row]:
     return {fault: Row.parse(figures) for fault, *figures in cells if fault != _ALL}
 
 
-def write(figures: Mapping[str, Figures], day: str) -> None:
-    """Into the document as it is by now, whatever ran beside."""
+def write(fault: str, figures: Figures) -> None:
+    """Into the document as it is by now, whatever runs beside."""
+    day = datetime.now(UTC).date().isoformat()
     document = DOCUMENT.read_text()
     before, _, rest = document.partition(BEGIN)
     of_before, _, after = rest.partition(END)
     faults = list(dict.fromkeys(faults_by_test(document).values()))
-    rows = parsed(of_before) | {fault: one.row(day) for fault, one in figures.items()}
+    rows = parsed(of_before) | {fault: figures.row(day)}
     DOCUMENT.write_text(f"{before}{section(rows, faults)}{after}")
 
 
@@ -181,12 +190,9 @@ def main(arguments: Sequence[str]) -> int:
     chosen, further = parser.parse_known_args(arguments)
     faults = faults_by_test(DOCUMENT.read_text())
     tests = [test for test, fault in faults.items() if re.search(chosen.rows, fault)]
-    collector = Collector(faults, chosen.rows)
-    files = sorted({str(file) for of_test in places(tests).values() for file in of_test})
-    code = int(pytest.main([*files, *further], [collector]))
-    if code in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):  # and not if it was ended before its time
-        write(collector.figures, datetime.now(UTC).date().isoformat())
-    return code
+    # Those of real processes are last, so that a fault does not wait for others.
+    files = sorted({str(file) for of_test in places(tests).values() for file in of_test}, reverse=True)
+    return int(pytest.main([*files, *further], [Collector(faults, chosen.rows, write)]))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
@@ -57,20 +58,30 @@ def test_each_kind_of_maintenance_is_killed_at_its_own_points_and_its_dangers_ar
         assert f"`test_a_killed_worker[{kind}]`" in dangers
 
 
-def test_what_is_skipped_is_not_counted_and_live_files_are() -> None:
+def test_what_is_skipped_is_not_counted_live_files_are_and_a_fault_is_told_of_at_its_end() -> None:
     def told(name: str, when: Literal["setup", "call", "teardown"], outcome: Any) -> None:
         properties = [(LIVE_FILES, 7), (INJECTED, 2)] if when == "teardown" else []
         collector.pytest_runtest_logreport(
             pytest.TestReport(name, ("", 0, ""), {}, outcome, None, when, user_properties=properties)
         )
 
-    collector = Collector({"test_a": "a", "test_b": "b"}, "a")
-    for outcome in ("passed", "skipped", "failed"):
+    written: dict[str, Figures] = {}
+    collector = Collector({"test_a": "a", "test_b": "b"}, "a", written.__setitem__)
+    outcomes = ("passed", "skipped", "failed")
+    items: list[Any] = [
+        SimpleNamespace(nodeid=f"x.py::{test}[{outcome}]")
+        for test in ("test_a", "test_b")
+        for outcome in outcomes
+    ]
+    collector.pytest_collection_modifyitems(items)
+    assert len(items) == len(outcomes), "those of `b` are not run"
+    for outcome in outcomes:
+        assert written == {}, "a fault is told of once all of its tests have ended"
         for test in ("test_a", "test_b"):
             told(f"x.py::{test}[{outcome}]", "setup", "passed")
             told(f"x.py::{test}[{outcome}]", "call", outcome)
             told(f"x.py::{test}[{outcome}]", "teardown", "passed")
-    assert collector.figures == {"a": Figures(4, 1, 14)}
+    assert written == {"a": Figures(4, 1, 14)}
 
 
 def _usual_tests(file: Path) -> Iterator[str]:
