@@ -50,7 +50,7 @@ _STEPS = ((24 * 60, 1), (7 * 24 * 60, 10), (30 * 24 * 60, 60), (math.inf, 120))
 # Numbered in the order of their times, and found by these numbers.
 SORTING = Sorting({"at": HealthSample.id}, key=HealthSample.id, default="-at")
 _RESUME = "Resume what is paused: the table, its catalog, or the whole system."
-_WIDEN = "Request a {} job, which runs at once, or widen the policy's windows or budget."
+_WIDEN = "Request the job ({}), which runs at once, or widen the policy's windows or budget."
 _CUT = (
     "The staging branch's history does not reach its beginning: on this table of format version 3, Flink is"
     " refused there as soon as a key comes twice in a checkpoint."
@@ -235,7 +235,8 @@ def _overdue(health: TableHealth, now: datetime) -> tuple[str, str] | None:
         remedy = "Give the table a sort order, or let the policy choose `binpack`."
     else:
         remedy = "See the last {} jobs, and whether workers have time for them."
-    return f"Maintenance is overdue ({kind}). {decision['sentence']}", remedy.format(kind)
+    words = JobKind(kind).words
+    return f"Maintenance is overdue ({words}). {decision['sentence']}", remedy.format(words)
 
 
 def _hindrance(health: TableHealth, last_jobs: Sequence[Job]) -> Job | None:
@@ -256,7 +257,8 @@ def _failure(health: TableHealth, job: Job) -> tuple[str, str]:
     """That a job failed, in words, and what to do."""
     error, decision = job.error or {}, health.decisions.get(job.kind, {})
     pause = f" {decision['sentence']}" if decision.get("action") == "backoff" else ""
-    reason = f"The last {job.kind} job failed: {error.get('title', 'no reason was reported')}.{pause}"
+    title = error.get("title", "no reason was reported")
+    reason = f"The last {JobKind(job.kind).words} job failed: {title}.{pause}"
     return reason, error.get("remedy") or f"See job {job.id}."
 
 

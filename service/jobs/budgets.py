@@ -44,7 +44,7 @@ def spent_budget_of(
     if not kind.is_maintenance:
         return None
     limit = _Limit(
-        f"{kind.value} jobs of table {table.name}", getattr(policy, kind.value).max_seconds_per_day, 0
+        f"{kind.words} jobs of table {table.name}", getattr(policy, kind.value).max_seconds_per_day, 0
     )
     return _spent(session, limit, policy, now, EnrolledTable.id == table.id, Job.kind == kind.value)
 

@@ -105,7 +105,7 @@ def enqueue(
         if queued.parameters != job.parameters:
             raise ConflictError(
                 "job-already-queued",
-                f"Job {queued.id} ({queued.kind}) waits with parameters {queued.parameters}.",
+                f"Job {queued.id} ({JobKind(queued.kind).words}) waits with parameters {queued.parameters}.",
                 "Wait for it, or cancel it first.",
                 job_id=queued.id,
             )

@@ -628,9 +628,10 @@ def waiting_for(job: Job, table: EnrolledTable, catalog: Catalog, others: Others
         return f"Waits until {job.available_at:%H:%M:%S} UTC before the next attempt."
     if job.writes and job.table_uuid in others.writers:
         running = others.writers[job.table_uuid]
-        return f"Waits for job {running.id} ({running.kind}), which writes the same table."
+        return f"Waits for job {running.id} ({JobKind(running.kind).words}), which writes the same table."
     if (begun := others.begun.get(job.id)) is not None:
-        return f"Waits for job {begun.id} ({begun.kind}), which has begun to write the same table, to end."
+        words = JobKind(begun.kind).words
+        return f"Waits for job {begun.id} ({words}), which has begun to write the same table, to end."
     limit = catalog.max_running_jobs
     if limit is not None and others.running.get(catalog.id, 0) >= limit:
         return f"Waits: {counted(limit, 'job')} of catalog {catalog.name} run, as many as it allows."

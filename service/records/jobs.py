@@ -33,6 +33,11 @@ class JobKind(StrEnum):
     DROP_INDEX = "drop_index"
     """Not requested by itself: it follows the removal of its table."""
 
+    @property
+    def words(self) -> str:
+        """As sentences and headings have it."""
+        return self.value.replace("_", " ")
+
     def writes(self, *, dry_run: bool) -> bool:
         """Whether such a job needs the table and its index for itself.
 

@@ -200,7 +200,7 @@ def _decide_index(state: TableState, policy: EffectivePolicy, now: datetime) -> 
             Action.SKIP,
             "no-key-set",
             "There is no key to index by: no equality deletes, no identifier fields, and none is declared. "
-            "Declare key_sets to index ahead of the first delete.",
+            "Declare keys to index ahead of the first delete.",
         )
     backoff = _backoff(kind, state, policy, now)
     if backoff is not None:
@@ -568,14 +568,14 @@ def _refusal(kind: JobKind, state: TableState, now: datetime, *, enabled: bool) 
             kind,
             Action.SKIP,
             "policy-off",
-            f"The policy starts no {kind.value} jobs; they run on request only.",
+            f"The policy starts no {kind.words} jobs; they run on request only.",
         )
     if state.paused is not None:
-        return Decision(kind, Action.SKIP, "paused", f"No {kind.value} job is started: {state.paused}.")
+        return Decision(kind, Action.SKIP, "paused", f"No {kind.words} job is started: {state.paused}.")
     spent = state.budget_spent(kind)
     is_let_go = kind in state.held and spent is not None and now >= spent.until
     if kind in state.active and not is_let_go:
-        return Decision(kind, Action.WAIT, "active", f"A {kind.value} job is queued or running.")
+        return Decision(kind, Action.WAIT, "active", "Such a job is queued or running.")
     return None
 
 
@@ -585,7 +585,7 @@ def _backoff(kind: JobKind, state: TableState, policy: EffectivePolicy, now: dat
     if last is None or until is None or now >= until:
         return None
     count = last.failed or last.idle
-    jobs = f"the last {kind.value} job" if count == 1 else f"the last {count} {kind.value} jobs"
+    jobs = f"the last {kind.words} job" if count == 1 else f"the last {count} {kind.words} jobs"
     if last.failed:
         why = f"{jobs} failed: {last.cause.rstrip('.')}. A success or another policy ends the pause"
     elif kind is JobKind.PUBLISH and state.staged is not None and not state.staged.snapshots:

@@ -646,9 +646,9 @@ def _estimated_from(
         )
     ran = {job.kind for job in history.jobs}
     known = [kind for kind in REPLAYED if kind in ran]
-    told = ", ".join(f"{sum(1 for job in history.jobs if job.kind is kind):,} {kind.value}" for kind in known)
+    told = ", ".join(f"{sum(1 for job in history.jobs if job.kind is kind):,} {kind.words}" for kind in known)
     yield f"What jobs cost is told by those that ran: {told or 'none'}."
-    if guessed := [kind.value for kind in REPLAYED if kind not in ran]:
+    if guessed := [kind.words for kind in REPLAYED if kind not in ran]:
         yield f"None of these ran, so they are taken to cost what is usual: {', '.join(guessed)}."
     changes = [max(attachment.updated_at, policy.updated_at) for attachment, policy in chain(session, table)]
     if (changed := max(changes)) > since:

@@ -307,7 +307,7 @@ def _figures(tried: PolicyReplay) -> list[tuple[str, list[str]]]:
     kinds = [kind for kind in JobKind if any(kind in each for each in jobs)]
     rows = [
         (
-            f"Jobs: {kind.value}",
+            f"Jobs: {kind.words}",
             [
                 f"{formats.count(each[kind].jobs)} in {formats.duration(each[kind].seconds)}"
                 if kind in each

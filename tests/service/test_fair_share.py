@@ -323,7 +323,7 @@ def test_a_kind_of_maintenance_has_a_budget_of_its_own_that_holds_up_no_other(da
     found = budgeted.schedule(first, later(200), kind)
     assert (found["action"], found["code"]) == ("skip", "budget-spent")
     assert (
-        "the budget of rewrite_data_files jobs of table db.t0 for this day is spent: 100 s of jobs (policy: "
+        "the budget of rewrite data files jobs of table db.t0 for this day is spent: 100 s of jobs (policy: "
         "100 s); the day turns at 2026-01-02 00:00 Asia/Tokyo."
     ) in found["sentence"]
     assert budgeted.schedule(second, later(200), kind)["action"] == "trigger"
@@ -341,7 +341,7 @@ def test_a_kind_of_maintenance_has_a_budget_of_its_own_that_holds_up_no_other(da
     with database.read() as session:
         query = select(Job.id).where(Job.kind == kind, col(Job.held_because).is_not(None))
         held = session.exec(query).one()
-    assert "the budget of rewrite_data_files jobs of table db.t0" in str(budgeted.waiting_for(held))
+    assert "the budget of rewrite data files jobs of table db.t0" in str(budgeted.waiting_for(held))
     assert budgeted.schedule(first, later(330), kind)["code"] == "budget-spent"
     budgeted.change(rewrite_data_files=often | {"max_seconds_per_day": 1000})
     budgeted.schedule(first, later(340))

@@ -246,7 +246,7 @@ def test_a_table_that_lags_outside_of_its_windows_says_so(
     health = service.admin.get(f"/tables/{table['id']}/health").json()
     assert health["status"] == "lagging"
     assert "It starts by itself only within" in health["status_reason"]
-    assert "Request a convert job" in health["what_to_do"]
+    assert "Request the job (convert)" in health["what_to_do"]
 
 
 @pytest.mark.parametrize(
@@ -298,7 +298,7 @@ def test_a_rewriting_that_waits_for_a_sort_order_is_overdue_with_what_helps() ->
     status, reason, remedy = judge(health, [], POLICY, [], None, NOW - timedelta(days=9), NOW)
     assert (status, reason) == (
         HealthStatus.DEGRADED,
-        "Maintenance is overdue (rewrite_data_files). It waits.",
+        "Maintenance is overdue (rewrite data files). It waits.",
     )
     assert remedy == "Give the table a sort order, or let the policy choose `binpack`."
 
@@ -596,10 +596,10 @@ def test_under_the_manual_policy_nothing_runs_and_the_reason_is_recorded_once(
     assert skipped == [
         "The policy starts no index jobs; they run on request only.",
         "The policy starts no convert jobs; they run on request only.",
-        "The policy starts no rewrite_data_files jobs; they run on request only.",
-        "The policy starts no rewrite_position_delete_files jobs; they run on request only.",
-        "The policy starts no rewrite_manifests jobs; they run on request only.",
-        "The policy starts no expire_snapshots jobs; they run on request only.",
+        "The policy starts no rewrite data files jobs; they run on request only.",
+        "The policy starts no rewrite position delete files jobs; they run on request only.",
+        "The policy starts no rewrite manifests jobs; they run on request only.",
+        "The policy starts no expire snapshots jobs; they run on request only.",
         "The policy starts no compact jobs; they run on request only.",
         "The policy starts no verify jobs; they run on request only.",
     ]

@@ -200,7 +200,7 @@ def test_an_expiry_that_never_gets_its_window_is_overdue_until_a_job_succeeds(
         session.add(row)
     found = health(service, table)
     assert found["status"] == "degraded"
-    assert found["status_reason"].startswith("Maintenance is overdue (expire_snapshots). The oldest snapshot")
+    assert found["status_reason"].startswith("Maintenance is overdue (expire snapshots). The oldest snapshot")
     assert found["status_reason"].endswith(f"It has been due since {was_due:%Y-%m-%d %H:%M} UTC.")
     assert "widen the policy's windows" in found["what_to_do"]
     assert overdue_seconds() > timedelta(days=2.9).total_seconds()

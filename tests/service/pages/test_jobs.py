@@ -638,6 +638,7 @@ def test_an_expiry_after_a_dry_run_goes_by_what_the_dry_run_went_by(
     dry_run = request_job(service, table, "expire_snapshots", dry_run=True, parameters=by)
     service.finish(claim(service, worker, dry_run), result={"expiry": {"snapshots_expired": 3}})
     shown = words(admin.open(f"/jobs/{dry_run}"))
+    assert "Dry run: expire snapshots" in shown
     assert "older than 30 d by then, but for the last 100 snapshots of each branch" in shown
 
     which = {"kind": "expire_snapshots"}
