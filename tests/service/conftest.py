@@ -30,7 +30,7 @@ from service.records.keys import Role
 from service.scheduling.background import Background, Clock
 from service.settings import Settings
 from tests.patience import PATIENCE_SECONDS
-from tests.service.iceberg_tables import IcebergCatalog
+from tests.service.iceberg_tables import CatalogTemplate, IcebergCatalog
 from tests.service.postgresql import execute, running_server
 
 ADMIN_KEY = "admin-key-of-these-tests-0123456789abcdef"
@@ -285,11 +285,14 @@ def service(settings: Settings) -> Iterator[Running]:
         yield service
 
 
+@pytest.fixture(scope="session")
+def iceberg_template(tmp_path_factory: pytest.TempPathFactory) -> CatalogTemplate:
+    return CatalogTemplate(tmp_path_factory.mktemp("iceberg"))
+
+
 @pytest.fixture
-def iceberg(tmp_path: Path) -> Iterator[IcebergCatalog]:
+def iceberg(tmp_path: Path, iceberg_template: CatalogTemplate) -> Iterator[IcebergCatalog]:
     """A catalog that holds one table, `db.t`, with one data file."""
-    catalog = IcebergCatalog(tmp_path)
-    catalog.create()
-    catalog.append("db.t", [1, 2, 3])
+    catalog = iceberg_template.copy(tmp_path)
     yield catalog
     catalog.close()

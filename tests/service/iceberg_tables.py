@@ -5,13 +5,18 @@ and committed as a snapshot through the catalog, as a streaming writer would.
 """
 
 import json
+import sqlite3
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import fastavro
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyiceberg.catalog.sql import SqlCatalog
@@ -141,6 +146,60 @@ class IcebergCatalog:
 
     def close(self) -> None:
         self.catalog.close()
+
+
+class CatalogTemplate:
+    """A catalog that holds one table, `db.t`, with one data file: to copy it takes little of making it."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        made = IcebergCatalog(directory)
+        made.create()
+        made.append("db.t", [1, 2, 3])
+        made.close()
+        self._files = {path.relative_to(directory): path.read_bytes() for path in directory.rglob("*.*")}
+
+    def copy(self, directory: Path) -> IcebergCatalog:
+        """A copy in another directory, whose files name their own paths."""
+        moved = partial(_moved, old=str(self._directory), new=str(directory))
+        sizes: dict[str, int] = {}
+        # A list of manifests tells their sizes.
+        for path in sorted(self._files, key=lambda path: path.name.startswith("snap-")):
+            content = self._files[path]
+            if path.suffix == ".json":
+                content = moved(content.decode()).encode()
+            elif path.suffix == ".avro":
+                content = _moved_avro(content, moved, sizes)
+                sizes[path.name] = len(content)
+            (directory / path).parent.mkdir(parents=True, exist_ok=True)
+            (directory / path).write_bytes(content)
+        with closing(sqlite3.connect(directory / "cat.db")) as connection, connection:
+            connection.execute(
+                "UPDATE iceberg_tables SET metadata_location = replace(metadata_location, ?, ?)",
+                (str(self._directory), str(directory)),
+            )
+        return IcebergCatalog(directory)
+
+
+def _moved(value: Any, old: str, new: str) -> Any:
+    """With other paths in it, however deep."""
+    if isinstance(value, str):
+        return value.replace(old, new)
+    if isinstance(value, dict):
+        return {key: _moved(each, old, new) for key, each in value.items()}
+    return [_moved(each, old, new) for each in value] if isinstance(value, list) else value
+
+
+def _moved_avro(content: bytes, moved: Callable[[Any], Any], sizes: Mapping[str, int]) -> bytes:
+    read = fastavro.reader(BytesIO(content))
+    entries = [moved(entry) for entry in read]
+    for entry in entries:
+        if path := entry.get("manifest_path"):
+            entry["manifest_length"] = sizes[Path(path).name]
+    metadata = {key: value for key, value in read.metadata.items() if not key.startswith("avro.")}
+    written = BytesIO()
+    fastavro.writer(written, read.writer_schema, entries, codec="deflate", metadata=metadata)
+    return written.getvalue()
 
 
 def _written(table: Table, rows: pa.Table, equality_column: str | None = None) -> DataFile:
