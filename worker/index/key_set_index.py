@@ -14,13 +14,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
+from typing import Any
 
 import fastavro
 import pyarrow as pa
 
 from worker.index.checksums import read_footer
 from worker.index.dictionary import DICTIONARY_SCHEMA, PARTITION_ID, FileDictionary, read_parts
-from worker.index.sorted_runs import BUCKET, TABLE_FOLDERS, IndexWarehouse, LiveFiles, RunTable
+from worker.index.sorted_runs import (
+    BUCKET,
+    TABLE_FOLDERS,
+    IndexWarehouse,
+    LiveFiles,
+    RunTable,
+    told_as_latest,
+)
 from worker.io.row_groups import RowGroups, side_by_side
 from worker.io.storage import Storage, lacks_own_memory
 from worker.keys.key_set import KeySet
@@ -45,6 +53,7 @@ class DamagedIndexError(Exception):
 class IndexState:
     """What was read of an index, whoever opened it: nothing of it ever changes."""
 
+    generation: int
     files: LiveFiles
     entries: LiveFiles
     dictionary: FileDictionary
@@ -78,7 +87,7 @@ class KeySetIndex:
 
     @property
     def state(self) -> IndexState:
-        return IndexState(self.files, self.entries, self.dictionary)
+        return IndexState(self.generation, self.files, self.entries, self.dictionary)
 
     @property
     def end_address(self) -> int:
@@ -132,13 +141,15 @@ def open_index(
     the index place can't be read or written (a retry can help).
     """
     suffix = _suffix(key_set)
-    key_types = ",".join(f"{c.field_id}:{c.key_type}" for c in key_set.columns)
+    if known is not None and not rebuild and (index := _as_known(warehouse, database, key_set, known)):
+        return index
     generation = newest_generation(warehouse, database, key_set)
     is_wanted = generation > 0 and not rebuild
     entries_table = files_table = None
     if is_wanted:
-        names = [f"{table}_{suffix}_g{generation}" for table in ("entries", "files")]
+        names = _names(key_set, generation)
         entries_table, files_table = side_by_side(partial(_open_table, warehouse, database), names)
+    key_types = _key_types(key_set)
     if entries_table is not None and entries_table.options.get(_KEY_TYPES_OPTION) == key_types:
         pass
     elif create or rebuild:
@@ -169,6 +180,37 @@ def open_index(
         raise DamagedIndexError(f"the index can't be opened: {error}") from error
 
 
+def _as_known(
+    warehouse: IndexWarehouse, database: str, key_set: KeySet, known: IndexState
+) -> KeySetIndex | None:
+    """The index, if nothing of it has changed. All that says so is asked for at once."""
+    if None in (known.entries.paimon_snapshot_id, known.files.paimon_snapshot_id):
+        return None
+    entries_name, files_name = _names(key_set, known.generation)
+    asked: list[Callable[[], Any]] = [
+        partial(_open_table, warehouse, database, entries_name),
+        partial(_open_table, warehouse, database, files_name),
+        lambda: newest_generation(warehouse, database, key_set) == known.generation,
+        *told_as_latest(warehouse.storage, warehouse.place_of(database, entries_name), known.entries),
+        *told_as_latest(warehouse.storage, warehouse.place_of(database, files_name), known.files),
+    ]
+    at_once = map if warehouse.storage.is_local(warehouse.location) else side_by_side
+    try:
+        entries_table, files_table, *are_so = at_once(lambda one: one(), asked)
+    except (OSError, DamagedIndexError):
+        return None  # whoever reads all of it anew finds out more
+    if entries_table is None or files_table is None or not all(are_so):
+        return None
+    # A late commit may have come to tables that were made anew meanwhile.
+    if not (entries_table.has_made(known.entries) and files_table.has_made(known.files)):
+        return None
+    if entries_table.options.get(_KEY_TYPES_OPTION) != _key_types(key_set):
+        return None
+    return KeySetIndex(
+        key_set, known.generation, entries_table, files_table, known.files, known.entries, known.dictionary
+    )
+
+
 def _open_table(warehouse: IndexWarehouse, database: str, name: str) -> RunTable | None:
     """The table, or None. Raises OSError, and DamagedIndexError when its schema can't be understood."""
     try:
@@ -185,6 +227,16 @@ def indexed_key_sets(warehouse: IndexWarehouse, database: str) -> list[tuple[int
     """The equality field ids of every key set that the table has an index of, ascending."""
     matches = (_ENTRIES_NAME.fullmatch(name) for name in warehouse.table_names(database))
     return sorted({tuple(map(int, match[1].split("_"))) for match in matches if match})
+
+
+def _names(key_set: KeySet, generation: int) -> tuple[str, str]:
+    """Of the tables of entries and of files."""
+    suffix = _suffix(key_set)
+    return f"entries_{suffix}_g{generation}", f"files_{suffix}_g{generation}"
+
+
+def _key_types(key_set: KeySet) -> str:
+    return ",".join(f"{column.field_id}:{column.key_type}" for column in key_set.columns)
 
 
 def _suffix(key_set: KeySet) -> str:
@@ -301,10 +353,15 @@ def load_index(
     Each table's snapshot says which one of the other it needs. Without its last snapshot a table would show
     an older state: a dictionary with files whose entries are not there, and deletes would find no row.
     """
-    for _ in range(2):  # a commit to both may come in between
-        files = files_table.live_files(known.files if known is not None else None)
+    asked = [
+        (files_table, known.files if known is not None else None),
+        (entries_table, known.entries if known is not None else None),
+    ]
+    is_local = files_table.storage.is_local(files_table.location)
+    # Both at once, unless a commit has come in between; one to both may still do.
+    for at_once in (map if is_local else side_by_side, map, map):
+        files, entries = at_once(lambda one: one[0].live_files(one[1]), asked)
         dictionary = _dictionary(files_table.storage, files, known)
-        entries = entries_table.live_files(known.entries if known is not None else None)
         found = (files.paimon_snapshot_id or 0, entries.paimon_snapshot_id or 0)
         needed = (entries.beside, files.beside)
         if all(has >= needs for has, needs in zip(found, needed, strict=True)):

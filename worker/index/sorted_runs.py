@@ -15,7 +15,7 @@ import re
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 from pyarrow import fs as pafs
 from pypaimon import CatalogFactory, Schema
 from pypaimon.catalog.catalog import Catalog
-from pypaimon.catalog.catalog_exception import DatabaseNotExistException, TableNotExistException
+from pypaimon.catalog.catalog_exception import DatabaseNotExistException
 from pypaimon.common.identifier import Identifier
 from pypaimon.common.options.options import Options
 from pypaimon.filesystem.pyarrow_file_io import PyArrowFileIO
@@ -36,6 +36,7 @@ from pypaimon.manifest.manifest_file_manager import ManifestFileManager
 from pypaimon.manifest.manifest_list_manager import ManifestListManager
 from pypaimon.manifest.schema.data_file_meta import DataFileMeta
 from pypaimon.manifest.schema.simple_stats import SimpleStats
+from pypaimon.schema.table_schema import TableSchema
 from pypaimon.table.file_store_table import FileStoreTable
 from pypaimon.table.row.generic_row import GenericRow
 from pypaimon.table.row.internal_row import InternalRow
@@ -259,13 +260,18 @@ class IndexWarehouse:
         CheckedFiles(self._catalog.file_io)
 
     def open(self, database: str, name: str) -> RunTable | None:
-        """The table, or None if it does not exist. Raises OSError, or anything if its schema is damaged."""
+        """The table, or None if it does not exist. Raises OSError, or anything if its schema is damaged.
+
+        A table of an index keeps its first schema, so no request finds out which one is the latest.
+        """
+        file_io, place = self._catalog.file_io, self.place_of(database, name)
         try:
-            with _unwrapped():
-                table = self._catalog.get_table(f"{database}.{name}")
-        except (TableNotExistException, DatabaseNotExistException):
+            with file_io.new_input_stream(f"{place}/schema/schema-0") as source:
+                schema = TableSchema.from_json(source.read().decode())
+        except FileNotFoundError:
             return None
-        return RunTable(table, self.storage)
+        identifier = Identifier.from_string(f"{database}.{name}")
+        return RunTable(FileStoreTable(file_io, identifier, place, schema), self.storage)
 
     def create(
         self,
@@ -284,7 +290,9 @@ class IndexWarehouse:
         with _unwrapped():
             self._catalog.create_database(database, True)
             self._catalog.create_table(f"{database}.{name}", paimon_schema, True)
-        return RunTable(self._catalog.get_table(f"{database}.{name}"), self.storage)
+        table = self.open(database, name)
+        assert table is not None
+        return table
 
     def databases(self) -> list[str]:
         with _unwrapped():
@@ -384,6 +392,24 @@ def _unwrapped() -> Iterator[None]:
         raise
 
 
+def told_as_latest(storage: Storage, location: str, known: LiveFiles) -> Sequence[Callable[[], bool]]:
+    """What is asked of a table's place to know whether it is still at a snapshot; the second question raises
+    FileNotFoundError where that is gone.
+
+    The content counts, too: the snapshots of a table that is made anew get the same numbers.
+    """
+
+    def is_last() -> bool:
+        names = (file.name for file in storage.list(f"{location}/snapshot"))
+        numbers = (int(match[1]) for match in map(_SNAPSHOT_FILE.fullmatch, names) if match)
+        return max(numbers, default=0) == known.paimon_snapshot_id
+
+    def is_the_same() -> bool:
+        return storage.read(f"{location}/snapshot/snapshot-{known.paimon_snapshot_id}") == known.snapshot_file
+
+    return is_last, is_the_same
+
+
 class RunTable:
     """One Paimon primary-key table, seen as its live files."""
 
@@ -418,9 +444,13 @@ class RunTable:
         beside = int(self._properties_of(snapshot_id, content).get(BESIDE, 0))
         return LiveFiles(snapshot_id, tuple(self._run_file(meta) for meta in metas), beside, content)
 
+    def has_made(self, known: LiveFiles) -> bool:
+        """Whether a snapshot was written for this table, and not for an earlier one of its name."""
+        return _properties_in(known.snapshot_file).get(TABLE_ID) == self.options.get(TABLE_ID)
+
     def _properties_of(self, snapshot_id: int | None, content: bytes) -> dict[str, str]:
         """What a snapshot's file has of ours. Raises IndexCommitConflictError if it is none of this table."""
-        properties: dict[str, str] = json.loads(content).get("properties") or {}
+        properties = _properties_in(content)
         if properties.get(TABLE_ID) != self.options.get(TABLE_ID):
             raise IndexCommitConflictError(
                 f"snapshot {snapshot_id} in {self.location} was written for an earlier table of that name"
@@ -428,14 +458,9 @@ class RunTable:
         return properties
 
     def _is_latest(self, known: LiveFiles) -> bool:
-        """By its content: the snapshots of a table that is made anew get the same numbers."""
-        if known.paimon_snapshot_id is None:
-            return False
-        names = (file.name for file in self.storage.list(f"{self.location}/snapshot"))
-        numbers = (int(match[1]) for match in map(_SNAPSHOT_FILE.fullmatch, names) if match)
-        if max(numbers, default=0) != known.paimon_snapshot_id:
-            return False
-        return self.storage.read(self._snapshot_path(known.paimon_snapshot_id)) == known.snapshot_file
+        return known.paimon_snapshot_id is not None and all(
+            is_so() for is_so in told_as_latest(self.storage, self.location, known)
+        )
 
     def _snapshot_path(self, snapshot_id: int) -> str:
         return f"{self.location}/snapshot/snapshot-{snapshot_id}"
@@ -588,6 +613,10 @@ class RunTable:
             file_source=0,
             value_stats_cols=[],
         )
+
+
+def _properties_in(snapshot_file: bytes) -> dict[str, str]:
+    return json.loads(snapshot_file).get("properties") or {}
 
 
 def _values(row: InternalRow) -> tuple[Any, ...]:
