@@ -211,9 +211,10 @@ mutants: install $(VENV)/spark-classes.jsa ## Make small mistakes in the code, a
 	@$(BIN)/python -m tests.mutants $(ARGS)
 
 .PHONY: screenshots
-screenshots: install ## Take a picture of every page, in both themes and two widths; and those of docs/images
-	@scripts/install_system_packages chromium
+screenshots: install ## Take a picture of every page, in both themes and two widths; and what documents show
+	@scripts/install_system_packages java chromium
 	$(BIN)/python -m tests.browser.screenshots build/screenshots
+	$(BIN)/python -m tests.demo_output
 
 .PHONY: lock
 lock: $(VENV)/installed ## Lock the Python packages anew (ARGS="--upgrade" for newer versions)

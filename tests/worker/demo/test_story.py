@@ -9,10 +9,9 @@ from typing import Any, cast
 import pytest
 from rich.console import Console
 
+from tests.demo_output import in_readme
 from worker.demo.story import CHECKPOINTS, STREAM_CHECKPOINTS, Icestream, Reader, Seen, Story
 from worker.demo.table import OrdersWriter
-
-README = Path(__file__).parents[3] / "README.md"
 
 
 class PlayedSpark:
@@ -79,6 +78,4 @@ def test_the_readme_shows_what_the_demo_says(tmp_path: Path, monkeypatch: pytest
     told._reader = cast("Reader", PlayedReader())
     assert told.tell(20_000, once=True)
     assert writer.commits == CHECKPOINTS + STREAM_CHECKPOINTS
-    shown = re.search(r"^    Table demo\.orders:.*?(?=^\(Measured)", README.read_text(), re.M | re.S)
-    assert shown is not None
-    assert without_figures(shown[0]) == without_figures(console.export_text())
+    assert without_figures(in_readme()) == without_figures(console.export_text()), "run `make screenshots`"
