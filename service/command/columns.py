@@ -16,7 +16,7 @@ _LISTS = {
     " | bytes format_version table_id",
     "list_api_keys": "name role state used age | expires_at created_by prefix scopes id",
     "list_attachments": "policy level table catalog namespace | updated_at",
-    "list_audit_entries": "at principal action target outcome | role request_id id",
+    "list_audit_entries": "at principal action outcome target | role request_id id",
     "list_catalogs": "name type status since tables latency paused age"
     " | answered requests max_running_jobs index_warehouse id",
     "list_deliveries": "id kind status age attempts | status_code next_attempt_at message_id",
@@ -31,8 +31,8 @@ _LISTS = {
     "list_webhooks": "name enabled pending dead delivered age | url id",
     "list_workers": "name alive seen age version | hostname pid job_id id",
 }
-"""Before the bar those of `table`, after it those that `wide` has as well. On a narrow terminal, the last of
-the first ones go first."""
+"""Before the bar those of `table`, after it those that `wide` has as well. On a narrow terminal, those are
+left out for which the ones before them leave no room."""
 _FIRST = ("at", "name", "catalog", "table", "kind", "type", "level", "status", "state")
 """Of a list that is not named above."""
 _MOST = 8

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from service.command.columns import columns, reason_heading, reason_of, shown
+from service.command.columns import Column, columns, reason_heading, reason_of, shown
 from service.command.operations import Json, Output
 
 _REASON_CELLS = 24
@@ -26,6 +26,8 @@ _KEPT = 2
 _LEAST_CELLS = 8
 _NAMES_SHARE = 0.35
 """So much of the width is left to the first column, which has names, before others go."""
+_NAMES = ("table", "target")
+"""Other columns with names, of which a part is better than nothing."""
 _GAP = 2
 _LINE_CELLS = 60
 """Of a list of words, what is longer has a line for each."""
@@ -85,8 +87,9 @@ def print_rows(rows: Sequence[Json], operation_id: str = "", *, wide: bool = Fal
 def rows_table(
     rows: Sequence[Json], operation_id: str, *, wide: bool = False, width: int | None = None
 ) -> Table:
-    """A line for each row, none of which is longer than `width`, if it is given: then the least important
-    columns go, at last the end of the reason, and of the first column, which has the name."""
+    """A line for each row, none of which is longer than `width`, if it is given: then columns go for which
+    those of more importance leave no room, and at last the end of the reason, and of the first column, which
+    has the name."""
     told = {
         column: [_plain(column.show(row)) for row in rows]
         for column in columns(operation_id, rows, wide=wide)
@@ -108,22 +111,27 @@ def rows_table(
     return table
 
 
-def _fit(widths: dict[Any, int], reason_width: int, width: int) -> int:
+def _fit(widths: dict[Column, int], reason_width: int, width: int) -> int:
     """Makes columns narrower, or leaves them out, until all fit; the width that is left for the reason."""
-
-    def room() -> int:
-        return width - sum(widths.values()) - _GAP * (len(widths) - (0 if reason_width else 1))
-
-    first = next(iter(widths))
+    first, *others = widths
     least = min(reason_width, _REASON_CELLS)
+    gaps = _GAP * (len(widths) - (0 if reason_width else 1))
     # Names give way first, and again when nothing else is left.
-    lacking = min(room() - min(reason_width, 2 * _REASON_CELLS), 0)
+    lacking = min(width - sum(widths.values()) - gaps - min(reason_width, 2 * _REASON_CELLS), 0)
     widths[first] = min(widths[first], max(widths[first] + lacking, int(width * _NAMES_SHARE)))
-    while len(widths) > _KEPT and room() < least:
-        widths.popitem()
+    left = width - widths[first] - least - (_GAP if least else 0)
+    for number, column in enumerate(others, 2):
+        room = left - _GAP
+        if column.heading in _NAMES and room >= _LEAST_CELLS:
+            widths[column] = min(widths[column], room)
+        if number > _KEPT and widths[column] > room:
+            del widths[column]
+        else:
+            left = room - widths[column]
+    left += least
     least = min(reason_width, _LEAST_CELLS)
-    widths[first] = max(widths[first] + min(room() - least, 0), _LEAST_CELLS)
-    return min(reason_width, max(room(), least))
+    widths[first] = max(widths[first] + min(left - least, 0), _LEAST_CELLS)
+    return min(reason_width, max(left, least))
 
 
 def _plain(value: str | None) -> str:

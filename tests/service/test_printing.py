@@ -71,6 +71,18 @@ def test_columns_go_before_the_reason_does_and_the_least_important_first(
     assert narrow.endswith("…")
 
 
+def test_a_wide_column_keeps_out_no_narrow_one_and_a_part_of_a_name_is_better_than_none(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    job = table(kind="convert", status="running", progress={"stage": "lookup", "done": 120, "total": 298})
+    Console(width=70).print(rows_table([job], "list_jobs", width=70))
+    assert capsys.readouterr().out.split()[:5] == ["table", "kind", "status", "age", "reason"]
+    entry = {"at": "2026-11-26T20:21:58Z", "principal": "bootstrap", "action": "table.enroll"}
+    entry |= {"target": "shop." + "o" * 90, "outcome": "denied"}
+    Console(width=80).print(rows_table([entry], "list_audit_entries", width=80))
+    assert re.search(r" denied +shop\.o+…", capsys.readouterr().out)
+
+
 def test_in_a_pipe_and_where_all_is_asked_for_nothing_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
     row = table("n" * 300, policy="nightly")
     print_answer({"items": [row]}, Output.TABLE, "list_tables")
