@@ -86,7 +86,7 @@ before `ICESTREAM_URL`, and that before the file; without any, it is `http://127
 
 - `--help` after any of them tells its options. `icestream --install-completion` completes them in bash,
   zsh and fish, with the names of tables, catalogs, policies, webhooks, senders and keys that the service
-  knows.
+  knows, and of tables that can be enrolled.
 - A table is its name with its catalog, `lake.shop.orders`, or `shop.orders` where that is clear, or its id.
   A job is its id, or the name of its table: the newest job. A webhook, a sender or a key is its id
   or its name, a standing pattern its id or what it matches.

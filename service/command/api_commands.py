@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from service.command.completion import names_of
+from service.command.completion import names_of, tables_to_enroll
 from service.command.operations import Field, Operation, Output, load_document, operations
 from service.confirmations import may_ask
 
@@ -24,6 +24,7 @@ _TABLE_TO_ENROL = Annotated[
         metavar="TABLE",
         help="Its name with the catalog before it, or without beside --catalog.",
         show_default=False,
+        autocompletion=tables_to_enroll,
     ),
 ]
 _JOB = typer.Argument(

@@ -1,11 +1,13 @@
 """Names for a shell that completes a command, asked of the service: quietly, and not for long."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from service.command.columns import table_name
 
+Ask = Callable[..., Any]
+"""A call of the API: its method, its path after the version, and options as httpx has them."""
 _SECONDS = 2.0
 _MOST = 100
 """From either end of the list."""
@@ -17,34 +19,72 @@ def names_of(path: str) -> Callable[[str], list[str]]:
     """What completes a word to the name of something that is listed at `path` of the API."""
 
     def offer(incomplete: str) -> list[str]:
-        import httpx
-
-        from icestream.connection import Connection, json_of
-        from icestream.errors import IcestreamError
-        from service.command import saved_login
-
-        try:
-            login = saved_login.find()
-            with Connection(login.url, login.api_key) as connection:
-                begins = {"prefix" if path == "/tables" else "search": incomplete, "limit": _MOST}
-
-                def read(**asked: str) -> Any:
-                    answer = connection.request(
-                        "GET", f"/api/v1{path}", params={**begins, **asked}, timeout=_SECONDS
-                    )
-                    return json_of(answer)
-
-                answer = read(sort="name")
-                items = answer["items"]
-                if answer["next_cursor"]:
-                    # What the first and the last one have in common is what a shell may fill in.
-                    items += read(sort="-name")["items"]
-            known = [name for one in items for name in {table_name(one), one["name"]} if name]
-        except (IcestreamError, httpx.HTTPError, LookupError, TypeError, ValueError):
-            return []
-        found = [name for name in known if name.startswith(incomplete) and _UNQUOTED.fullmatch(name)]
+        known = _asked(lambda ask: [name for one in _listed(ask, path, incomplete) for name in _names(one)])
+        found = _offered(known, incomplete)
         # Of a name that can be told with its catalog or without, the one that says more.
-        whole = [name for name in found if not any(other.endswith(f".{name}") for other in found)]
-        return sorted(set(whole))
+        return [name for name in found if not any(other.endswith(f".{name}") for other in found)]
 
     return offer
+
+
+def tables_to_enroll(incomplete: str) -> list[str]:
+    """What completes a word to the name of a table that its catalog has and nobody has enrolled. Only names
+    are read, and only once it is clear of which catalog."""
+    if incomplete and not _UNQUOTED.fullmatch(incomplete):
+        return []
+    known = _asked(lambda ask: list(_to_enroll(ask, incomplete)))
+    found = _offered(known, incomplete)
+    return found if len(found) <= 2 * _MOST else found[:_MOST] + found[-_MOST:]
+
+
+def _to_enroll(ask: Ask, incomplete: str) -> Iterable[str]:
+    catalogs = [f"{one['name']}." for one in ask("GET", "/catalogs")["items"]]
+    begun = [name for name in catalogs if incomplete.startswith(name)]
+    chosen = [max(begun, key=len)] if begun else [name for name in catalogs if name.startswith(incomplete)]
+    if len(chosen) != 1:
+        return chosen
+    (catalog,) = chosen
+    pattern = f"{incomplete.removeprefix(catalog) if begun else ''}*"
+    asked = {"catalog": catalog.removesuffix("."), "pattern": pattern, "dry_run": True}
+    there = ask("POST", "/tables/enroll-by-pattern", json=asked)["matched"]
+    enrolled = {table_name(one) for one in _listed(ask, "/tables", incomplete)}
+    return (name for name in (catalog + one for one in there) if name not in enrolled)
+
+
+def _asked(read: Callable[[Ask], list[str]]) -> list[str]:
+    """Nothing of a service that does not answer, or not to this key, or not soon."""
+    import httpx
+
+    from icestream.connection import Connection, json_of
+    from icestream.errors import IcestreamError
+    from service.command import saved_login
+
+    try:
+        login = saved_login.find()
+        with Connection(login.url, login.api_key) as connection:
+
+            def ask(method: str, path: str, **options: Any) -> Any:
+                return json_of(connection.request(method, f"/api/v1{path}", timeout=_SECONDS, **options))
+
+            return read(ask)
+    except (IcestreamError, httpx.HTTPError, LookupError, TypeError, ValueError):
+        return []
+
+
+def _listed(ask: Ask, path: str, incomplete: str) -> list[Any]:
+    """What is listed at a path of the API, and may be what a word begins to name."""
+    asked = {"prefix" if path == "/tables" else "search": incomplete, "limit": _MOST}
+    answer = ask("GET", path, params={**asked, "sort": "name"})
+    items = list(answer["items"])
+    if answer["next_cursor"]:
+        # What the first and the last one have in common is what a shell may fill in.
+        items += ask("GET", path, params={**asked, "sort": "-name"})["items"]
+    return items
+
+
+def _names(one: Any) -> set[str]:
+    return {name for name in (table_name(one), one["name"]) if name}
+
+
+def _offered(known: Iterable[str], incomplete: str) -> list[str]:
+    return sorted({name for name in known if name.startswith(incomplete) and _UNQUOTED.fullmatch(name)})

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from pydantic import SecretStr
+from pyiceberg.catalog.sql import SqlCatalog
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
@@ -301,6 +302,13 @@ def test_an_empty_word_is_none_where_there_may_be_none(call: Call) -> None:
     assert answer(call("tables", "update", "db.t", "--policy", "", "-o", "json"))["policy"] is None
 
 
+def completed(typed: str) -> list[str]:
+    """What a shell offers in place of the last word."""
+    shell = {"COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" "))}
+    asked = {"_ICESTREAM_COMPLETE": "complete_bash", **shell}
+    return CliRunner().invoke(app, [], prog_name="icestream", env=asked).output.split()
+
+
 def test_shells_complete_names_that_the_service_knows(
     call: Call, service: Running, iceberg: IcebergCatalog
 ) -> None:
@@ -309,17 +317,12 @@ def test_shells_complete_names_that_the_service_knows(
         service.enroll(name)
     table = enroll(call)
 
-    def offered(typed: str) -> list[str]:
-        shell = {"COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" "))}
-        asked = {"_ICESTREAM_COMPLETE": "complete_bash", **shell}
-        return CliRunner().invoke(app, [], prog_name="icestream", env=asked).output.split()
-
-    assert offered("icestream tables get lo") == ["local.db.t"]
-    assert offered("icestream tables get local.db.") == ["local.db.t"]
-    assert offered("icestream jobs wait local.") == ["local.db.t"]
-    assert offered("icestream tables get db.") == ["db.t"]
-    assert offered("icestream tables list --catalog l") == ["local"]
-    assert offered("icestream policies get st") == ["standard"]
+    assert completed("icestream tables get lo") == ["local.db.t"]
+    assert completed("icestream tables get local.db.") == ["local.db.t"]
+    assert completed("icestream jobs wait local.") == ["local.db.t"]
+    assert completed("icestream tables get db.") == ["db.t"]
+    assert completed("icestream tables list --catalog l") == ["local"]
+    assert completed("icestream policies get st") == ["standard"]
     with service.database.write() as session:
         row = session.get_one(EnrolledTable, table["id"]).model_dump()
         for number in range(130):
@@ -327,10 +330,35 @@ def test_shells_complete_names_that_the_service_knows(
             other = {"id": new_id(), "name": ".".join(identifier), "identifier": identifier}
             session.add(EnrolledTable(**row | other | {"namespace": "a", "table_uuid": new_id()}))
         session.add(EnrolledTable(**row | {"id": new_id(), "name": "z.x", "identifier": ["z", "x"]}))
-    assert offered("icestream tables get local.z.") == ["local.z.x"]
-    assert offered("icestream tables get local.a.t12") == [f"local.a.t12{end}" for end in range(10)]
-    ends = offered("icestream tables get local.a.t")
+    assert completed("icestream tables get local.z.") == ["local.z.x"]
+    assert completed("icestream tables get local.a.t12") == [f"local.a.t12{end}" for end in range(10)]
+    ends = completed("icestream tables get local.a.t")
     assert {"local.a.t000", "local.a.t129"} < set(ends), "a shell fills in what all have in common"
+
+
+def test_shells_complete_tables_that_can_be_enrolled(
+    call: Call, service: Running, iceberg: IcebergCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("shop.orders", "shop.items", "shop.$(reboot)", "logs.clicks"):
+        iceberg.create(name)
+    enroll(call)
+    service.enroll("shop.items")
+    listed: list[object] = []
+    tables = SqlCatalog.list_tables
+    monkeypatch.setattr(SqlCatalog, "list_tables", lambda self, one: listed.append(one) or tables(self, one))
+
+    def offered(typed: str) -> list[str]:
+        return completed(f"icestream tables enroll {typed}")
+
+    assert offered("local.shop.") == ["local.shop.orders"]
+    assert listed == [("shop",)], "of what can't be meant, nothing is asked"
+    assert offered("loc") == ["local.logs.clicks", "local.shop.orders"]
+    assert offered("local.shop.$(") == offered("remote.") == []
+    other = {"name": "local2", "type": "sql", "properties": iceberg.properties}
+    service.admin.post("/catalogs", json=other).raise_for_status()
+    assert offered("") == ["local.", "local2."]
+    done = answer(call("audit", "list-entries", "-o", "json"))["items"]
+    assert "table.enroll_pattern" not in {one["action"] for one in done}
 
 
 def test_a_job_is_waited_for(call: Call, service: Running, monkeypatch: pytest.MonkeyPatch) -> None:
