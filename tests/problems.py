@@ -1,6 +1,7 @@
 """What problems the service raises: read from its source, since many of them are hard to provoke."""
 
 import ast
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -66,11 +67,14 @@ def raised_in(source: str, place: str) -> list[Raised]:
     return found
 
 
-RAISED = [
-    raised
-    for path in sorted(PACKAGE.rglob("*.py"))
-    for raised in raised_in(path.read_text(), str(path.relative_to(PACKAGE)))
-] + [
-    Raised(slug, status, frozenset(), True, "http/problem_documents.py")
-    for status, (slug, _) in problem_documents._HTTP_PROBLEMS.items()
-]
+@cache
+def all_raised() -> list[Raised]:
+    """By the whole service."""
+    return [
+        raised
+        for path in sorted(PACKAGE.rglob("*.py"))
+        for raised in raised_in(path.read_text(), str(path.relative_to(PACKAGE)))
+    ] + [
+        Raised(slug, status, frozenset(), True, "http/problem_documents.py")
+        for status, (slug, _) in problem_documents._HTTP_PROBLEMS.items()
+    ]

@@ -5,7 +5,7 @@ their paths are mostly of things that are there, which are made anew once a requ
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import urlencode
 
@@ -68,6 +68,7 @@ EXAMPLES = {
 schema = schemathesis.openapi.from_path(DOCUMENT).exclude(path="/api/v1/events")
 schema.config.phases.coverage.enabled = False
 OPERATIONS = {found.ok().label: found.ok() for found in schema.get_all_operations() if isinstance(found, Ok)}
+OPERATION = pytest.mark.parametrize("operation", OPERATIONS.values(), ids=lambda operation: operation.label)
 
 
 class Known:
@@ -252,7 +253,7 @@ def examples_of(body: Any) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("operation", OPERATIONS.values(), ids=lambda operation: operation.label)
+@OPERATION
 def test_what_is_there_is_answered_with_success_as_documented(
     operation: APIOperation[Any, Any, Any, Any], known: Known
 ) -> None:
@@ -304,12 +305,30 @@ def ask_anything(case: schemathesis.Case[Any], known: Known) -> None:
     ask(case, known, checks)
 
 
-@schema.parametrize()
 @settings(
     derandomize=True, database=None, max_examples=2, deadline=None, suppress_health_check=list(HealthCheck)
 )
-def test_any_request_is_answered_as_documented(case: schemathesis.Case[Any], known: Known) -> None:
+def ask_little(case: schemathesis.Case[Any], known: Known) -> None:
     ask_anything(case, known)
+
+
+@OPERATION
+def test_any_request_is_answered_as_documented(
+    operation: APIOperation[Any, Any, Any, Any], known: Known
+) -> None:
+    ask_drawn(operation, ask_little, known)
+
+
+def ask_drawn(operation: APIOperation[Any, Any, Any, Any], ask: Callable[..., None], known: Known) -> None:
+    """With requests that schemathesis draws: its `parametrize` makes them whenever tests are collected."""
+    test = build_operation_test(
+        config=operation.schema.config,
+        operation=operation,
+        test_func=ask,
+        given_kwargs={},
+        feedback=FeedbackSources(),
+    )
+    test(known=known)
 
 
 @settings(
@@ -323,21 +342,11 @@ def ask_much(case: schemathesis.Case[Any], known: Known) -> None:
 @pytest.mark.integration
 @pytest.mark.parametrize("label", OPERATIONS)
 def test_any_of_many_requests_is_answered_as_documented(label: str, known: Known) -> None:
-    """With one request for each rule of the document that can be broken in one place.
-
-    It is thousands, which `parametrize` of schemathesis would make whenever tests are collected.
-    """
+    """With one request for each rule of the document that can be broken in one place."""
     whole_schema = schemathesis.openapi.from_path(DOCUMENT).include(name=label)
     (found,) = whole_schema.get_all_operations()
     assert isinstance(found, Ok)
-    test = build_operation_test(
-        config=whole_schema.config,
-        operation=found.ok(),
-        test_func=ask_much,
-        given_kwargs={},
-        feedback=FeedbackSources(),
-    )
-    test(known=known)
+    ask_drawn(found.ok(), ask_much, known)
 
 
 VALUES_THAT_NO_DATABASE_KEEPS = [

@@ -19,7 +19,7 @@ from service.problems import PROBLEMS
 from service.records.keys import BrowserSession, Role
 from service.settings import Settings
 from tests.access import DECISIONS
-from tests.problems import RAISED
+from tests.problems import all_raised
 from tests.service.conftest import ADMIN_KEY, Running, running
 from tests.service.pages.person import Page, Person
 from tests.service.test_access import ROUTES, is_page, is_write
@@ -220,7 +220,7 @@ def test_no_error_or_advice_that_a_page_may_show_speaks_of_calls() -> None:
             if " " in text and OF_CALLS.search(text):
                 found.append(f"{path.name}: {text}")
     assert seen > 1000
-    for raised in RAISED:
+    for raised in all_raised():
         remedy = PROBLEMS[raised.slug].remedy
         if not raised.has_remedy and raised.slug not in FOR_PROGRAMS and OF_CALLS.search(remedy):
             found.append(f"{raised.slug}: {remedy}")

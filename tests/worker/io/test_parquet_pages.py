@@ -1,6 +1,6 @@
 """Rows are decoded in batches of few bytes, however small the file is that has them."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,23 +19,23 @@ BATCH_BYTES = 500_000
 SHORT = ["short"] * ROWS
 LONG = "x" * LENGTH
 DELTA = {"use_dictionary": False, "column_encoding": {"v": "DELTA_BYTE_ARRAY"}}
-WRITTEN: dict[str, tuple[pa.Array, dict[str, Any]]] = {
-    "a dictionary": (pa.array([*SHORT[: ROWS // 2], *[LONG] * (ROWS // 2)]), {}),
-    "a dictionary and nulls": (pa.array([None, LONG] * (ROWS // 2)), {"compression": "none"}),
-    "a dictionary of large texts": (pa.array([LONG] * ROWS, pa.large_string()), {}),
-    "no dictionary": (pa.array([LONG] * ROWS), {"use_dictionary": False, "compression": "zstd"}),
-    "differences": (pa.array([LONG] * ROWS), DELTA),
-    "a struct": (pa.array([{"a": LONG}] * ROWS), {"compression": "gzip"}),
-    "a list": (pa.array([[], [LONG, LONG]] * (ROWS // 2)), {}),
-    "fixed": (pa.array([LONG.encode()] * ROWS, pa.binary(LENGTH)), {}),
-    "numbers in a list": (pa.array([[7] * 1_000] * ROWS), {}),
+WRITTEN: dict[str, tuple[Callable[[], pa.Array], dict[str, Any]]] = {
+    "a dictionary": (lambda: pa.array([*SHORT[: ROWS // 2], *[LONG] * (ROWS // 2)]), {}),
+    "a dictionary and nulls": (lambda: pa.array([None, LONG] * (ROWS // 2)), {"compression": "none"}),
+    "a dictionary of large texts": (lambda: pa.array([LONG] * ROWS, pa.large_string()), {}),
+    "no dictionary": (lambda: pa.array([LONG] * ROWS), {"use_dictionary": False, "compression": "zstd"}),
+    "differences": (lambda: pa.array([LONG] * ROWS), DELTA),
+    "a struct": (lambda: pa.array([{"a": LONG}] * ROWS), {"compression": "gzip"}),
+    "a list": (lambda: pa.array([[], [LONG, LONG]] * (ROWS // 2)), {}),
+    "fixed": (lambda: pa.array([LONG.encode()] * ROWS, pa.binary(LENGTH)), {}),
+    "numbers in a list": (lambda: pa.array([[7] * 1_000] * ROWS), {}),
 }
 
 
 @pytest.fixture(params=WRITTEN)
 def written(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, pa.Table]:
-    column, how = WRITTEN[request.param]
-    table = pa.table({"v": column})
+    make_column, how = WRITTEN[request.param]
+    table = pa.table({"v": make_column()})
     pq.write_table(table, tmp_path / "file.parquet", data_page_size=100_000, write_batch_size=10, **how)
     return tmp_path / "file.parquet", table
 
