@@ -4,6 +4,7 @@ Invariant: the attempt number is the fencing token. Whatever an attempt reports 
 running attempt of its job; a later one gets `stale-attempt` and changes nothing.
 """
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -19,6 +20,7 @@ from service.jobs.contract import (
     AddressRangeRequest,
     AnnouncedPlan,
     ErrorReport,
+    EventReport,
     FinishRequest,
     HeartbeatAnswer,
     HeartbeatRequest,
@@ -135,12 +137,8 @@ def heartbeat(
             )
     if report.plan is not None:
         running.plans = _with(running.plans or [], report.plan)
-    told += [
-        job_event(job, f"job.{one.kind}", one.message, now, level=one.level, reported=one.fields)
-        for one in report.events
-    ]
     session.add_all((job, running, worker))
-    write_untold(session, told)
+    write_untold(session, [*told, *_told(job, report.events, now)])
     if job.kind == JobKind.PUBLISH.value:
         table = session.get_one(EnrolledTable, job.table_id)
         if is_of_another_branch(job, effective_policy(session, table).publish.source):
@@ -148,6 +146,14 @@ def heartbeat(
     return HeartbeatAnswer(
         now=now, lease_expires_at=expires_at, cancel_requested=job.cancel_requested_at is not None
     )
+
+
+def _told(job: Job, events: Sequence[EventReport], now: datetime) -> list[dict[str, Any]]:
+    """What an attempt tells, as events of its job."""
+    return [
+        job_event(job, f"job.{one.kind}", one.message, now, level=one.level, reported=one.fields)
+        for one in events
+    ]
 
 
 def reserve_addresses(
@@ -196,6 +202,7 @@ def finish(
             # The answer to the first report got lost.
             return job
         running = _check_current(session, job, attempt)
+    write_untold(session, _told(job, report.events, now))
     if report.result is not None and report.result.erasure is not None:
         _check_erasure(session, job, report.result.erasure)
     if report.health is not None:

@@ -304,6 +304,8 @@ class FinishRequest(Message):
     """This many bytes were read for lookups, scans and compactions, and written into the index."""
     cleared: list[AttemptId] = ModelField(default_factory=list, max_length=1000)
     """These are attempts of which nothing is left in the table's location any more; others are ignored."""
+    events: list[EventReport] = ModelField(default_factory=list, max_length=NAMED_AT_MOST)
+    """These events happened since the last heartbeat."""
 
 
 class Assignment(Message):

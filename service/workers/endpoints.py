@@ -19,8 +19,6 @@ from service.jobs.contract import (
     HeartbeatAnswer,
     HeartbeatRequest,
 )
-from service.jobs.models import JobView
-from service.jobs.service import view
 from service.settings import CurrentSettings
 from service.workers import service
 from service.workers.models import ClaimRequest, WorkerRequest, WorkerView
@@ -92,9 +90,9 @@ def reserve_addresses(
     return attempts.reserve_addresses(session, caller, job_id, attempt, body)
 
 
-@router.post("/jobs/{job_id}/attempts/{attempt}/finish", dependencies=WAKES)
+@router.post("/jobs/{job_id}/attempts/{attempt}/finish", status_code=204, dependencies=WAKES)
 def finish_attempt(
     session: WriteSession, caller: WorkerCaller, job_id: JobId, attempt: AttemptNumber, body: FinishRequest
-) -> JobView:
+) -> None:
     """End an attempt. `released` hands the job back without using up an attempt."""
-    return view(session, attempts.finish(session, caller, job_id, attempt, body, utc_now()))
+    attempts.finish(session, caller, job_id, attempt, body, utc_now())

@@ -199,6 +199,12 @@ class Running:
         path = f"/jobs/{assignment['job']['id']}/attempts/{assignment['attempt']}/finish"
         return self.admin.post(path, json={"status": "succeeded"} | report)
 
+    def finished(self, assignment: dict[str, Any], **report: Any) -> dict[str, Any]:
+        """The job, once its report was taken."""
+        answer = self.finish(assignment, **report)
+        assert answer.status_code == 204, answer.text
+        return dict(self.admin.get(f"/jobs/{assignment['job']['id']}").json())
+
 
 def run_apart(coroutine: Coroutine[Any, Any, T]) -> T:
     """What a coroutine returns; in the main thread, a test of the browser may have left a loop running."""

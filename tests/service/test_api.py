@@ -435,7 +435,9 @@ def test_a_job_runs_from_claim_to_result(
     assert running["attempts"][0]["worker_name"] == "w1"
     granted = service.admin.post(f"{path}/address-ranges", json={"rows": 123, "at_least": 0})
     assert (granted.status_code, granted.json()) == (201, {"base_address": 0})
-    done = service.finish(assignment, result={"commits": 1}).json()
+    told = [{"message": "Nothing is left.", "fields": {"b": 2}}, {"kind": "log", "message": "A line."}]
+    for _ in range(2):  # as if the first answer had got lost
+        done = service.finished(assignment, result={"commits": 1}, events=told)
     assert (done["status"], done["result"], done["attempts"][0]["status"]) == (
         "succeeded",
         {"commits": 1},
@@ -447,6 +449,8 @@ def test_a_job_runs_from_claim_to_result(
         "Attempt 1 started on w1.",
         "read: 12 of 80 files",
         "Slow.",
+        "Nothing is left.",
+        "A line.",
         "Succeeded in attempt 1.",
     ]
     late = service.admin.post(f"{path}/heartbeat", json={})

@@ -223,7 +223,7 @@ def test_a_full_disk_leaves_nothing_half_written(service: Running) -> None:
     full = False
     assert service.admin.post(path, json=body).status_code == 200
     assert len(rows(service, Event)) == len(before) + 1
-    assert service.finish(assignment).json()["status"] == "succeeded"
+    assert service.finished(assignment)["status"] == "succeeded"
 
 
 @ON_SQLITE

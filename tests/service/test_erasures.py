@@ -138,7 +138,7 @@ def test_each_table_has_a_job_that_gets_the_keys(service: Running, tables: list[
         assert assignment["rows"] == KEYS
         now = service.admin.get(f"/erasures/{erasure['id']}").json()
         assert now["status"] == "running"
-        assert service.finish(assignment, result=report()).status_code == 200
+        assert service.finish(assignment, result=report()).is_success
     done = service.admin.get(f"/erasures/{erasure['id']}").json()
     assert (done["status"], done["jobs"]) == ("succeeded", {"succeeded": 2})
     assert [one["counts"]["gone"] for one in done["tables"]] == [2, 2]
@@ -423,7 +423,9 @@ def test_a_failed_table_is_erased_anew_and_the_old_erasure_stays(
 ) -> None:
     erasure = erase(tables=tables[:1]).json()
     told = {"code": "catalog_unreachable", "title": "No.", "detail": "Nobody.", "remedy": "Start it."}
-    failed = finish_next(service, service.start_worker(), status="failed", error=told).json()
+    assignment = service.claim(service.start_worker())
+    assert assignment is not None
+    failed = service.finished(assignment, status="failed", error=told)
     answer = service.admin.post(f"/jobs/{failed['id']}/retry")
     assert (answer.status_code, answer.json()["type"]) == (409, "/problems/job-not-retryable")
     before, receipt = read_receipt(service, erasure)

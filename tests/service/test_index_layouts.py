@@ -30,7 +30,7 @@ def _finish(service: Running, table: str, kind: str, **report: Any) -> str:
     assignment = service.claim(service.start_worker())
     assert assignment is not None
     answer = service.finish(assignment, **report)
-    assert answer.status_code == 200, answer.text
+    assert answer.is_success, answer.text
     return str(assignment["job"]["id"])
 
 

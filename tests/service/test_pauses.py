@@ -33,7 +33,7 @@ def table(service: Running, iceberg: IcebergCatalog) -> str:
 def run(service: Running, worker: str, **report: Any) -> None:
     assignment = service.claim(worker)
     assert assignment is not None
-    assert service.finish(assignment, **report).status_code == 200
+    assert service.finish(assignment, **report).is_success
 
 
 def decision(service: Running, table: str) -> dict[str, Any]:

@@ -318,7 +318,7 @@ def end_job(service: Running, path: str) -> None:
     service.admin.post(f"{path}/jobs", json={"kind": "convert"})
     assignment = service.claim(service.start_worker())
     assert assignment is not None
-    assert service.finish(assignment, status="failed").status_code == 200
+    assert service.finish(assignment, status="failed").is_success
 
 
 def unreachable(catalogs: IcebergCatalogs, catalog: Catalog, identifier: Identifier) -> Table:

@@ -54,7 +54,7 @@ def test_a_worker_gets_the_rows_and_nobody_else_sees_them(service: Running, upse
     assert SECRET not in "".join(shown)
 
     result = {"rows_added": 0, "rows_left_out": 1, "left_out": [0]}
-    done = service.finish(assignment, result=result).json()
+    done = service.finished(assignment, result=result)
 
     assert (done["status"], done["result"], kept_rows(service)) == ("succeeded", result, 0)
 
@@ -158,7 +158,7 @@ def test_of_files_the_service_keeps_and_audits_the_names(service: Running, upser
     assert entry["fields"] == {"files": names, "dry_run": False}
 
     told = {"code": "unreadable_file", "title": "No.", "detail": "It is gone.", "remedy": "Put it back."}
-    failed = service.finish(assignment, status="failed", error=told).json()
+    failed = service.finished(assignment, status="failed", error=told)
     again = service.admin.post(f"/jobs/{failed['id']}/retry")
     assert again.json()["parameters"] == {"files": names}, "they may be there again"
 

@@ -135,11 +135,12 @@ class AttemptReporter:
         """The job ends at its next step with KeyboardInterrupt; its lease is kept meanwhile."""
         self._is_interrupted = True
 
-    def flush(self) -> None:
-        """Sends what the job told last."""
+    def take_events(self) -> list[Event]:
+        """What the job told last, which is not sent any more."""
         self._take_lines()
-        if self._events:
-            self._send()
+        with self._lock:
+            events, self._events = self._events, []
+        return events
 
     def _take_lines(self) -> None:
         lines = self._lines.take()
@@ -175,9 +176,7 @@ class AttemptReporter:
                 return
 
     def _send(self, plan: AnnouncedPlan | None = None) -> bool:
-        self._take_lines()
-        with self._lock:
-            progress, events, self._events = self._progress, self._events, []
+        progress, events = self._progress, self.take_events()
         asked_at = _now()
         try:
             cancel_requested = self._report.heartbeat(progress, events, plan)

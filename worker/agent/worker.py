@@ -29,6 +29,7 @@ from worker.contract.control_plane import (
     AttemptReport,
     ControlPlane,
     ControlPlaneError,
+    Event,
     RefusedReportError,
     StaleAttemptError,
     UnknownToServiceError,
@@ -274,10 +275,11 @@ class Worker:
         """
         status = finished.pop("status")
         deadline = time.monotonic() + lease_seconds
+        events: list[Event] = []
         while True:
+            events += reporter.take_events()
             try:
-                reporter.flush()
-                report.finish(status, **finished)
+                report.finish(status, **finished, events=events)
                 log.info("Reported as %s", status)
                 return True
             except StaleAttemptError as error:

@@ -470,7 +470,7 @@ class AttemptReport:
         """Renews the lease; whether the job's cancellation was asked for."""
         body = {
             "progress": self._redaction.report(progress),
-            "events": self._redaction.report([asdict(event) for event in events]),
+            "events": self._reported(events),
             "plan": plan.model_dump() if plan is not None else None,
         }
         sent_at = datetime.now(UTC)  # so a slow answer makes this clock no later
@@ -496,6 +496,7 @@ class AttemptReport:
         stages: Sequence[Mapping[str, Any]] = (),
         rows: int = 0,
         bytes: int = 0,  # noqa: A002 - as the contract names it
+        events: Sequence[Event] = (),
     ) -> None:
         body = {
             "status": status,
@@ -506,8 +507,12 @@ class AttemptReport:
             "stages": list(stages),
             "rows": rows,
             "bytes": bytes,
+            "events": self._reported(events),
         }
         self._control_plane._post(f"{self._path}/finish", body)
+
+    def _reported(self, events: Sequence[Event]) -> object:
+        return self._redaction.report([asdict(event) for event in events])
 
 
 def _understood(response: httpx.Response, kind: type[B]) -> B:

@@ -319,7 +319,7 @@ def find_stored(
 ) -> None:
     assignment = claimed(service, service.start_worker(), table, kind)
     job = assignment["job"]["id"]
-    assert service.finish(assignment, health=HEALTH).status_code == 200
+    assert service.finish(assignment, health=HEALTH).is_success
     stored = {
         "UPDATE jobs SET result = :found WHERE id = :id": (result, job),
         "UPDATE erasure_tables SET report = :found WHERE job_id = :id": (result.get("erasure"), job),

@@ -87,6 +87,7 @@ class Service:
             return httpx.Response(200, json={"now": now, "cancel_requested": self.cancel_requested})
         self.on_finish()
         self.reported.append(body["status"])
+        self.told += [Event(**event) for event in body["events"]]
         self.error, self.result = body["error"], body["result"]
         return httpx.Response(204)
 
@@ -171,6 +172,27 @@ def test_a_report_that_is_never_taken_holds_the_job_for_a_lease_at_most(
     worker.run_attempt(ASSIGNMENT)
     assert service.reported == []
     assert len(calls) > 1
+
+
+def test_what_a_job_told_last_comes_with_the_report_of_its_end(
+    worker: Worker, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(_: object, __: object, reporter: AttemptReporter, ___: object) -> Outcome:
+        reporter._stopped.set()  # no heartbeat comes in between
+        reporter.decide("decided")
+        return Outcome({}, {})
+
+    troubles = [ControlPlaneError("the service answered 503")]
+
+    def fails_once() -> None:
+        if troubles:
+            raise troubles.pop()
+
+    service.on_finish = fails_once
+    monkeypatch.setattr("worker.agent.worker.run_job", run)
+    assert worker.run_attempt(ASSIGNMENT)
+    assert [event.message for event in service.told if event.kind == "message"] == ["decided"]
+    assert service.heartbeats == 0
 
 
 def test_whoever_leaves_tells_of_the_attempt_that_it_could_not_report(
