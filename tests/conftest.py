@@ -24,7 +24,8 @@ os.environ.setdefault("JDK_JAVA_OPTIONS", java_options())
 
 # How long an example takes says more of the machine than of the code.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("untimed")
+# Every change is tested with the same examples; `make thorough`, and whoever runs a test alone, draws others.
+settings.register_profile("alike", settings.get_profile("untimed"), derandomize=True)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -90,4 +91,5 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    settings.load_profile("alike" if config.getoption("markexpr") == "not thorough" else "untimed")
     config.pluginmanager.register(Progress(config))
