@@ -38,6 +38,22 @@ _PASSING = frozenset({500, 502, 503})
 STATIC = {file.name: file.read_bytes() for file in (files("service.ui") / "static").iterdir()}
 MEDIA_TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml", ".txt": "text/plain"}
 DIGEST = hashlib.sha256(b"".join(STATIC[name] for name in sorted(STATIC))).hexdigest()[:12]
+PLACES = (
+    ("/", "Overview"),
+    ("/timeline", "Timeline"),
+    ("/tables", "Tables"),
+    ("/jobs", "Jobs"),
+    ("/erasures", "Erasures"),
+    ("/policies", "Policies"),
+    ("/catalogs", "Catalogs"),
+    ("/workers", "Workers"),
+)
+PLACES_OF_ADMINS = (
+    ("/webhooks", "Webhooks"),
+    ("/senders", "Senders"),
+    ("/api-keys", "API keys"),
+    ("/audit", "Audit"),
+)
 _JSON_ESCAPES = {ord(sign): f"\\u{ord(sign):04x}" for sign in "&<>'"}
 TypedTime = Annotated[datetime, AfterValidator(lambda time: to_utc(time.replace(tzinfo=time.tzinfo or UTC)))]
 """What a form sends for a time: in UTC if it names no zone, as the form says where no script runs."""
@@ -73,6 +89,8 @@ def _environment() -> Environment:
     )
     environment.globals.update(
         version=__version__,
+        bar=PLACES,
+        bar_of_admins=PLACES_OF_ADMINS,
         seconds_between=formats.seconds_between,
         static=lambda name: f"/static/{DIGEST}/{name}",
         words_before=words_before,

@@ -1,4 +1,4 @@
-"""One place to go from: what has a name with these words in it, or an id that begins like that."""
+"""One place to go from: what has a name with these words in it, or an id that begins like that; and pages."""
 
 import re
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ from service.records.tables import EnrolledTable
 from service.settings import CurrentSettings, Settings
 from service.tables import service as tables
 from service.tables.models import TableView
-from service.ui.pages import PageRoute, render
+from service.ui.pages import PLACES, PLACES_OF_ADMINS, PageRoute, render
 from service.webhooks import service as webhooks
 from service.webhooks.models import WebhookView
 from service.workers import service as workers
@@ -45,6 +45,21 @@ _BEGINS_ID = re.compile(r"[0-9a-f]{8}[0-9a-f-]{0,28}")
 """At least as much of one as pages show."""
 _BY_NAME = PageRequest(limit=_FIRST, sort="name")
 _LATEST = PageRequest(limit=_FIRST, sort="-created_at")
+_PAGES = (
+    *((place, name, "", Role.VIEWER) for place, name in PLACES),
+    ("/patterns", "Patterns", "", Role.VIEWER),
+    ("/docs", "API", "documentation", Role.VIEWER),
+    *((place, name, "", Role.ADMIN) for place, name in PLACES_OF_ADMINS),
+    ("/tables/new", "Enrol a table", "add new", Role.OPERATOR),
+    ("/patterns/new", "New pattern", "add make create enrol tables", Role.OPERATOR),
+    ("/policies/new", "New policy", "add make create", Role.OPERATOR),
+    ("/erasures/new", "New erasure", "make create erase keys rows", Role.OPERATOR),
+    ("/catalogs/new", "Register a catalog", "add new connect", Role.ADMIN),
+    ("/webhooks/new", "New webhook", "add make create", Role.ADMIN),
+    ("/senders/new", "New sender", "add make create notifications", Role.ADMIN),
+    ("/api-keys/new", "New key", "add make create API", Role.ADMIN),
+)
+"""What they are called, by what other words they are found, and who may open them."""
 _WITH_IDS: Sequence[tuple[type[SQLModel], str, str]] = (
     (EnrolledTable, "Table", "/tables"),
     (Job, "Job", "/jobs"),
@@ -87,7 +102,13 @@ def _found(session: Session, settings: Settings, reader: Principal, words: str) 
             ("Senders of notifications", "/senders", senders.list_senders(session, _BY_NAME, search=words)),
             ("API keys", "/api-keys", auth.list_api_keys(session, _BY_NAME, search=words)),
         ]
-    kinds = [Kind("By id", by_id)]
+    typed = words.casefold().split()
+    pages = [
+        (name, place)
+        for place, name, others, role in _PAGES
+        if reader.role.allows(role) and all(word in f"{name} {others}".casefold() for word in typed)
+    ]
+    kinds = [Kind("Pages", pages), Kind("By id", by_id)]
     # As the command line writes them. A catalog's name may have dots itself.
     for catalog in catalogs.list_names(session):
         rest = words.removeprefix(f"{catalog}.")

@@ -546,6 +546,14 @@ def test_a_page_is_found_by_keyboard_from_any_other(signed_in: Page, service: Ru
     signed_in.keyboard.press("Enter")
     expect(signed_in).to_have_url(f"{service.url}/tables/{table}")
 
+    # Enter opens what is found first, also before it is shown.
+    for typed, path in (("returns", f"/tables/{table}"), ("connect a catalog", "/catalogs/new")):
+        signed_in.goto(f"{service.url}/jobs")
+        signed_in.keyboard.press("Control+k")
+        signed_in.keyboard.type(typed)
+        signed_in.keyboard.press("Enter")
+        expect(signed_in).to_have_url(f"{service.url}{path}")
+
     signed_in.get_by_role("link", name="Search").click()
     signed_in.keyboard.press("Escape")
     expect(words).to_be_hidden()

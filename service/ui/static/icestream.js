@@ -350,6 +350,14 @@ function offerSearch(dialog, link) {
     results.replaceChildren(told);
   }
 
+  // Of what is typed now, which may not have been asked for yet.
+  async function openFirst() {
+    clearTimeout(waiting);
+    const asked = words.value;
+    await search();
+    if (asked === words.value) results.querySelector("a")?.click();
+  }
+
   function open() {
     if (!dialog.open) dialog.showModal();
     words.select();
@@ -365,8 +373,8 @@ function offerSearch(dialog, link) {
     if (step) {
       event.preventDefault();
       stops.at((stops.indexOf(document.activeElement) + step) % stops.length).focus();
-    } else if (event.key === "Enter" && document.activeElement === words) {
-      location.assign(`/search?${new URLSearchParams({ search: words.value })}`);
+    } else if (event.key === "Enter" && !event.isComposing && document.activeElement === words) {
+      openFirst();
     }
   });
   dialog.addEventListener("click", (event) => event.target === dialog && dialog.close());

@@ -86,6 +86,22 @@ def test_whoever_may_list_things_finds_them_by_name_and_nobody_else(
         service.admin.delete(path).raise_for_status()
 
 
+def test_pages_are_found_by_whoever_may_open_them(service: Running, admin: Person) -> None:
+    def found(person: Person, words: str) -> list[str]:
+        page = person.open(f"/search?search={words}").html
+        return re.findall('href="(.*?)"', "".join(re.findall("(?s)<h2>Pages</h2>(.*?)</section>", page)))
+
+    assert found(admin, "CONNECT a catalog") == ["/catalogs/new"]
+    assert found(admin, "timel")[0] == "/timeline"
+    with Person(service, Role.VIEWER) as viewer, Person(service, Role.OPERATOR) as operator:
+        assert found(viewer, "connect a catalog") == found(operator, "connect a catalog") == []
+        assert found(viewer, "new") == []
+        for person in (viewer, operator, admin):
+            for place in {path for words in ("a", "e", "new") for path in found(person, words)}:
+                answer = person.http.get(place)
+                assert answer.status_code == 200, (place, answer.text)
+
+
 def test_what_has_an_id_is_found_by_it_as_long_as_it_is_there(
     service: Running, admin: Person, iceberg: IcebergCatalog
 ) -> None:
