@@ -1,5 +1,6 @@
 """What ran lately, table by table, for pages and programs that show many tables at once."""
 
+from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -8,6 +9,7 @@ from sqlalchemy import BindParameter, CompoundSelect, bindparam, func, union_all
 from sqlalchemy import select as columns
 from sqlmodel import Session, col, or_, select
 
+from service.db.database import UtcDateTime
 from service.records.jobs import Attempt, Job, JobStatus
 
 _UNFINISHED = [status.value for status in JobStatus if not status.is_final]
@@ -56,6 +58,35 @@ class Ran(NamedTuple):
     worker_name: str
     started_at: datetime
     ended_at: datetime | None
+
+
+class Waits(NamedTuple):
+    """A job that no worker has now."""
+
+    table_id: str
+    job_id: str
+    kind: str
+    dry_run: bool
+    since: datetime
+    """When it was made, or its last attempt ended."""
+
+
+def waiting_jobs(session: Session, table_ids: Sequence[str], of_each: int) -> list[Waits]:
+    """Those that have waited longest, so many of each table at most."""
+    ended = select(func.max(Attempt.ended_at)).where(Attempt.job_id == Job.id).scalar_subquery()
+    since = func.coalesce(ended, col(Job.created_at), type_=UtcDateTime)
+    rows = session.execute(
+        columns(col(Job.table_id), col(Job.id), col(Job.kind), col(Job.dry_run), since)
+        .where(Job.status == JobStatus.QUEUED.value, col(Job.table_id).in_(table_ids))
+        .order_by(since, col(Job.id))
+    )
+    number: Counter[str] = Counter()
+    waiting = []
+    for row in rows:
+        number[row.table_id] += 1
+        if number[row.table_id] <= of_each:
+            waiting.append(Waits(*row))
+    return waiting
 
 
 def attempts_within(

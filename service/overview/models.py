@@ -107,6 +107,19 @@ class Run(Message):
     """The attempt ended at this time; null while it runs."""
 
 
+class Waiting(Message):
+    """This is a job of the table that no worker has now."""
+
+    job_id: str
+    """The job has this id."""
+    kind: JobKind
+    """The job is of this kind."""
+    dry_run: bool
+    """The job changes nothing if this is true."""
+    since: datetime
+    """The job was made at this time, or its last attempt ended then."""
+
+
 class TableTimeline(Message):
     """This is how one table did, with a value for each interval."""
 
@@ -129,6 +142,8 @@ class TableTimeline(Message):
     40 others at most, half of which ended last, while the rest took longest among the last 200."""
     has_more_runs: bool
     """The list of runs leaves out other jobs that ran in the span if this is true."""
+    waiting: list[Waiting]
+    """These jobs wait now and did in the span, those that have waited longest first; 40 at most."""
 
 
 class Timeline(Message):

@@ -15,8 +15,8 @@ from service.http.paging import Page, PageRequest, make_cursor, page_request, re
 from service.index_health.service import unseen_after
 from service.index_health.strips import Intervals, divide, most_of_each, strips
 from service.jobs.queue import rfc3339
-from service.jobs.runs import attempts_within
-from service.overview.models import Run, TableTimeline, Timeline
+from service.jobs.runs import attempts_within, waiting_jobs
+from service.overview.models import Run, TableTimeline, Timeline, Waiting
 from service.records.health import HealthStatus
 from service.records.jobs import NEVER, AttemptStatus, JobKind
 from service.records.tables import EnrolledTable
@@ -29,7 +29,7 @@ SPAN = timedelta(days=1)
 SHORTEST = timedelta(minutes=1)
 LONGEST = timedelta(days=100)
 _JOBS_OF_EACH = 40
-"""That have ended."""
+"""That have ended, and that wait."""
 MOST_IN_TIME = "-most_pending_equality_deletes"
 """The order by what was pending in the span; others are of what is now."""
 tables_request = page_request(
@@ -97,6 +97,13 @@ def get_timeline(
                 ended_at=one.ended_at,
             )
         )
+    waiting: dict[str, list[Waiting]] = {table_id: [] for table_id in ids}
+    for job in waiting_jobs(session, ids, _JOBS_OF_EACH):
+        if job.since < intervals.until:
+            kind = JobKind(job.kind)
+            waiting[job.table_id].append(
+                Waiting(job_id=job.job_id, kind=kind, dry_run=job.dry_run, since=job.since)
+            )
     return Timeline(
         since=intervals.since,
         until=intervals.until,
@@ -111,6 +118,7 @@ def get_timeline(
                 lag_seconds=of_tables[table.id].lag_seconds,
                 runs=runs[table.id],
                 has_more_runs=table.id in with_more,
+                waiting=waiting[table.id],
             )
             for table in found.items
         ],

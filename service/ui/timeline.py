@@ -14,10 +14,10 @@ from service.catalogs import service as catalogs
 from service.db.database import ReadSession, utc_now
 from service.http.paging import PageRequest, Search
 from service.jobs.runs import latest_jobs_of_each
-from service.overview.models import Run, TableTimeline, Timeline
+from service.overview.models import Run, TableTimeline, Timeline, Waiting
 from service.overview.timeline import LONGEST, MOST_IN_TIME, get_timeline, tables_request
 from service.records.health import HealthStatus
-from service.records.jobs import AttemptStatus
+from service.records.jobs import AttemptStatus, JobKind, JobStatus
 from service.settings import CurrentSettings
 from service.ui.formats import rfc3339
 from service.ui.pages import PageRoute, TypedTime, render
@@ -113,7 +113,7 @@ def _row(table: TableTimeline, latest: Sequence[tuple[str, str, bool, str, datet
         "ran": [(status.value, number) for status, number in sorted(ran.items())],
         "number": ran.total(),
         "latest": [
-            (job_id, status, f"{_kind(kind, dry_run=dry_run)} {status}, {at:{_TIME}}")
+            (job_id, status, f"{_kind(JobKind(kind), dry_run=dry_run)} {status}, {at:{_TIME}}")
             for job_id, kind, dry_run, status, at in latest
         ],
     }
@@ -126,8 +126,8 @@ def _data(shown: Timeline, now: datetime, *, names_catalogs: bool) -> str:
     names_catalogs: those of tables have their catalogs behind them, since the script cuts their beginnings.
     """
     workers = sorted({run.worker_name for table in shown.items for run in table.runs})
-    kinds = sorted({_kind_of(run) for table in shown.items for run in table.runs})
-    statuses = list(AttemptStatus)
+    kinds = sorted({_kind_of(each) for table in shown.items for each in (*table.runs, *table.waiting)})
+    statuses = [*AttemptStatus, JobStatus.QUEUED]
 
     def seconds(moment: datetime) -> int:
         return round((moment - shown.since).total_seconds())
@@ -150,7 +150,21 @@ def _data(shown: Timeline, now: datetime, *, names_catalogs: bool) -> str:
         "workers": workers,
         "kinds": kinds,
         "statuses": statuses,
+        # What waits is drawn first, and lies below what ran.
         "runs": [
+            [
+                number,
+                None,
+                kinds.index(_kind_of(job)),
+                statuses.index(JobStatus.QUEUED),
+                seconds(job.since),
+                seconds(now),
+                job.job_id,
+            ]
+            for number, table in enumerate(shown.items)
+            for job in table.waiting
+        ]
+        + [
             [
                 number,
                 workers.index(run.worker_name),
@@ -167,12 +181,12 @@ def _data(shown: Timeline, now: datetime, *, names_catalogs: bool) -> str:
     return json.dumps(told, separators=(",", ":"))
 
 
-def _kind_of(run: Run) -> str:
-    return _kind(run.kind.value, dry_run=run.dry_run)
+def _kind_of(job: Run | Waiting) -> str:
+    return _kind(job.kind, dry_run=job.dry_run)
 
 
-def _kind(kind: str, *, dry_run: bool) -> str:
-    return f"{'dry run: ' if dry_run else ''}{kind.replace('_', ' ')}"
+def _kind(kind: JobKind, *, dry_run: bool) -> str:
+    return f"{'dry run: ' if dry_run else ''}{kind.words}"
 
 
 def _whole(values: Sequence[float | None]) -> list[int | None]:

@@ -390,6 +390,7 @@ def test_what_the_page_draws_is_short_with_all_runs_that_are_shown() -> None:
         lag_seconds=[],
         runs=runs,
         has_more_runs=False,
+        waiting=[],
     )
     until = START + timedelta(days=1)
     shown = Timeline(since=START, until=until, interval_seconds=3600, items=[table], next_cursor=None)

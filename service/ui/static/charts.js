@@ -588,6 +588,13 @@ function strips(element) {
         for (const run of each.runs) {
           const left = drawn.valToPos(run.start, "x", true);
           const wide = Math.max(drawn.valToPos(run.end, "x", true) - left, 3 * scale);
+          // What waits is hollow.
+          if (run.status === "queued") {
+            ctx.strokeStyle = inkOf("muted");
+            ctx.lineWidth = scale;
+            ctx.strokeRect(left + scale / 2, top + height - 6.5 * scale, wide - scale, 4 * scale);
+            continue;
+          }
           ctx.fillStyle = inkOf(RUN_INKS[run.status] ?? "muted");
           // What failed is higher, for whoever sees no colours.
           const more = run.status === "failed" ? (hasCells ? 4 : 3) * scale : 0;
@@ -604,7 +611,8 @@ function strips(element) {
       else parts.push(inViewersZone(new Date(time * 1000)));
       if (run) {
         const of = hasCells ? `on ${told.workers[run.worker]}` : `of ${told.tables[run.table][1]}`;
-        parts.push(`${run.kind} ${of}: ${run.status}, ${duration(run.end - run.start)}`);
+        const did = run.status === "queued" ? `${run.kind}: waits` : `${run.kind} ${of}: ${run.status}`;
+        parts.push(`${did}, ${duration(run.end - run.start)}`);
       }
       return parts.join("\n");
     },
