@@ -53,7 +53,7 @@ from service.records.workers import Worker
 from tests.benchmarks.measure import cpu_seconds, high_water_mark
 from tests.benchmarks.page import PAGE, Part, write_part
 from tests.benchmarks.servers import KEY, SERVE, server
-from tests.benchmarks.viewers import SECONDS, VIEWERS, Watched, cpu_of, watch
+from tests.benchmarks.viewers import SECONDS, VIEWERS, Happens, Watched, cpu_of, watch
 from tests.service.postgresql import execute, running_server
 
 _AT_ONCE = 10_000
@@ -79,6 +79,7 @@ _RESULT = {
     "rows_deleted": 480,
     "key_sets": [_LOOKUP],
 }
+_PROGRESS = {"stage": "lookup", "done": 17, "total": 100, "unit": "row groups"}
 _FAILED = 50
 """One job of so many has failed."""
 _TOOK = timedelta(seconds=90)
@@ -182,11 +183,15 @@ def measure(
                 took.append(time.monotonic() - began)
             used = (cpu_seconds(process.pid) - used) / times
             answers.append(Answers(name, page, took, used, len(answer.content)))
-        table = paths["table"].rpartition("/")[2]
+        table, job = (paths[page].rpartition("/")[2] for page in ("table", "job that runs"))
+        ends, proceeds = (
+            Happens("job.succeeded", table),
+            Happens("job.progress", table, job, {"progress": _PROGRESS}),
+        )
         alone = cpu_of(process.pid, seconds)
         watched = [
-            watch(address, process.pid, alone, url, name, page, paths[page], table, seconds)
-            for page in ("overview", "table")
+            watch(address, process.pid, alone, url, name, page, paths[page], happens, seconds)
+            for page, happens in (("overview", ends), ("table", ends), ("job that runs", proceeds))
         ]
         memory = high_water_mark(process.pid)
     return answers, watched, memory
@@ -315,7 +320,8 @@ def _fill(session: Session, tables: int, jobs: int) -> Mapping[str, str]:
     )
     table = ids[tables // 2]
     _fill_index(session, table)
-    told_much = _add_job_that_told_much(session, ended, ids[tables // 2], workers[0])
+    told_much = _add_job_that_told_much(session, ended, table, workers[0])
+    running = _add_job_that_runs(session, waiting, table, workers[0])
     return {
         "overview": "/",
         "overview, 90 days": "/?days=90",
@@ -331,6 +337,7 @@ def _fill(session: Session, tables: int, jobs: int) -> Mapping[str, str]:
         "jobs that failed": "/jobs?status=failed",
         "jobs of a kind": "/jobs?kind=compact",
         "job": f"/jobs/{told_much}",
+        "job that runs": f"/jobs/{running}",
         "search": "/search?search=orders_12",
         "catalogs": "/catalogs",
         "catalog": f"/catalogs/{catalog.id}",
@@ -417,6 +424,20 @@ def _add_job_that_told_much(session: Session, like: Job, table_id: str, worker: 
     return job.id
 
 
+def _add_job_that_runs(session: Session, like: Job, table_id: str, worker: Worker) -> str:
+    """Its id."""
+    now = utc_now()
+    about = {"table_id": table_id, "table_uuid": table_id, "attempt": 1, "status": JobStatus.RUNNING.value}
+    since = {"started_at": now, "progress": _PROGRESS | {"updated_at": now.isoformat()}}
+    job = Job.model_validate(like.model_dump(exclude={"id"}) | about | since)
+    session.add(job)
+    session.flush()
+    session.add(
+        Attempt(job_id=job.id, attempt=1, worker_id=worker.id, worker_name=worker.name, lease_expires_at=now)
+    )
+    return job.id
+
+
 def _attempt(number: int, job_id: str, workers: Sequence[Worker], jobs: int) -> dict[str, Any]:
     """The one of `_job`."""
     worker = workers[number % len(workers)]
@@ -492,9 +513,10 @@ The service on SQLite took {memory / 2**20:,.0f} MiB at most (RSS).
 
 {VIEWERS} viewers leave a page open, and ask for it again as its script does: what that costs the service
 besides what it does without them, in processor time for each second and viewer, once they have used up what a
-page that is opened may cost in advance (200 ms).
+page that is opened may cost in advance (200 ms). What happens is that a job ends, on the page of a job
+that it tells how far it is.
 
-| page | database | nothing happens | a job ends each second | asked for again after |
+| page | database | nothing happens | something each second | asked for again after |
 |---|---|---:|---:|---:|
 {chr(10).join(each.row for each in watched)}
 """

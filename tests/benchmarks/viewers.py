@@ -7,10 +7,11 @@ import random
 import re
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from html import unescape
+from typing import Any
 
 import httpx
 
@@ -37,7 +38,7 @@ class Watched:
     quiet: float
     """While nothing happens."""
     busy: float
-    """While a job ends each second."""
+    """While something happens each second."""
     looks: int
     """How often all viewers together asked for the page while it was busy."""
     seconds: float
@@ -57,15 +58,15 @@ def watch(
     database: str,
     page: str,
     path: str,
-    table_id: str,
+    happens: Happens,
     seconds: float = SECONDS,
 ) -> Watched:
-    """alone: what the service takes without viewers (`cpu_of`). table_id: what jobs end for."""
+    """alone: what the service takes without viewers (`cpu_of`). happens: each second, while it is busy."""
     viewers = [_Viewer(url, path) for _ in range(VIEWERS)]
     with _watching(viewers):
         quiet = (cpu_of(process, seconds) - alone) / VIEWERS
         looks = sum(viewer.looks for viewer in viewers)
-        with _happening(database_url, table_id):
+        with _happening(database_url, happens):
             busy = (cpu_of(process, seconds) - alone) / VIEWERS
         looks = sum(viewer.looks for viewer in viewers) - looks
     return Watched(database, page, quiet, busy, looks, seconds)
@@ -76,6 +77,16 @@ def cpu_of(process: int, seconds: float = SECONDS) -> float:
     used, began = cpu_seconds(process), time.monotonic()
     time.sleep(seconds)
     return 1000 * (cpu_seconds(process) - used) / (time.monotonic() - began)
+
+
+@dataclass(frozen=True)
+class Happens:
+    """An event of a table or of a job of its."""
+
+    kind: str
+    table_id: str
+    job_id: str | None = None
+    fields: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -162,7 +173,7 @@ def _watching(viewers: Sequence[_Viewer]) -> Iterator[None]:
 
 
 @contextmanager
-def _happening(database_url: str, table_id: str) -> Iterator[None]:
+def _happening(database_url: str, what: Happens) -> Iterator[None]:
     is_over = threading.Event()
 
     def happen() -> None:
@@ -172,13 +183,13 @@ def _happening(database_url: str, table_id: str) -> Iterator[None]:
                 write_event(
                     session,
                     at=utc_now(),
-                    kind="job.succeeded",
+                    kind=what.kind,
                     level="info",
                     message="It was so.",
-                    table_id=table_id,
-                    job_id=None,
+                    table_id=what.table_id,
+                    job_id=what.job_id,
                     attempt=1,
-                    fields={},
+                    fields=dict(what.fields),
                 )
         database.dispose()
 
