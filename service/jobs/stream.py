@@ -27,8 +27,10 @@ from service.webhooks.outbox import UNTOLD
 POLL_SECONDS = 0.5
 ACCESS_SECONDS = 5.0
 """Who reads is let go on for so long before he is asked for again: a key may be revoked, a token expire."""
-_CHANGES_ACCESS_SECONDS = 15.0
+_CHANGES_ACCESS_SECONDS = 60.0
 """Of a page's stream, which says no more than that something has happened."""
+_WORDS, _WORD_SECONDS = 10.0, 5.0
+"""A page is told so many words one after the other, and then one in so many seconds."""
 _BATCH = 500
 _KEPT = 2 * _BATCH
 _LOOKED_BACK = 100
@@ -206,11 +208,15 @@ async def stream_changes(
 ) -> AsyncIterator[Mapping[str, str]]:
     """For pages, which only have to know that something has happened: one word for all that has.
 
-    It is `turned` where what happened is more than progress or a line of a log, else `changed`. What polls
-    find comes with its figures, as `pending`, which pages show without another look. tells_pending: whether
-    it comes.
+    It is `turned` where what happened is more than progress or a line of a log, else `changed`. Where much
+    happens it comes seldom, since a page does not look each time, but for turns of one job. What polls find
+    comes with its figures, as `pending`, which pages show without another look. tells_pending: whether it
+    comes.
     """
     told = -1
+    latest: Told | None = None
+    has_turned = False
+    words, at = _WORDS, time.monotonic()
     async for _, found in _follow(
         recent, None, stopping, may_read, _CHANGES_ACCESS_SECONDS, table_id, job_id, tells_each_turn=True
     ):
@@ -222,11 +228,16 @@ async def stream_changes(
                     of_table = {"tables": {table_id: moved.tables[table_id]}}
                     yield {"event": "pending", "data": json.dumps(of_table)}
             told = moved.number
-        if not found:
+        if found:
+            latest = found[-1]
+            has_turned = has_turned or not all(event.is_detail for event in found)
+        now = time.monotonic()
+        words, at = min(words + (now - at) / _WORD_SECONDS, _WORDS), now
+        if latest is None or (words < 1 and not (has_turned and job_id is not None)):
             continue
-        has_turned = not all(event.is_detail for event in found)
         # Browsers pass on no event without data.
-        yield {"event": "turned" if has_turned else "changed", "data": str(found[-1].id)}
+        yield {"event": "turned" if has_turned else "changed", "data": str(latest.id)}
+        latest, has_turned, words = None, False, max(words - 1, 0)
 
 
 async def _latest_move(moves: RecentMoves) -> Moved | None:

@@ -756,6 +756,42 @@ def test_a_page_is_told_once_of_all_that_has_happened(
     assert run_apart(follow()) == ["changed", "turned"]
 
 
+def test_a_page_is_told_seldom_where_much_happens_but_at_once_of_what_becomes_of_its_job(
+    service: Running, table: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(stream, "_WORDS", 1)
+    job = request_job(service, table)
+
+    def happen(kind: str) -> int:
+        with service.database.write() as session:
+            record_job_event(session, session.get_one(Job, job["id"]), kind, "It was so.", utc_now())
+            return latest_event_id(session)
+
+    async def follow(job_id: str | None) -> None:
+        monkeypatch.setattr(stream, "_WORD_SECONDS", 3600)
+        recent = RecentEvents(service.database)
+        latest = await recent.latest_id()
+        monkeypatch.setattr(recent, "latest_id", lambda: asyncio.sleep(0, latest))
+        moves = RecentMoves(service.database)
+        changes = stream_changes(
+            recent, moves, threading.Event(), lambda: True, job_id=job_id, tells_pending=False
+        )
+        first = happen("job.log")
+        assert await anext(changes) == {"event": "changed", "data": str(first)}
+        following = asyncio.ensure_future(anext(changes))
+        for kind in ("job.log", "job.succeeded"):
+            last = happen(kind)
+            while recent._until < last:
+                await asyncio.sleep(0.01)
+            assert following.done() == (kind == "job.succeeded" and job_id is not None)
+        monkeypatch.setattr(stream, "_WORD_SECONDS", 1e-9)
+        assert await following == {"event": "turned", "data": str(last)}, "and what was held is told as one"
+
+    run_apart(follow(job["id"]))
+    run_apart(follow(None))
+
+
 def test_pages_are_told_what_polls_find_by_one_read_for_all_of_them(
     service: Running, iceberg: IcebergCatalog, table: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
