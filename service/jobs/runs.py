@@ -1,11 +1,13 @@
 """What ran lately, table by table, for pages and programs that show many tables at once."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
+from functools import cache
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
-from sqlalchemy import BindParameter, CompoundSelect, bindparam, func, union_all
+from sqlalchemy import BindParameter, ColumnElement, CompoundSelect, Select, bindparam, func, union_all
 from sqlalchemy import select as columns
 from sqlmodel import Session, col, or_, select
 
@@ -17,33 +19,36 @@ _LOOKED_AT = 200
 """Jobs of each table that ended last in a span: among these, the longest are looked for."""
 
 
-def latest_job_ids(session: Session, table_ids: Sequence[str], number: int) -> list[str]:
-    """The jobs of each table that were made last, so many of each at most."""
-    if not table_ids:
-        return []
-    of_each = []
-    for table_id in table_ids:
-        newest = select(Job.id).where(Job.table_id == table_id)
-        newest = newest.order_by(col(Job.created_at).desc()).limit(number)
-        of_each.append(select(newest.subquery().c.id))
-    return list(session.execute(union_all(*of_each)).scalars())
-
-
 def latest_jobs_of_each(
     session: Session, table_ids: Sequence[str], number: int
 ) -> dict[str, list[tuple[str, str, bool, str, datetime]]]:
-    """By the table's id, the oldest first: id, kind, whether a dry run, status, end (or when it was made)."""
-    chosen = latest_job_ids(session, table_ids, number)
-    at = func.coalesce(col(Job.ended_at), col(Job.created_at))
-    rows = session.execute(
-        columns(col(Job.table_id), col(Job.id), col(Job.kind), col(Job.dry_run), col(Job.status), at)
-        .where(col(Job.id).in_(chosen))
-        .order_by(col(Job.created_at), col(Job.id))
-    )
+    """Those that were made last, by the table's id, so many of each at most, the oldest first: id, kind,
+    whether a dry run, status, end (or when it was made)."""
     found: dict[str, list[tuple[str, str, bool, str, datetime]]] = {}
-    for table_id, job_id, kind, dry_run, status, moment in rows:
-        found.setdefault(table_id, []).append((job_id, kind, dry_run, status, moment))
+    if not table_ids:
+        return found
+    rows = session.execute(_latest_of(len(table_ids)), _named(table_ids) | {"number": number}).all()
+    for table_id, _, job_id, *others, ended_at in sorted(rows, key=itemgetter(1, 2)):
+        found.setdefault(table_id, []).append((job_id, *others, ended_at))
     return found
+
+
+@cache
+def _latest_of(tables: int) -> CompoundSelect[Any]:
+    """Made once, as `_ended_of` is."""
+    at = func.coalesce(col(Job.ended_at), col(Job.created_at)).label("at")
+    told = (Job.table_id, Job.created_at, Job.id, Job.kind, Job.dry_run, Job.status)
+    every = columns(*map(col, told), at).order_by(col(Job.created_at).desc()).limit(bindparam("number"))
+    return union_all(*(columns(every.where(each).subquery()) for each in _each_table(tables)))
+
+
+def _each_table(tables: int) -> Iterator[ColumnElement[bool]]:
+    return (col(Job.table_id) == bindparam(f"table_{number}") for number in range(tables))
+
+
+def _named(table_ids: Sequence[str]) -> dict[str, Any]:
+    """As `_each_table` names them."""
+    return {f"table_{number}": table_id for number, table_id in enumerate(table_ids)}
 
 
 class Ran(NamedTuple):
@@ -122,7 +127,7 @@ def attempts_within(
         )
         .order_by(col(Attempt.started_at), col(Attempt.job_id))
     )
-    return [Ran(*row) for row in rows], with_more
+    return [Ran(*row) for row in rows.all()], with_more
 
 
 def _ended_within(
@@ -135,9 +140,14 @@ def _ended_within(
     """
     chosen: list[str] = []
     with_more: set[str] = set()
-    for table_id in table_ids:
-        span = {"table_id": table_id, "since": since, "until": until}
-        found = sorted(session.execute(_ENDED, span).all(), key=lambda job: job.ended_at, reverse=True)
+    if not table_ids:
+        return chosen, with_more
+    span = {"since": since, "until": until}
+    ended: dict[str, list[Any]] = {}
+    for job in session.execute(_ended_of(len(table_ids)), _named(table_ids) | span).all():
+        ended.setdefault(job.table_id, []).append(job)
+    for table_id, jobs in ended.items():
+        found = sorted(jobs, key=attrgetter("ended_at"), reverse=True)
         latest, others = found[: of_each // 2], found[of_each // 2 :]
         longest = sorted(others, key=lambda job: job.ended_at - job.started_at, reverse=True)
         chosen += [job.id for job in (*latest, *longest)[:of_each]]
@@ -146,17 +156,18 @@ def _ended_within(
     return chosen, with_more
 
 
-def _ended_jobs() -> CompoundSelect[Any]:
-    """Of a table, those that `_ended_within` looks at; made once, as making it takes longer than asking."""
-    of_table = columns(col(Job.id), col(Job.started_at), col(Job.ended_at)).where(
-        col(Job.table_id) == bindparam("table_id"), col(Job.started_at).is_not(None)
-    )
+@cache
+def _ended_of(tables: int) -> CompoundSelect[Any]:
+    """Of so many tables, those that `_ended_within` looks at; made once, as making it takes longer than
+    asking."""
+    ended = col(Job.ended_at)
     since: BindParameter[datetime] = bindparam("since")
     until: BindParameter[datetime] = bindparam("until")
-    ended = col(Job.ended_at)
-    within = of_table.where(ended >= since, ended < until).order_by(ended.desc()).limit(_LOOKED_AT)
-    after = of_table.where(ended >= until).order_by(ended).limit(_LOOKED_AT).subquery()
-    return union_all(columns(within.subquery()), columns(after).where(after.c.started_at < until))
-
-
-_ENDED = _ended_jobs()
+    parts: list[Select[Any]] = []
+    for each in _each_table(tables):
+        of_table = columns(col(Job.table_id), col(Job.id), col(Job.started_at), ended)
+        of_table = of_table.where(each, col(Job.started_at).is_not(None))
+        within = of_table.where(ended >= since, ended < until).order_by(ended.desc()).limit(_LOOKED_AT)
+        after = of_table.where(ended >= until).order_by(ended).limit(_LOOKED_AT).subquery()
+        parts += [columns(within.subquery()), columns(after).where(after.c.started_at < until)]
+    return union_all(*parts)

@@ -2,10 +2,10 @@
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import APIRouter, Depends, Request, Response
 
@@ -14,7 +14,7 @@ from service.catalogs import service as catalogs
 from service.db.database import ReadSession, utc_now
 from service.http.paging import PageRequest, Search
 from service.jobs.runs import latest_jobs_of_each
-from service.overview.models import Run, TableTimeline, Timeline, Waiting
+from service.overview.models import TableTimeline, Timeline
 from service.overview.timeline import LONGEST, MOST_IN_TIME, get_timeline, tables_request
 from service.records.health import HealthStatus
 from service.records.jobs import AttemptStatus, JobKind, JobStatus
@@ -22,6 +22,7 @@ from service.settings import CurrentSettings
 from service.ui.formats import rfc3339
 from service.ui.pages import PageRoute, TypedTime, render
 
+T = TypeVar("T", str, tuple[JobKind, bool])
 router = APIRouter(route_class=PageRoute)
 _SPANS = {1: "1 hour", 6: "6 hours", 24: "24 hours", 168: "7 days", 720: "30 days"}
 """By hours."""
@@ -125,9 +126,12 @@ def _data(shown: Timeline, now: datetime, *, names_catalogs: bool) -> str:
 
     names_catalogs: those of tables have their catalogs behind them, since the script cuts their beginnings.
     """
-    workers = sorted({run.worker_name for table in shown.items for run in table.runs})
-    kinds = sorted({_kind_of(each) for table in shown.items for each in (*table.runs, *table.waiting)})
-    statuses = [*AttemptStatus, JobStatus.QUEUED]
+    # By what each is called: its number.
+    workers = _numbered(run.worker_name for table in shown.items for run in table.runs)
+    kinds = _numbered(
+        (each.kind, each.dry_run) for table in shown.items for each in (*table.runs, *table.waiting)
+    )
+    statuses = _numbered([*AttemptStatus, JobStatus.QUEUED])
 
     def seconds(moment: datetime) -> int:
         return round((moment - shown.since).total_seconds())
@@ -147,16 +151,16 @@ def _data(shown: Timeline, now: datetime, *, names_catalogs: bool) -> str:
         ],
         "pending": [table.pending_equality_deletes for table in shown.items],
         "lag": [_whole(table.lag_seconds) for table in shown.items],
-        "workers": workers,
-        "kinds": kinds,
-        "statuses": statuses,
+        "workers": list(workers),
+        "kinds": [_kind(kind, dry_run=dry_run) for kind, dry_run in kinds],
+        "statuses": list(statuses),
         # What waits is drawn first, and lies below what ran.
         "runs": [
             [
                 number,
                 None,
-                kinds.index(_kind_of(job)),
-                statuses.index(JobStatus.QUEUED),
+                kinds[job.kind, job.dry_run],
+                statuses[JobStatus.QUEUED],
                 seconds(job.since),
                 seconds(now),
                 job.job_id,
@@ -167,9 +171,9 @@ def _data(shown: Timeline, now: datetime, *, names_catalogs: bool) -> str:
         + [
             [
                 number,
-                workers.index(run.worker_name),
-                kinds.index(_kind_of(run)),
-                statuses.index(run.status),
+                workers[run.worker_name],
+                kinds[run.kind, run.dry_run],
+                statuses[run.status],
                 seconds(run.started_at),
                 seconds(run.ended_at or now),
                 run.job_id,
@@ -181,8 +185,8 @@ def _data(shown: Timeline, now: datetime, *, names_catalogs: bool) -> str:
     return json.dumps(told, separators=(",", ":"))
 
 
-def _kind_of(job: Run | Waiting) -> str:
-    return _kind(job.kind, dry_run=job.dry_run)
+def _numbered(named: Iterable[T]) -> dict[T, int]:
+    return {one: number for number, one in enumerate(sorted(set(named)))}
 
 
 def _kind(kind: JobKind, *, dry_run: bool) -> str:

@@ -14,7 +14,7 @@ from service.db.database import Database, new_id, utc_now
 from service.http.paging import PageRequest, make_cursor
 from service.index_health.service import append_sample
 from service.index_health.strips import Strip, divide, strips
-from service.jobs.runs import attempts_within, latest_job_ids, latest_jobs_of_each
+from service.jobs.runs import attempts_within, latest_jobs_of_each, waiting_jobs
 from service.overview.models import Run, TableTimeline, Timeline
 from service.records.health import HealthSample, HealthStatus, TableHealth
 from service.records.jobs import AttemptStatus, JobKind
@@ -24,7 +24,16 @@ from tests.service.conftest import ON_BOTH, Running, alike_on_both
 from tests.service.health_samples import health_sample
 from tests.service.iceberg_tables import IcebergCatalog
 from tests.service.pages.person import Page, Person
-from tests.service.queue_calls import START, add_tables, add_worker, claim, finish, request
+from tests.service.queue_calls import (
+    RETRYABLE,
+    START,
+    add_tables,
+    add_worker,
+    claim,
+    finish,
+    request,
+    statements_of,
+)
 
 database_kind = alike_on_both
 MINUTE = timedelta(minutes=1)
@@ -162,8 +171,7 @@ def test_what_ran_within_a_span_is_told_with_its_worker_and_so_many_of_each_tabl
         assert told(4, 20, 10) == [jobs[1], of_other]
         assert told(0, 60, 2) == [of_other, jobs[2], jobs[3]]
         assert told(0, 14, 1) == [jobs[1]], "the last one before the end, whatever came later"
-        assert sorted(latest_job_ids(session, [first, other], 1)) == sorted([jobs[3], of_other])
-        assert latest_job_ids(session, [], 5) == []
+        assert latest_jobs_of_each(session, [], 5) == {}
         latest = latest_jobs_of_each(session, [first, other], 3)
     assert [job for job, *_ in latest[first]] == jobs[1:]
     assert latest[other] == [(of_other, "convert", False, "succeeded", START + MINUTE * 16)]
@@ -209,6 +217,34 @@ def test_a_long_run_is_told_of_beside_any_number_of_shorter_ones(database: Datab
         assert told(0, 6.9) == ([long, *before[3:]], {table}), "though it ended after them"
         assert told(6.9, 9.9) == ([long, *after[:2]], set())
         assert told(7.1, 60) == ([*after[2:], few], {table})
+
+
+@ON_BOTH
+def test_what_waits_is_told_since_it_was_made_or_last_tried(database: Database) -> None:
+    table, other = add_tables(database, ["a", "b"])
+    tried = request(database, table, JobKind.CONVERT, START)
+    assignment = claim(database, add_worker(database), START)
+    assert assignment is not None
+    made = request(database, table, JobKind.INDEX, START + MINUTE * 3)
+    of_other = request(database, other, JobKind.CONVERT, START + MINUTE)
+    with database.read() as session:
+        assert {one.job_id for one in waiting_jobs(session, [table, other], 9)} == {made, of_other}
+    finish(database, tried, assignment.attempt, "failed", START + MINUTE * 5, RETRYABLE)
+    with database.read() as session:
+        waiting = [(one.job_id, one.since) for one in waiting_jobs(session, [table, other], 9)]
+        assert [one.job_id for one in waiting_jobs(session, [table], 1)] == [made]
+    assert waiting == [(of_other, START + MINUTE), (made, START + MINUTE * 3), (tried, START + MINUTE * 5)]
+
+
+def test_what_ran_for_many_tables_is_asked_for_together(database: Database) -> None:
+    tables = add_tables(database, ["a", "b", "c"])
+    numbers = set()
+    for some in (tables[:1], tables):
+        with statements_of(database) as asked, database.read() as session:
+            attempts_within(session, some, START, START + MINUTE, of_each=4)
+            latest_jobs_of_each(session, some, 4)
+        numbers.add(len(asked))
+    assert len(numbers) == 1
 
 
 def test_more_runs_than_are_shown_are_told_of(service: Running, iceberg: IcebergCatalog) -> None:
@@ -257,6 +293,16 @@ def test_the_call_shows_tables_with_most_pending_first_and_pages_through_them(
     number = span.total_seconds() / told["interval_seconds"]
     assert {len(one["lag_seconds"]) for one in told["items"]} == {number}
     assert [len(one["runs"]) for one in told["items"]] == [0, 1, 0]
+    waits = service.admin.post(f"/tables/{ids['db.none']}/jobs", json={"kind": "index"}).json()
+    assert [one["waiting"] for one in told["items"]] == [[], [], []]
+    (waiting,) = ask()["items"][2]["waiting"]
+    assert (waiting["job_id"], waiting["kind"], waiting["since"]) == (
+        waits["id"],
+        "index",
+        waits["created_at"],
+    )
+    before = {"since": "2020-01-01T00:00:00Z", "until": "2020-01-02T00:00:00Z"}
+    assert [one["waiting"] for one in ask(**before)["items"]] == [[], [], []], "it was not made yet"
     (ran,) = told["items"][1]["runs"]
     assert (ran["job_id"], ran["worker_name"]) == (job, "w1")
     assert (ran["status"], ran["ended_at"]) == ("running", None)
