@@ -126,9 +126,9 @@ function showPending({ tables, all }) {
 }
 
 // Looks of a page may cost the service so much processor time for each second that somebody watches, which with
-// the stream comes to a millisecond, and what was not used up to then, but for a limit: after a quiet time what
-// happens is seen at once.
-const EARNED_MS = 0.6;
+// the stream stays below a millisecond, and what was not used up to then, but for a limit: after a quiet time
+// what happens is seen at once.
+const EARNED_MS = 0.4;
 const SAVED_MS = 200;
 // What no event tells of, such as a worker that has gone, is seen so late.
 const UNTOLD_MS = 90_000;
