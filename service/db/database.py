@@ -110,7 +110,7 @@ def is_id(text: str) -> bool:
 
 
 def _from_sqlite(written: str | None) -> datetime | None:
-    return written and datetime.fromisoformat(f"{written}+00:00")
+    return None if written is None else datetime.fromisoformat(f"{written}+00:00")
 
 
 class UtcDateTime(TypeDecorator[datetime]):

@@ -78,11 +78,11 @@ class Waits(NamedTuple):
 
 def waiting_jobs(session: Session, table_ids: Sequence[str], of_each: int) -> list[Waits]:
     """Those that have waited longest, so many of each table at most."""
-    ended = select(func.max(Attempt.ended_at)).where(Attempt.job_id == Job.id).scalar_subquery()
+    ended = select(func.max(Attempt.ended_at)).where(col(Attempt.job_id) == col(Job.id)).scalar_subquery()
     since = func.coalesce(ended, col(Job.created_at), type_=UtcDateTime)
     rows = session.execute(
         columns(col(Job.table_id), col(Job.id), col(Job.kind), col(Job.dry_run), since)
-        .where(Job.status == JobStatus.QUEUED.value, col(Job.table_id).in_(table_ids))
+        .where(col(Job.status) == JobStatus.QUEUED.value, col(Job.table_id).in_(table_ids))
         .order_by(since, col(Job.id))
     )
     number: Counter[str] = Counter()

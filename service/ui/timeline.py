@@ -129,7 +129,8 @@ def _data(shown: Timeline, now: datetime, *, names_catalogs: bool) -> str:
     # By what each is called: its number.
     workers = _numbered(run.worker_name for table in shown.items for run in table.runs)
     kinds = _numbered(
-        (each.kind, each.dry_run) for table in shown.items for each in (*table.runs, *table.waiting)
+        [(run.kind, run.dry_run) for table in shown.items for run in table.runs]
+        + [(job.kind, job.dry_run) for table in shown.items for job in table.waiting]
     )
     statuses = _numbered([*AttemptStatus, JobStatus.QUEUED])
 
