@@ -24,6 +24,10 @@ from staging.history import KEPT
 
 _ELSEWHERE_FOR = timedelta(days=8)
 """Since somebody else was last seen to do the same as our jobs: over a week, in which many do it once."""
+_SOON_SECONDS = 60.0
+"""After a job: what comes within them, by time alone, and does or undoes the same, comes soon."""
+WITH_REWRITING = "with-rewriting"
+"""The code of a decision to wait for a rewriting of data files that comes soon."""
 WORK = {
     JobKind.EXPIRE_SNAPSHOTS: "Expiry",
     JobKind.REWRITE_DATA_FILES: "Compaction",
@@ -72,7 +76,51 @@ def decide_kind(
         decision = decide_weighed(state, policy, now, weighed)
         if weighed is not None and tells_cost:
             decision = replace(decision, sentence=f"{decision.sentence} {weighed.words(now)}")
-    return _beside_another(_in_window(_within_budget(decision, state, now), policy, now), state, now)
+    decision = _in_window(_within_budget(decision, state, now), policy, now)
+    return _beside_another(_left_to_rewriting(decision, state, policy, now, weighed), state, now)
+
+
+def _left_to_rewriting(
+    decision: Decision, state: TableState, policy: EffectivePolicy, now: datetime, weighed: Weighing | None
+) -> Decision:
+    """What a rewriting of data files undoes waits for one that comes soon."""
+    undone = (JobKind.REWRITE_POSITION_DELETE_FILES, JobKind.REWRITE_MANIFESTS, JobKind.COMPACT)
+    # Where one may always be near, nothing waits: it would for ever.
+    is_rare = policy.rewrite_data_files.min_interval_seconds > _soon_seconds(decision.kind, state)
+    is_due = decision.action is Action.TRIGGER and decision.code != "cron"
+    if decision.kind not in undone or not is_due or not is_rare:
+        return decision
+    if not _comes_soon(JobKind.REWRITE_DATA_FILES, decision.kind, state, policy, now, weighed):
+        return decision
+    told = f"{decision.sentence} It waits for the rewriting of data files that comes first, and may undo it."
+    return Decision(decision.kind, Action.WAIT, WITH_REWRITING, told)
+
+
+def _comes_soon(
+    other: JobKind,
+    kind: JobKind,
+    state: TableState,
+    policy: EffectivePolicy,
+    now: datetime,
+    weighed: Weighing | None,
+) -> bool:
+    """Whether a job of the other kind waits for nothing but a worker, or will within a minute after one of
+    this kind, by time alone."""
+    if other in state.active:
+        return other not in state.later
+    if not getattr(policy, other.value).enabled:
+        return False
+    until = now + timedelta(seconds=_soon_seconds(kind, state))
+    moments = (moment for moment in deadlines(state, policy, weighed) if now < moment <= until)
+    return any(
+        decide_kind(other, state, policy, at, weighed, tells_cost=False).action is Action.TRIGGER
+        for at in (now, *moments)
+    )
+
+
+def _soon_seconds(kind: JobKind, state: TableState) -> float:
+    last = state.last.get(kind)
+    return ((last.seconds if last is not None else None) or 0.0) + _SOON_SECONDS
 
 
 def _beside_another(decision: Decision, state: TableState, now: datetime) -> Decision:
@@ -221,25 +269,23 @@ def _decide_index(state: TableState, policy: EffectivePolicy, now: datetime) -> 
         return Decision(kind, Action.TRIGGER, "cron", f"{files}, {due}")
     if not age.is_reached:
         return _below(kind, (*volume, age))
-    if JobKind.CONVERT in state.running:
-        told = f"{files}, {age}. A conversion runs, which may index them; no index job could run beside it."
-        return Decision(kind, Action.WAIT, WITH_CONVERSION, told)
+    others = (
+        (JobKind.CONVERT, WITH_CONVERSION, "conversion"),
+        (JobKind.REWRITE_DATA_FILES, WITH_REWRITING, "rewriting"),
+    )
+    for other, code, named in others:
+        if other in state.running:
+            told = f"{files}, {age}. A {named} runs, which may index them; no index job could run beside it."
+            return Decision(kind, Action.WAIT, code, told)
     # One that fails, or can't index them, leaves them to an index job in the end.
     patience = PATIENCE_WITH_CONVERSIONS * policy_of_kind.age_seconds
     may_take = state.indexed_at is not None and not last.failed  # else it only converts
-    if since < patience and may_take and _is_converted_now(state, policy, now):
-        told = (
-            f"{files}, {age}. The conversion that is due may index them; after {patience:.0f} s, a job does."
-        )
-        return Decision(kind, Action.WAIT, WITH_CONVERSION, told)
+    if since < patience and may_take:
+        for other, code, named in others:
+            if _comes_soon(other, kind, state, policy, now, weighing(state, policy)):
+                told = f"The {named} that comes first may index them; after {patience:.0f} s, a job does."
+                return Decision(kind, Action.WAIT, code, f"{files}, {age}. {told}")
     return Decision(kind, Action.TRIGGER, age.code, f"{files}, {age}.")
-
-
-def _is_converted_now(state: TableState, policy: EffectivePolicy, now: datetime) -> bool:
-    """Whether a conversion waits for nothing but a worker."""
-    found = decide_kind(JobKind.CONVERT, state, policy, now)
-    is_active = found.code == "active" and JobKind.CONVERT not in state.later
-    return found.action is Action.TRIGGER or is_active
 
 
 def _indexed_at(last: LastJob, state: TableState) -> datetime:
@@ -648,7 +694,7 @@ def deadlines(
         if kind is JobKind.INDEX and last is not None:
             began = _indexed_at(last, state)
         yield began + timedelta(seconds=ages.get(kind, 0.0))
-        if kind is JobKind.INDEX and policy.convert.enabled:
+        if kind is JobKind.INDEX and (policy.convert.enabled or policy.rewrite_data_files.enabled):
             yield began + timedelta(seconds=PATIENCE_WITH_CONVERSIONS * policy.index.age_seconds)
         if last is not None and (pause_ends := _pause_ends(last, policy)) is not None:
             yield pause_ends

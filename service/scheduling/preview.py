@@ -17,7 +17,7 @@ from service.records.catalogs import Catalog
 from service.records.health import TableHealth
 from service.records.jobs import Job, JobKind, JobStatus
 from service.records.tables import EnrolledTable
-from service.scheduling.decisions import cron_of, deadlines, decide_kind
+from service.scheduling.decisions import WITH_REWRITING, cron_of, deadlines, decide_kind
 from service.scheduling.facts import Action, LastJob, StagedState, TableState, weighing, windows_of
 from service.scheduling.models import PlannedJob, PolicyPreview
 from service.scheduling.state import table_state
@@ -55,7 +55,9 @@ def preview(session: Session, table: EnrolledTable, health: TableHealth, now: da
         else:
             starts_at, why = (
                 queued.get(kind)
-                or _next_start(kind, state, policy, [now, *moments], now, until)
+                or _next_start(
+                    kind, _once_rewritten(kind, state, policy, now), policy, [now, *moments], now, until
+                )
                 or (None, None)
             )
             repeats = (
@@ -79,6 +81,12 @@ def preview(session: Session, table: EnrolledTable, health: TableHealth, now: da
         jobs=planned,
         windows_open_at=opens_at,
     )
+
+
+def _once_rewritten(kind: JobKind, state: TableState, policy: EffectivePolicy, now: datetime) -> TableState:
+    """With data files rewritten, if a job of a kind waits for that."""
+    waits = decide_kind(kind, state, policy, now).code == WITH_REWRITING
+    return _after(state, policy, JobKind.REWRITE_DATA_FILES, now) if waits else state
 
 
 def _next_start(

@@ -22,14 +22,14 @@ from service.records.health import TableHealth
 from service.records.jobs import POLICY, JobKind
 from service.records.tables import EnrolledTable
 from service.scheduling import clock
-from service.scheduling.decisions import cron_of, deadlines, decide
+from service.scheduling.decisions import WITH_REWRITING, cron_of, deadlines, decide
 from service.scheduling.facts import Action, Decision, TableState, windows_of
 from service.scheduling.rewriting_or_conversion import WITH_CONVERSION
 from service.scheduling.state import table_state
 
 _DUE = frozenset({"outside-window", "budget-spent", "sort-order-missing"})
 """Codes of decisions that keep a job waiting which is due."""
-_STILL_DUE = frozenset({"active", "min-interval", WITH_CONVERSION})
+_STILL_DUE = frozenset({"active", "min-interval", WITH_CONVERSION, WITH_REWRITING})
 """Of those that do so where it was due before: it may fail, or wait for a worker."""
 
 

@@ -28,6 +28,7 @@ from service.records.health import TableHealth
 from service.records.jobs import JobKind
 from service.scheduling.decisions import deadlines, decide
 from service.scheduling.facts import Action, Decision, LastJob, StagedState, TableState
+from service.scheduling.preview import _next_start, _once_rewritten
 from service.scheduling.scheduler import _changes, due_since
 from service.scheduling.state import _new_small_files
 
@@ -515,6 +516,45 @@ def test_a_rewriting_waits_for_no_conversion_that_does_not_start_by_itself(
 
 
 @pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        (JobKind.COMPACT, {"sorted_runs": 16}),
+        (JobKind.REWRITE_MANIFESTS, {"small_manifests": 10}),
+        (JobKind.REWRITE_POSITION_DELETE_FILES, {"small_delete_files": 10}),
+    ],
+)
+def test_what_a_rewriting_undoes_waits_for_one_that_comes_within_a_minute(
+    kind: JobKind, fields: dict[str, int]
+) -> None:
+    rewriting = JobKind.REWRITE_DATA_FILES
+
+    def due(seconds: float, **more: object) -> TableState:
+        """That long after the last rewriting, and with enough small files for the next one."""
+        last = {rewriting: LastJob(NOW - timedelta(seconds=seconds))}
+        return replace(IDLE, small_data_files=10, last=last, **fields, **more)  # type: ignore[arg-type]
+
+    waits = decision(due(540), kind)
+    assert (waits.action, waits.code) == (Action.WAIT, "with-rewriting")
+    assert "waits for the rewriting of data files that comes first" in waits.sentence
+    assert decision(due(600), kind).code == "with-rewriting"
+    assert decision(due(539), kind).action is Action.TRIGGER, "later than in a minute"
+    assert decision(replace(due(540), small_data_files=9), kind).action is Action.TRIGGER, "by time alone"
+    queued = replace(due(0), active=frozenset({rewriting}))
+    assert decision(queued, kind).code == "with-rewriting"
+    assert decision(replace(queued, later=queued.active), kind).action is Action.TRIGGER
+    took = replace(due(500), last={**due(500).last, kind: LastJob(NOW - timedelta(days=1), seconds=40.0)})
+    assert decision(took, kind).code == "with-rewriting", "a minute after its end"
+    often = POLICY.rewrite_data_files.model_copy(update={"min_interval_seconds": 60})
+    policy = POLICY.model_copy(update={"rewrite_data_files": often})
+    assert decision(due(600), kind, policy).action is Action.TRIGGER, "it would wait for ever"
+    cron = getattr(POLICY, kind.value).model_copy(update={"cron": "* * * * *"})
+    below = {name: number - 1 for name, number in fields.items()}
+    asked = replace(due(600), has_index=True, **below)  # type: ignore[arg-type]
+    asked = replace(asked, last={**asked.last, kind: LastJob(NOW - timedelta(days=1))})
+    assert decision(asked, kind, POLICY.model_copy(update={kind.value: cron})).code == "cron"
+
+
+@pytest.mark.parametrize(
     ("strategy", "has_sort_order", "code"),
     [
         ("sort", None, "small-data-files"),
@@ -754,7 +794,7 @@ def test_new_data_files_go_along_with_a_conversion_for_a_while() -> None:
     for state in (due, queued):
         assert indexed(state, 60).sentence == (
             "1 new data file, 60 s since the last indexing (policy: 60 s)."
-            " The conversion that is due may index them; after 120 s, a job does."
+            " The conversion that comes first may index them; after 120 s, a job does."
         )
         assert (indexed(state, 60).code, indexed(state, 119).code) == ("with-conversion",) * 2
         assert indexed(state, 120).action is Action.TRIGGER
@@ -774,6 +814,48 @@ def test_new_data_files_go_along_with_a_conversion_for_a_while() -> None:
     assert indexed(replace(due, new=Volume(50, 2, 3)), 60).code == "data-files"
     waiting = replace(due, last={JobKind.INDEX: LastJob(NOW - timedelta(seconds=60))})
     assert NOW + timedelta(seconds=60) in deadlines(waiting, POLICY)
+    # One that comes within a minute by time alone is waited for as well.
+    for age, code in ((240, "with-conversion"), (239, "age")):
+        assert (
+            indexed(
+                replace(pending(1, age_seconds=age), new=due.new, indexed_at=NOW - timedelta(days=1)), 60
+            ).code
+            == code
+        )
+
+
+def test_a_preview_supposes_that_the_rewriting_has_run_for_which_a_job_waits() -> None:
+    queued = frozenset({JobKind.REWRITE_DATA_FILES})
+    state = replace(IDLE, small_data_files=10, sorted_runs=16, active=queued)
+    assert decision(state, JobKind.COMPACT).code == "with-rewriting"
+    until = NOW + timedelta(days=1)
+    assert _next_start(JobKind.COMPACT, state, POLICY, [NOW], NOW, until) is None
+    then = _once_rewritten(JobKind.COMPACT, state, POLICY, NOW)
+    starts = _next_start(JobKind.COMPACT, then, POLICY, [NOW], NOW, until)
+    assert starts is not None
+    assert starts[0] == NOW
+    assert _once_rewritten(JobKind.INDEX, state, POLICY, NOW) is state
+
+
+def test_new_data_files_are_left_to_a_rewriting_for_a_while() -> None:
+    """It writes them anew, and indexes what it wrote."""
+    rewriting = JobKind.REWRITE_DATA_FILES
+    new = replace(IDLE, new=Volume(1, 2, 3), indexed_at=NOW - timedelta(days=1), small_data_files=10)
+
+    def indexed(state: TableState, seconds: float, since: float = 600) -> Decision:
+        last = {
+            JobKind.INDEX: LastJob(NOW - timedelta(seconds=seconds)),
+            rewriting: LastJob(NOW - timedelta(seconds=since)),
+        }
+        return decision(replace(state, last=last), JobKind.INDEX)
+
+    assert indexed(new, 60).code == "with-rewriting"
+    assert indexed(new, 60, since=540).code == "with-rewriting"
+    assert indexed(new, 60, since=539).code == "age"
+    assert indexed(new, 120).code == "age"
+    assert indexed(replace(new, new=Volume(50, 2, 3)), 60).code == "data-files"
+    running = replace(new, active=frozenset({rewriting}), running=frozenset({rewriting}))
+    assert indexed(running, 999).code == "with-rewriting"
 
 
 def test_what_waits_names_each_trigger_with_its_limit() -> None:
@@ -853,4 +935,4 @@ def test_time_alone_makes_no_other_decision_of_a_kind_that_the_policy_starts_nev
     kinds = [kind for kind in state.kinds if kind is not JobKind.INDEX]
     off = {kind.value: getattr(POLICY, kind.value).model_copy(update={"enabled": False}) for kind in kinds}
     found = set(deadlines(state, POLICY.model_copy(update=off)))
-    assert found == {NOW + timedelta(seconds=30)}, "of new data files, which wait for no conversion"
+    assert found == {NOW + timedelta(seconds=30)}, "of new data files, which wait for no other job"
