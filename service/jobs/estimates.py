@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from statistics import mean, median
+from statistics import fmean, median
 from typing import Any
 
 from sqlmodel import Session, col, select
@@ -66,7 +66,7 @@ def seconds_of(work: float, known: Sequence[tuple[float, float]]) -> float:
     known: the work and the seconds of each, at least one.
     """
     seconds = [took for _, took in known]
-    middle, usual = mean(each for each, _ in known), mean(seconds)
+    middle, usual = fmean(each for each, _ in known), fmean(seconds)
     spread = sum((each - middle) ** 2 for each, _ in known)
     slope = sum((each - middle) * took for each, took in known) / spread if spread else 0.0
     if slope <= 0:
