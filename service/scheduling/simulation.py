@@ -150,6 +150,16 @@ class ReadCost(NamedTuple):
         return self.seconds / (self.fresh_seconds or 1)
 
 
+class Queued(NamedTuple):
+    """A job that waits for a worker."""
+
+    kind: JobKind
+    decided_at: datetime
+    begins_at: datetime
+    state: TableState
+    """That the decision was about."""
+
+
 class Ran(NamedTuple):
     """A job."""
 
@@ -162,6 +172,8 @@ class Ran(NamedTuple):
     """Equality delete files that were pending when it began."""
     share: float = 0.0
     """Of the table's bytes, which a rewriting of data files took."""
+    queued: Queued | None = None
+    """None of one that was not simulated."""
 
 
 class Pending(NamedTuple):
@@ -189,6 +201,7 @@ class Outcome:
     delete_files_rewritten: float = 0.0
     """So many of them took the place of one that a data file had."""
     bytes_arrived: float = 0.0
+    sorted_runs_max: int = 0
     reads: list[ReadCost] = field(default_factory=list)
     ran: list[Ran] = field(default_factory=list)
     pending: list[Pending] = field(default_factory=list)
@@ -259,6 +272,7 @@ def simulate(
             arrived += 1
         while moment <= at and moment < until:
             moment = next(moments, until)
+        outcome.sorted_runs_max = max(outcome.sorted_runs_max, table.sorted_runs)
         due = table.decide(at) or until
         pending = Pending(at, table.pending.rows, table.pending_since)
         if not outcome.pending or outcome.pending[-1][1:] != pending[1:]:
@@ -317,6 +331,7 @@ class _Running:
     """Data files that a rewriting takes."""
     takes_new_files: bool
     """Whether a conversion is told to index what is new."""
+    queued: Queued
 
 
 class _Table:
@@ -332,7 +347,7 @@ class _Table:
         """When the first delete came after the running job began."""
         self.running: _Running | None = None
         self._ended = 0
-        self._queue: list[tuple[datetime, JobKind]] = []
+        self._queue: list[Queued] = []
         self._new, self._unverified = beginning.new, Volume()
         self._indexed_at = beginning.indexed_at
         self._last = dict(beginning.last)
@@ -366,6 +381,10 @@ class _Table:
 
     def lag_seconds(self, at: datetime) -> float:
         return max((at - self.pending_since).total_seconds(), 0.0) if self.pending_since is not None else 0.0
+
+    @property
+    def sorted_runs(self) -> int:
+        return len(self._runs)
 
     def read_cost(self, at: datetime) -> ReadCost:
         return ReadCost(at, model().seconds(self.shape, *HEADLINE), model().seconds(self._fresh(), *HEADLINE))
@@ -421,7 +440,7 @@ class _Table:
         """Queue what the policy asks for, start what may; when time alone may change that again."""
         state = self._state()
         weighed = weighing(state, self._policy)
-        waiting = {kind for _, kind in self._queue}
+        waiting = {one.kind for one in self._queue}
         busy = self.running.kind if self.running is not None else None
         for kind in self._kinds:
             if kind in waiting or kind is busy:
@@ -434,29 +453,30 @@ class _Table:
                 if kind is JobKind.REWRITE_DATA_FILES:
                     threshold = self._policy.rewrite_data_files.delete_ratio_threshold
                     self._delete_ratio = min(decision.delete_ratio or threshold, threshold)
-                self._queue.append((at + timedelta(seconds=self._costs.wait_seconds), kind))
+                begins_at = at + timedelta(seconds=self._costs.wait_seconds)
+                self._queue.append(Queued(kind, at, begins_at, state))
         moments = [moment for moment in deadlines(state, self._policy, weighed) if moment > at]
         if self.running is None and self._queue:
-            begins, first = self._queue[0]
-            if begins <= at:
+            first = self._queue[0]
+            if first.begins_at <= at:
                 self._queue.pop(0)
                 self._begin(first, at)
             else:
-                moments.append(begins)
+                moments.append(first.begins_at)
         return min(moments, default=None)
 
     def _state(self) -> TableState:
         small, deleted = self._counted
         new_files = self.shape.data_files - self._reported.data_files
         grown = max(new_files + self.shape.vectors - self._reported.vectors, 0)
-        last = self._last
+        last = dict(self._last)
         rewriting = last.get(JobKind.REWRITE_DATA_FILES)
         if rewriting is not None and rewriting.idle:
             is_grown = grown >= self._policy.rewrite_data_files.min_input_files
             is_weighed = self._policy.convert.when == "worthwhile"
             if self._idle_at != self._counted or (is_weighed and is_grown):
                 last = last | {JobKind.REWRITE_DATA_FILES: replace(rewriting, idle=0)}
-        active = {kind for _, kind in self._queue}
+        active = {one.kind for one in self._queue}
         if self.running is not None:
             active.add(self.running.kind)
         is_v2 = self._beginning.format_version == 2
@@ -477,7 +497,7 @@ class _Table:
             small_delete_files=self.shape.vectors if small_deletes >= enough else 0,
             small_manifests=self._manifests,
             past=Past(self._snapshot_count, None, oldest),
-            sorted_runs=len(self._runs),
+            sorted_runs=self.sorted_runs,
             dead_ratio=self._dead / self._entries if self._entries else 0.0,
             dead_bytes=int(self._dead * self._beginning.entry_bytes),
             unverified=self._unverified,
@@ -524,7 +544,8 @@ class _Table:
             case _:
                 return self.shape.rows
 
-    def _begin(self, kind: JobKind, at: datetime) -> None:
+    def _begin(self, queued: Queued, at: datetime) -> None:
+        kind = queued.kind
         seconds = self._costs.jobs[kind].seconds.of(self._work(kind))
         if kind is JobKind.REWRITE_DATA_FILES and self.pending.files:
             touched = self._touched(self.shape, self.pending.rows)
@@ -533,7 +554,7 @@ class _Table:
         takes_new_files = kind is JobKind.CONVERT and self._is_indexing_near(at)
         taken = self._files.taken(self._delete_ratio)
         self.running = _Running(
-            kind, ends_at, seconds, self.pending, self.shape, self._new, taken, takes_new_files
+            kind, ends_at, seconds, self.pending, self.shape, self._new, taken, takes_new_files, queued
         )
         self._came_since = None
 
@@ -557,7 +578,7 @@ class _Table:
             self._indexed_at = at
         began_at = at - timedelta(seconds=job.seconds)
         share = work / max(job.shape.data_bytes, 1) if kind is JobKind.REWRITE_DATA_FILES else 0.0
-        outcome.ran.append(Ran(kind, began_at, at, is_idle, job.pending.files, share))
+        outcome.ran.append(Ran(kind, began_at, at, is_idle, job.pending.files, share, job.queued))
         totals = outcome.jobs[kind]
         totals.jobs += 1
         totals.seconds += job.seconds

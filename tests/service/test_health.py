@@ -1,9 +1,7 @@
 """Polling real tables: what is pending, how old it is, and what the policy makes of it."""
 
 import json
-from collections import Counter
-from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +15,18 @@ from service.index_health.service import judge
 from service.policies.built_in import BUILT_IN, STANDARD
 from service.policies.models import EffectivePolicy
 from service.quantities import sized
+from service.reader_cost import Shape
 from service.records.health import HealthStatus, TableHealth, health_of
 from service.records.jobs import Job, JobKind
 from service.records.reports import KeySetReport
-from service.scheduling.decisions import decide
-from service.scheduling.facts import Action, LastJob
+from service.scheduling.simulation import Arrival, Beginning, Cost, Costs, JobCost, simulate
 from service.settings import Settings
 from stores.table_metadata import ENCRYPTED, ENCRYPTED_REMEDY
 from tests.http_server import answering, rest_catalog
 from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.service.conftest import Running, alike_on_both, running
 from tests.service.iceberg_tables import IcebergCatalog
-from tests.service.test_scheduler import IDLE, NOW, POLICY
+from tests.service.test_scheduler import NOW, POLICY
 
 # What a table's health is, is decided in Python; both databases keep it alike.
 database_kind = alike_on_both
@@ -307,74 +305,28 @@ def test_a_rewriting_that_waits_for_a_sort_order_is_overdue_with_what_helps() ->
     "files", [4, pytest.param(1, marks=pytest.mark.thorough), pytest.param(20, marks=pytest.mark.thorough)]
 )
 def test_under_standard_checkpoints_every_five_seconds_leave_a_table_healthy_throughout(files: int) -> None:
-    stream = Stream(files)
+    hold = EffectivePolicy.model_validate(BUILT_IN[STANDARD][1].model_dump())
+    added = Shape(files, 2_000, files, 2_000, data_bytes=200_000, delete_bytes=20_000)
     # As long as several rounds of indexing and compaction: the next hours are like the first.
-    statuses = Counter(stream.status_at(second) for second in range(5, 7_201, 5))
-    assert statuses == {HealthStatus.HEALTHY: 1_440}
-    assert stream.jobs[JobKind.COMPACT] > 1
+    arrivals = [Arrival(NOW + timedelta(seconds=second), added) for second in range(5, 7_201, 5)]
+    table = Beginning(
+        NOW, Shape(1, 10_000, data_bytes=10**6), NOW, entries=10_000, sorted_runs=1, indexed_at=NOW
+    )
+    took = {JobKind.INDEX: 1, JobKind.CONVERT: 2, JobKind.COMPACT: 5}
+    costs = Costs({kind: JobCost(Cost(seconds), Cost(0)) for kind, seconds in took.items()})
+    found = simulate(table, arrivals, hold, NOW + timedelta(hours=2), costs, most_steps=10**6)
+    assert found.until == NOW + timedelta(hours=2)
+    worst = TableHealth(
+        table_id="t",
+        measured_at=NOW,
+        pending_equality_delete_files=1,
+        oldest_equality_delete_at=NOW - timedelta(seconds=found.lag_seconds_max),
+    )
+    key_set = KeySetReport.model_validate(_KEY_SET | {"sorted_runs": found.sorted_runs_max})
+    assert judge(worst, [key_set], hold, (), None, NOW, NOW)[0] is HealthStatus.HEALTHY
+    assert found.jobs[JobKind.COMPACT].jobs > 1
     # Neither kind waits for the other: their jobs leave the worker half of its time.
-    assert sum(stream.jobs[kind] * seconds for kind, seconds in JOB_SECONDS.items()) < 3_600
-
-
-JOB_SECONDS = {JobKind.INDEX: 1, JobKind.CONVERT: 2, JobKind.COMPACT: 5}
-
-
-class Stream:
-    """A table that gets some data files and as many equality delete files every five seconds.
-
-    The policy `standard` decides with each poll, every ten seconds, and one worker does what is due.
-    """
-
-    policy = EffectivePolicy.model_validate(BUILT_IN[STANDARD][1].model_dump())
-
-    def __init__(self, files: int) -> None:
-        self.jobs: Counter[JobKind] = Counter()
-        self._files = files
-        self._table = replace(IDLE, sorted_runs=1, dead_ratio=0.0, dead_bytes=0, enrolled_at=NOW, last={})
-        self._pending_since: datetime | None = None
-        self._free_at = NOW
-
-    def status_at(self, second: int) -> HealthStatus:
-        now = NOW + timedelta(seconds=second)
-        table = self._table
-        self._pending_since = self._pending_since or now
-        new = Volume(table.new.files + self._files, table.new.rows + 2_000, 0)
-        pending = Volume(table.convertible.files + self._files, table.convertible.rows + 2_000, 0)
-        self._table = replace(
-            table,
-            new=new,
-            convertible=pending,
-            pending_delete_files=pending.files,
-            oldest_convertible_at=self._pending_since,
-        )
-        if second % 10 == 0 and now >= self._free_at:
-            self._work(now)
-        health = TableHealth(
-            table_id="t",
-            measured_at=now,
-            pending_equality_delete_files=self._table.pending_delete_files,
-            oldest_equality_delete_at=self._pending_since,
-        )
-        key_set = KeySetReport.model_validate(_KEY_SET | {"sorted_runs": self._table.sorted_runs})
-        return judge(health, [key_set], self.policy, (), None, NOW, now)[0]
-
-    def _work(self, now: datetime) -> None:
-        due = [each.kind for each in decide(self._table, self.policy, now) if each.action is Action.TRIGGER]
-        for kind in due:
-            self.jobs[kind] += 1
-            now += timedelta(seconds=JOB_SECONDS[kind])
-            table = replace(self._table, last={**self._table.last, kind: LastJob(now)})
-            if kind is JobKind.INDEX:
-                table = replace(table, new=Volume(), sorted_runs=table.sorted_runs + 1)
-            elif kind is JobKind.CONVERT:
-                table = replace(
-                    table, convertible=Volume(), pending_delete_files=0, oldest_convertible_at=None
-                )
-                self._pending_since = None
-            else:
-                table = replace(table, sorted_runs=8)  # as many as a compaction leaves at most
-            self._table = table
-        self._free_at = now
+    assert sum(totals.seconds for totals in found.jobs.values()) < 3_600
 
 
 def test_an_index_is_degraded_by_its_worst_key_set_well_past_what_the_policy_compacts() -> None:
