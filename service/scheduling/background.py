@@ -79,7 +79,7 @@ class Background:
         self._thread.start()
 
     def wake(self) -> None:
-        """Tick now, and not when the interval is over."""
+        """Look for news of tables now, and not when the interval is over."""
         self._woken.set()
 
     def stop(self) -> None:
@@ -93,16 +93,21 @@ class Background:
         self._release_lease()
 
     def _run(self) -> None:
+        tick_at = self._clock.monotonic()
         while not self._stopping.is_set():
             try:
-                self.tick()
+                if self._clock.monotonic() >= tick_at:
+                    tick_at = self._clock.monotonic() + self._settings.scheduler_interval_seconds
+                    self.tick()
+                elif self.hold_lease():
+                    self.poller.poll_news()
             except Exception as error:
                 if is_database_trouble(error):
                     _log.warning("The control database does not answer, trying again: %s", error)
                 else:
                     _log.exception("A background tick failed")
             self._stopping.wait(_TOGETHER_SECONDS)
-            self._woken.wait(self._settings.scheduler_interval_seconds)
+            self._woken.wait(max(tick_at - self._clock.monotonic(), 0))
             self._woken.clear()
 
     def tick(self) -> None:

@@ -21,7 +21,7 @@ from functools import partial
 from typing import Any
 
 from pyiceberg.table import Table
-from sqlalchemy import delete, func, update
+from sqlalchemy import bindparam, delete, func, update
 from sqlalchemy import select as select_columns
 from sqlalchemy.exc import SQLAlchemyError
 from sqlmodel import Session, col, select
@@ -73,7 +73,8 @@ _SILENCES = 20
 """Of a catalog, that a poll may last in all: the first of a table may have thousands of manifests to read."""
 _LOOKED_AT_ONCE = 500
 """Rows in one transaction."""
-_HEARD_AT_ONCE = 5_000
+_TOLD = select_columns(col(Notification.id), col(Notification.table_id)).limit(5_000)
+_FORGET = delete(Notification).where(col(Notification.id) == bindparam("number"))
 _PATIENCE_IF_TOLD = 6
 """Times the interval that a table waits for its next poll if its last change was told by a notification."""
 
@@ -203,16 +204,29 @@ class Poller:
 
     def poll_due(self) -> None:
         """Start to poll every table whose time has come, or about which there is news."""
-        now = time.monotonic()
         with self._database.read() as session:
-            self._list(session, now)
-            self._hear_of_ended_jobs(session)
-            told = session.exec(select(Notification).limit(_HEARD_AT_ONCE)).all()
-        if told:
-            self._take_up(told)
+            self._list(session, time.monotonic())
+        self._hear()
         for catalog_id, lane in list(self._lanes.items()):
             with self._lock:
                 self._start_due(catalog_id, lane)
+
+    def poll_news(self) -> None:
+        """Start to poll the tables alone of which something is heard; with thousands of them, each look at
+        all takes a while."""
+        heard = self._hear()
+        with self._lock:
+            known = {
+                table_id: lane for lane in self._lanes.values() for table_id in lane.tables.keys() & heard
+            }
+            if len(known) == len(heard):
+                now = time.monotonic()
+                for table_id, lane in known.items():
+                    is_free = not lane.tables[table_id].is_busy and self._room(lane)
+                    if is_free and now >= lane.next_at and not self._is_stopping:
+                        self._start_poll(lane, table_id)
+                return
+        self.poll_due()  # one of them has just been enrolled
 
     def stop(self) -> None:
         with self._lock:
@@ -239,10 +253,7 @@ class Poller:
             )
         ).one()
         catalogs = session.exec(select(func.count(), func.sum(Catalog.version))).one()
-        reports = session.exec(
-            select(func.count(col(TableHealth.reported_at)), func.max(TableHealth.reported_at))
-        ).one()
-        state = (general, *enrolled, *catalogs, *reports)
+        state = (general, *enrolled, *catalogs)
         # Listing thousands of tables costs a tenth of a second and more, and ticks come each second.
         if state == self._listed and now < self._list_at:
             return
@@ -255,10 +266,8 @@ class Poller:
                 col(Catalog.type),
                 col(EnrolledTable.version),
                 col(Catalog.version),
-                col(TableHealth.reported_at),
             )
             .join(Catalog, col(Catalog.id) == col(EnrolledTable.catalog_id))
-            .join(TableHealth, col(TableHealth.table_id) == col(EnrolledTable.id), isouter=True)
             .where(col(EnrolledTable.deleted_at).is_(None))
         ).all()
         polled = self._last_polls(session) if self._heard is None else {}
@@ -310,32 +319,35 @@ class Poller:
             self._lanes[catalog_id] = _Lane(threads, kind)
         return self._lanes[catalog_id]
 
-    def _hear_of_ended_jobs(self, session: Session) -> None:
+    def _hear(self) -> set[str]:
+        """The tables of which a job has ended, or that somebody tells of; this is remembered of each."""
+        with self._database.read() as session:
+            ended = self._tables_of_ended_jobs(session)
+            told = session.execute(_TOLD).all()
+        notified = {table_id for _, table_id in told}
+        heard = ended | notified
+        with self._lock:
+            for lane in self._lanes.values():
+                for table_id in lane.tables.keys() & heard:
+                    table = lane.tables[table_id]
+                    table.heard += 1
+                    table.is_notified |= table_id in notified
+        if told:
+            # They are gone once it is remembered what they say: after a start, every location is compared.
+            with self._database.write() as session:
+                session.connection().execute(_FORGET, [{"number": number} for number, _ in told])
+        return heard
+
+    def _tables_of_ended_jobs(self, session: Session) -> set[str]:
         # By the ids of events, since clocks of replicas differ.
         if self._heard is None:
             self._heard = latest_event_id(session)
-            return
+            return set()
+        ended: set[str] = set()
         while found := settled_after(session, self._heard):
             self._heard = found[-1].id
-            ended = {event.table_id for event in found if event.kind in _JOB_ENDED}
-            with self._lock:
-                for lane in self._lanes.values():
-                    for table_id in lane.tables.keys() & ended:
-                        lane.tables[table_id].heard += 1
-
-    def _take_up(self, told: Sequence[Notification]) -> None:
-        """They are gone once it is remembered what they say: after a start, every location is compared."""
-        notified = {notification.table_id for notification in told}
-        with self._lock:
-            for lane in self._lanes.values():
-                for table_id in lane.tables.keys() & notified:
-                    table = lane.tables[table_id]
-                    table.heard, table.is_notified = table.heard + 1, True
-        with self._database.write() as session:
-            numbers = [notification.id for notification in told]
-            for start in range(0, len(numbers), _LOOKED_AT_ONCE):
-                chosen = numbers[start : start + _LOOKED_AT_ONCE]
-                session.execute(delete(Notification).where(col(Notification.id).in_(chosen)))
+            ended.update(event.table_id for event in found if event.kind in _JOB_ENDED and event.table_id)
+        return ended
 
     def _start_due(self, catalog_id: str, lane: _Lane) -> None:
         now, moment = time.monotonic(), utc_now()

@@ -75,6 +75,26 @@ def test_a_commit_that_is_told_is_seen_at_once(service: Running, iceberg: Iceber
         assert session.exec(select(func.count()).select_from(Notification)).one() == 0
 
 
+def test_what_is_told_is_looked_at_before_any_table_that_is_only_due(
+    service: Running, iceberg: IcebergCatalog
+) -> None:
+    table = enrolled(service, iceberg)
+    iceberg.create("db.other")
+    other = service.enroll("db.other", policy="manual")
+    with polling(service) as (poller, catalogs):
+        for each in (table, other):
+            tick_until(poller, lambda each=each: health(service, each)["measured_at"] is not None)  # type: ignore[misc]
+        (lane,) = poller._lanes.values()
+        lane.tables[other["id"]].fresh_until = lane.tables[other["id"]].next_at = 0.0
+        iceberg.delete_keys("db.t", [1])
+        notify(service, f"/tables/{table['id']}/notifications")
+        poller.poll_news()
+        wait_until(lambda: pending(service, table) == 1)
+        poller.poll_news()  # of which there are none
+        assert catalogs.loads == {"local.db.t": 2, "local.db.other": 1}
+        tick_until(poller, lambda: catalogs.loads["local.db.other"] == 2)
+
+
 def test_a_commit_that_is_told_during_a_poll_is_looked_at_by_another(
     service: Running, iceberg: IcebergCatalog
 ) -> None:
