@@ -222,7 +222,8 @@ class Poller:
             if len(known) == len(heard):
                 now = time.monotonic()
                 for table_id, lane in known.items():
-                    is_free = not lane.tables[table_id].is_busy and self._room(lane)
+                    table = lane.tables[table_id]
+                    is_free = not table.is_busy and (table.is_notified or self._room(lane))
                     if is_free and now >= lane.next_at and not self._is_stopping:
                         self._start_poll(lane, table_id)
                 return

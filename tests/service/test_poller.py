@@ -109,9 +109,14 @@ def test_a_slow_catalog_holds_up_no_other_and_has_few_polls_at_a_time(
     other.close()
 
 
+@pytest.mark.parametrize("look", [Poller.poll_due, Poller.poll_news], ids=["of all", "of news"])
 @pytest.mark.parametrize("queued", [1, 25], ids=["for which there is no room", "that waits"])
 def test_a_table_that_is_told_of_waits_for_none_whose_time_came(
-    service: Running, iceberg: IcebergCatalog, monkeypatch: pytest.MonkeyPatch, queued: int
+    service: Running,
+    iceberg: IcebergCatalog,
+    monkeypatch: pytest.MonkeyPatch,
+    queued: int,
+    look: Callable[[Poller], None],
 ) -> None:
     monkeypatch.setattr("service.scheduling.poller._QUEUED_POLLS", queued)
     service.register(iceberg)
@@ -124,7 +129,7 @@ def test_a_table_that_is_told_of_waits_for_none_whose_time_came(
         tick_until(poller, lambda: catalogs.waiting == 2)
         last = [name for name in tables if name not in catalogs.loads][-1]
         assert service.admin.post(f"/tables/{tables[last]}/notifications").status_code == 202
-        poller.poll_due()
+        look(poller)
         catalogs.go_on.set()
         wait_until(lambda: catalogs.loads[last] > 0, "the table to be read")
         tick_until(poller, lambda: len(catalogs.loads) == len(tables))
