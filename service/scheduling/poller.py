@@ -480,6 +480,9 @@ class Poller:
                 table.fresh_until = now + _LONGEST_FRESH_SECONDS * random.uniform(0.5, 1)  # noqa: S311 - no secret
             if found.is_reachable:
                 lane.failures, lane.next_at = 0, 0.0
+                is_kept = lane.tables.get(table_id) is table and not self._is_stopping
+                if table.is_notified and is_kept:  # while it was polled
+                    self._start_poll(lane, table_id)
             else:
                 lane.failures += 1
                 doubled = self._settings.poll_interval_seconds * 2.0 ** min(lane.failures, 30)

@@ -136,6 +136,20 @@ def test_a_table_that_is_told_of_waits_for_none_whose_time_came(
         assert last in list(catalogs.loads)[2:4]  # two at a time
 
 
+def test_what_is_told_of_a_table_while_it_is_polled_lets_it_be_polled_again_at_once(
+    service: Running, iceberg: IcebergCatalog
+) -> None:
+    service.register(iceberg)
+    table = service.enroll()
+    with polling(service) as (poller, catalogs):
+        catalogs.slow = "local"
+        tick_until(poller, lambda: catalogs.waiting == 1)
+        assert service.admin.post(f"/tables/{table['id']}/notifications").status_code == 202
+        poller.poll_news()
+        catalogs.go_on.set()
+        wait_until(lambda: catalogs.loads["local.db.t"] == 2, "the table to be read again")
+
+
 def let_polls_pass(service: Running, poller: Poller, table: dict[str, Any], count: int) -> None:
     for _ in range(count):
         before = health(service, table)["measured_at"]
