@@ -104,6 +104,15 @@ class CountedTable(TableBuilder):
         self.retries.append(self._reporter.commitReport().commitMetrics().attempts().value() - 1)
 
 
+def write_and_wait(*writers: Writer) -> None:
+    """Each has one more commit begun and ended when this ends, and goes on for a while."""
+    for writer in writers:
+        writer.most = inf
+        writer.wait_for_another()
+        # Fewer than Iceberg tries again: how fast the machine commits decides nothing.
+        writer.most = writer.done + 8
+
+
 def upsert(table: TableBuilder, number: int) -> None:
     rows = [{"id": (number * 7 + i) % KEYS, "value": number} for i in range(5)]
     table.upsert(rows, key=["id"])
@@ -131,16 +140,8 @@ def test_a_conversion_beside_a_storm_of_writers_succeeds_at_once_and_costs_them_
     upserts = Writer(lambda number: upsert(upserted, number))
     appends = Writer(lambda number: append(appended, number))
     conversions = 4
-
-    def both_write() -> None:
-        for writer in (upserts, appends):
-            writer.most = inf
-            writer.wait_for_another()
-            # Fewer than Iceberg tries again: how fast the machine commits decides nothing.
-            writer.most = writer.done + 8
-
     # Whatever a job holds when it is about to commit, nobody waits for it.
-    exactly.jobs.reporter.before_commit = both_write
+    exactly.jobs.reporter.before_commit = lambda: write_and_wait(upserts, appends)
     with upserts.running(), appends.running():
         for number in range(conversions):
             upserts.most = appends.most = inf
@@ -219,19 +220,18 @@ def test_a_conversion_beside_endless_compactions_comes_through_and_so_do_these_a
 
 @dataclass(frozen=True)
 class Maintenance:
-    """A kind of job. commits: of the table, that one makes. version: of the format."""
+    """A kind of job. version: of the format."""
 
     kind: str
-    commits: int
     parameters: dict[str, Any]
     version: int = 3
 
 
 MAINTENANCE = [
-    Maintenance("rewrite_data_files", 2, {"min_input_files": 2}),  # it converts first
-    Maintenance("rewrite_position_delete_files", 1, {"min_input_files": 2}, version=2),
-    Maintenance("rewrite_manifests", 1, {}),
-    Maintenance("expire_snapshots", 1, {"older_than_seconds": 0, "retain_last": 1}),
+    Maintenance("rewrite_data_files", {"min_input_files": 2}),  # it converts first
+    Maintenance("rewrite_position_delete_files", {"min_input_files": 2}, version=2),
+    Maintenance("rewrite_manifests", {}),
+    Maintenance("expire_snapshots", {"older_than_seconds": 0, "retain_last": 1}),
 ]
 
 
@@ -249,22 +249,18 @@ def test_maintenance_beside_a_storm_of_writers_ends_and_costs_them_one_retry_at_
     upserts = Writer(lambda number: upsert(upserted, number), pause_seconds=0.2)
     appends = Writer(lambda number: append(appended, number), pause_seconds=0.2)
 
-    def both_write() -> None:
-        for writer in (upserts, appends):
-            writer.wait_for_another()
-
-    exactly.jobs.reporter.before_commit = both_write
+    exactly.jobs.reporter.before_commit = lambda: write_and_wait(upserts, appends)
     rounds, deleted, attempts = 4, 0, 0
     with upserts.running(), appends.running():
         for number in range(rounds):
             for _ in range(2 * (job.kind == "rewrite_position_delete_files")):
                 third.delete_positions({old: [deleted]})
                 deleted += 1
+            write_and_wait(upserts, appends)
             done = upserts.done, appends.done
             attempts += attempts_needed(exactly.jobs, f"storm-{number}", job.kind, parameters=job.parameters)
             assert upserts.done > done[0]
             assert appends.done > done[1]
-            both_write()
     exactly.jobs.reporter.before_commit = lambda: None
 
     retries = upserted.retries + appended.retries + third.retries
@@ -274,7 +270,8 @@ def test_maintenance_beside_a_storm_of_writers_ends_and_costs_them_one_retry_at_
     )
     assert attempts == rounds
     assert len(retries) == upserts.done + appends.done + deleted + 1
-    assert sum(retries) <= rounds * job.commits
+    # That of an expiry is no snapshot; a rewriting converts first, as often as a conversion would.
+    assert sum(retries) <= max(sum(commits_by_job(table).values()), rounds)
     assert max(retries) <= 1
     expected = rows_after(appends.done, upserts.done)
     expected |= {(-1 - i, 0): 1 for i in range(deleted, KEYS)}
