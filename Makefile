@@ -177,7 +177,6 @@ bench-duplicates: install ## Measure reports of duplicates beside DuckDB, for do
 .PHONY: bench-readers
 bench-readers: install ## Fit what a read of Spark and DuckDB costs to files, rows and deletes, for docs/benchmarks.md
 	@$(BIN)/python -m tests.benchmarks.reader_cost $(ARGS)
-	@$(BIN)/python -m tests.benchmarks.reader_overhead $(ARGS)
 
 .PHONY: bench-maintenance
 bench-maintenance: install ## Simulate policies over weeks, and read a maintained table beside a new one, for docs/benchmarks.md

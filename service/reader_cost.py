@@ -55,6 +55,8 @@ class Shape:
     data_bytes: int = 0
     """0 if the writer does not tell."""
     delete_bytes: int = 0
+    key_columns: int = 0
+    """Of the keys of equality deletes, the most that one has; 0 where nobody tells."""
 
     @property
     def delete_files(self) -> int:
@@ -70,28 +72,34 @@ class Shape:
         partitions: None where nobody knows how many there are. Each may have one file that is not full, so no
         file is promised to go that may have to stay; none at all where partitions or bytes are not known.
         """
-        files = self.data_files
+        files, rows = self.data_files, max(self.rows - self.positions, 0)
+        size = self.data_bytes * rows // self.rows if self.rows else self.data_bytes
         if partitions is not None and self.data_bytes:
-            full = max(math.ceil(self.data_bytes / target_file_bytes), 1)
+            full = max(math.ceil(size / target_file_bytes), 1)
             files = min(files, full + max(partitions, 1) - 1)
-        return Shape(files, max(self.rows - self.positions, 0), data_bytes=self.data_bytes)
+        return Shape(files, rows, data_bytes=size)
 
 
 _DICTIONARY_ROWS = 131_072
 """Of a file, as many keys of 8 bytes as Parquet keeps in a dictionary: Spark reads it for a point read."""
 TERMS: Mapping[str, Callable[[Shape], float]] = {
     "read": lambda _: 1.0,
+    "read, if there are deletes": lambda s: float(s.delete_files > 0),
     "data file": lambda s: s.data_files,
     "row": lambda s: s.rows,
-    "equality delete file": lambda s: s.equality_delete_files,
+    "byte of data": lambda s: s.data_bytes,
     "equality delete": lambda s: s.equality_deletes,
     "row, if there are equality deletes": lambda s: s.rows * (s.equality_delete_files > 0),
     "row and equality delete": lambda s: float(s.rows) * s.equality_deletes,
+    "row, equality delete and further key column": lambda s: (
+        float(s.rows) * s.equality_deletes * max(s.key_columns - 1, 0)
+    ),
     "data file and equality delete file": lambda s: s.data_files * s.equality_delete_files,
     "vector": lambda s: s.vectors,
+    "row of a data file with a vector": lambda s: s.rows * min(s.vectors / max(s.data_files, 1), 1.0),
     "row in a dictionary": lambda s: min(s.rows, _DICTIONARY_ROWS * s.data_files),
 }
-"""What each coefficient is multiplied by. Positions in vectors are not among these: readers hold a bitmap."""
+"""What each coefficient is multiplied by. Data files with a vector are taken to be as large as others."""
 
 Coefficients = dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]]
 """Seconds of processor time for one of each term; one that is left out could not be measured."""

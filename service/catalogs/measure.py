@@ -92,6 +92,7 @@ class Measurement:
             _within(positions.rows, _MOST_ROWS),
             _within(everything.bytes - delete_bytes, _LARGEST),
             _within(delete_bytes, _LARGEST),
+            max((len(delete.equality_field_ids) for delete in equality), default=0),
         )
 
 

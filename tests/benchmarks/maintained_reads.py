@@ -27,7 +27,7 @@ from pyspark.sql import SparkSession
 from service.reader_cost import Read, Reader, Shape, model
 from tests.benchmarks.measure import Figure
 from tests.benchmarks.page import Part, write_part
-from tests.benchmarks.reader_cost import (
+from tests.benchmarks.reader_tables import (
     READS,
     Kind,
     collect,

@@ -1,25 +1,20 @@
-"""Measures what deletes and small files cost a read beyond one of the same rows in a table that was just
-written, and holds the model of service/reader_cost.py against it, which was fitted to none of these tables.
+"""Tables of random sizes, and what reads of them cost Spark and DuckDB beside tables just written with the
+rows that are left: what the model of service/reader_cost.py is fitted to, and what it is held against.
 
-Unlike those that it was fitted to, they have partitions, more columns and both format versions. Costs are
-seconds of processor time of the reader, since the machine may do other things meanwhile. That makes them
-longer, too, but of both tables, so it is the ratio that is compared.
-
-`make bench-readers` measures, keeps what it measured beside this file, and writes its part of
-docs/benchmarks.md; with `ARGS=--fit`, from what was kept before.
+Costs are seconds of processor time of the reader, since the machine may do other things meanwhile. These make
+that longer, too, but of both tables, which are read in turn.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import math
 import os
 import statistics
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -27,38 +22,39 @@ from pathlib import Path
 from typing import Any, Literal
 
 import duckdb
+import duckdb_extensions
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from service.reader_cost import TARGET_FILE_BYTES, CostModel, Read, Reader, Shape, model, shape_of
-from tests.benchmarks.page import Part, write_part
-from tests.benchmarks.reader_cost import (
-    DUCKDB_SECONDS,
-    READS,
-    Kind,
-    collect,
-    fetch,
-    iceberg_duckdb,
-    spark_seconds,
-)
-from tests.benchmarks.report import machine, table
+from service.reader_cost import TARGET_FILE_BYTES, Read, Reader, Shape, shape_of
+from tests.benchmarks.report import machine
 from tests.factories import Catalog, TableBuilder, sqlite_catalog
 from worker.demo.streamed_files import Description, StreamedFiles
 from worker.spark.session import create_spark
 
-MEASUREMENTS = Path(__file__).with_name("reader_overhead_measurements.json")
+MEASUREMENTS = Path(__file__).with_name("reader_cost_measurements.json")
 DRAWINGS = ((14, 1), (8, 20261126))
 """How many tables, and the seed that they are drawn by."""
-MOST_FILES, MOST_ROWS = 200, 1_000_000
+MOST_FILES, MOST_ROWS, MOST_DELETE_FILES = 200, 1_000_000, 60
 """Of a table."""
-NOTICED = 1.1
-"""Times what a read of the fresh table takes: less is within what rounds of a read differ by."""
 ROUNDS, ROUND_SECONDS = 4, 10.0
-"""Of each read; no further round once they have taken so long."""
+"""Of each read; no further round once they have taken so long. A short read of Spark may come at a moment at
+which its JVM compiles or collects, hence many."""
+DUCKDB_SECONDS = 20.0
+"""DuckDB compares every row with every equality delete: a read that takes longer is left out."""
 REGIONS = ("africa", "americas", "asia", "europe")
 """A partition each, if there are any."""
+Kind = tuple[Reader, Read]
+READS: dict[Kind, str] = {
+    (Reader.SPARK, Read.FULL): "Spark, full",
+    (Reader.SPARK, Read.POINT): "Spark, point",
+    (Reader.DUCKDB, Read.FULL): "DuckDB, full",
+    (Reader.DUCKDB, Read.POINT): "DuckDB, point",
+}
+"""In words."""
+_CPUCLOCK_SCHED = 2  # of Linux, in <linux/posix-timers.h>
 _LEAST_SECONDS = 1e-4
 Ints = npt.NDArray[np.int64]
 
@@ -97,13 +93,18 @@ class Drawn:
     format_version: Literal[2, 3] = 3
 
     @property
+    def key(self) -> list[str]:
+        """By which rows are deleted."""
+        return ["id", "region"] if self.partitions > 1 else ["id"]
+
+    @property
     def fresh(self) -> Drawn:
         """As if it had just been rewritten: a file in each partition."""
         shape = self.shape
         return replace(self, shape=Shape(self.partitions, shape.rows - shape.positions))
 
 
-WARM_UP = [Drawn(Shape(40, 100_000 + number, 5, 50, 20, 100)) for number in range(3)]
+WARM_UP = [Drawn(Shape(40, 100_000 + number, 5, 50, 20, 100)) for number in range(4)]
 
 
 def drawn(number: int, seed: int) -> list[Drawn]:
@@ -121,7 +122,7 @@ def drawn(number: int, seed: int) -> list[Drawn]:
     for at in range(number):
         partitions = len(REGIONS) if at % 2 else 1
         files, rows = number_of(MOST_FILES, partitions), round(between(MOST_ROWS / 20, MOST_ROWS))
-        equality = number_of(60, partitions) if random.random() > 1 / 3 else 0
+        equality = number_of(MOST_DELETE_FILES, partitions) if random.random() > 1 / 3 else 0
         vectors = min(round(between(1, MOST_FILES)), files) if random.random() > 1 / 3 else 0
         shape = Shape(
             files,
@@ -132,21 +133,23 @@ def drawn(number: int, seed: int) -> list[Drawn]:
             vectors * max(round(rows // files * between(1e-4, 0.2)), 1),
         )
         columns = int(random.integers(3, len(COLUMNS), endpoint=True))
-        tables.append(Drawn(shape, partitions, columns, 2 if at % 3 == 2 else 3))
+        wanted = Drawn(shape, partitions, columns, 2 if at % 3 == 2 else 3)
+        key_columns = len(wanted.key) if equality else 0
+        tables.append(replace(wanted, shape=replace(shape, key_columns=key_columns)))
     return tables
 
 
 def make(spark: SparkSession, identifier: str, wanted: Drawn) -> tuple[TableBuilder, Shape]:
     """Such a table, and its shape with bytes. Keys lie in random order, so statistics of files and row groups
     exclude none."""
-    shape, partitions = wanted.shape, wanted.partitions
+    shape, partitions, key = wanted.shape, wanted.partitions, wanted.key
     random = np.random.default_rng(shape.rows)
     columns, spec = list(COLUMNS)[: wanted.columns], ["region"] if partitions > 1 else []
     schema = ", ".join(f"{name} {COLUMNS[name].type}" for name in columns)
     table = TableBuilder.create(
         spark, identifier, schema, format_version=wanted.format_version, partitioned_by=spec
     )
-    java, key = table.java, ["id", *spec]
+    java = table.java
     files = StreamedFiles(java, key)
 
     def rows_of(ids: Ints, names: Sequence[str]) -> pa.Table:
@@ -193,6 +196,12 @@ def make(spark: SparkSession, identifier: str, wanted: Drawn) -> tuple[TableBuil
     return table, replace(shape, data_bytes=data_bytes, delete_bytes=delete_bytes)
 
 
+def spark_seconds(spark: SparkSession) -> float:
+    """Of processor time that the JVM has used."""
+    gateway: Any = spark.sparkContext._gateway
+    return time.clock_gettime(~gateway.proc.pid << 3 | _CPUCLOCK_SCHED)
+
+
 def measure(spark: SparkSession, tables: Sequence[TableBuilder], wanted: Drawn) -> list[dict[Kind, float]]:
     """Of each table the least seconds of each kind of read, of some warm rounds in which they take turns;
     without those that take too long."""
@@ -219,6 +228,29 @@ def measure(spark: SparkSession, tables: Sequence[TableBuilder], wanted: Drawn) 
                 work = [partial(fetch, connection, one) for one in of_duckdb]
                 keep((Reader.DUCKDB, read), time.process_time, work)
     return found
+
+
+def collect(spark: SparkSession, query: str) -> None:
+    spark.sql(query).collect()
+
+
+def fetch(connection: duckdb.DuckDBPyConnection, query: str) -> None:
+    limit = threading.Timer(DUCKDB_SECONDS, connection.interrupt)
+    limit.start()
+    try:
+        connection.execute(query).fetchall()
+    finally:
+        limit.cancel()
+
+
+@contextmanager
+def iceberg_duckdb() -> Iterator[duckdb.DuckDBPyConnection]:
+    with duckdb.connect() as connection:
+        for extension in ("avro", "iceberg"):
+            duckdb_extensions.import_extension(extension, con=connection)
+        # DuckDB 1.5.5 takes one deletion vector for another of the same Puffin file out of this cache.
+        connection.execute("SET enable_external_file_cache = false")
+        yield connection
 
 
 def _least(clock: Callable[[], float], work: Sequence[Callable[[], object]]) -> list[float]:
@@ -256,7 +288,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Measurements:
-    """What a run has measured."""
+    """What a run has measured: all that the model and its accuracy come from."""
 
     measured_on: str
     machine: str
@@ -265,8 +297,7 @@ class Measurements:
     tables: list[Measured]
 
     def as_json(self) -> str:
-        told = {**vars(self), "tables": [_told(one) for one in self.tables]}
-        return json.dumps(told, indent=1) + "\n"
+        return json.dumps({**vars(self), "tables": [_told(one) for one in self.tables]}, indent=1) + "\n"
 
 
 def kept(path: Path = MEASUREMENTS) -> Measurements:
@@ -294,7 +325,8 @@ def _read(told: Mapping[str, Any]) -> Measured:
     )
     shape = shape_of(told["shape"])
     of_table = {name: told[name] for name in ("partitions", "columns", "format_version")}
-    return Measured(Drawn(replace(shape, data_bytes=0, delete_bytes=0), **of_table), shape, seconds, fresh)
+    wanted = Drawn(replace(shape, data_bytes=0, delete_bytes=0), **of_table)
+    return Measured(wanted, shape, seconds, fresh)
 
 
 def measure_all(
@@ -311,116 +343,7 @@ def measure_all(
     return measured
 
 
-@dataclass(frozen=True)
-class Compared:
-    """A read of a table: how many times what one of the fresh table takes."""
-
-    measured: float
-    told: float
-    """By the model."""
-
-    @property
-    def off_by(self) -> float:
-        """By which factor the model is off about what is beyond 1: the overhead."""
-        ratio = (self.told - 1) / (self.measured - 1)
-        return max(ratio, 1 / ratio) if ratio > 0 else math.inf
-
-
-def compared(
-    cost: CostModel, kind: Kind, measured: Sequence[Measured], least: float = NOTICED
-) -> list[Compared]:
-    """least: tables whose reads take fewer times what those of fresh ones do are left out."""
-    known = [one for one in measured if kind in one.seconds]
-    found = [
-        Compared(
-            one.seconds[kind] / one.fresh_seconds[kind],
-            cost.seconds(one.shape, *kind) / cost.seconds(one.fresh, *kind),
-        )
-        for one in known
-    ]
-    return [one for one in found if one.measured > least]
-
-
-def report_of(cost: CostModel, measurements: Measurements) -> str:
-    """In Markdown, its first line the title."""
-    tables, rows = measurements.tables, list[Sequence[object]]()
-    for kind, name in READS.items():
-        for least in (NOTICED, 1.5):
-            found = compared(cost, kind, tables, least)
-            off = [one.off_by for one in found]
-            within = (f"{sum(one <= most for one in off)} of {len(off)}" for most in (2, 3))
-            worst = max(off)
-            rows.append(
-                (
-                    name,
-                    f"{least:g}",
-                    *within,
-                    f"{statistics.median(off):.2f}",
-                    f"{worst:.2f}" if worst < 100 else "none told",
-                )
-            )
-    each = [
-        (
-            _words(one),
-            *(
-                f"{one.seconds[kind] / one.fresh_seconds[kind]:.2f} / "
-                f"{cost.seconds(one.shape, *kind) / cost.seconds(one.fresh, *kind):.2f}"
-                if kind in one.seconds
-                else ""
-                for kind in READS
-            ),
-        )
-        for one in tables
-    ]
-    return "\n\n".join(
-        [
-            "# What deletes and small files cost a read",
-            f"`make bench-readers` on {measurements.machine}",
-            "The model above says what a read costs; what is shown, saved, ranked and weighed is the"
-            f" overhead, how much more that is than of the same rows in a table just written. {len(tables)}"
-            " tables of random sizes, to none of which the model was fitted, lie beside such a fresh one"
-            f" each, and both are read in turn: 1 to {MOST_FILES} data files, {MOST_ROWS // 20:,} to"
-            f" {MOST_ROWS:,} rows, 3 to {len(COLUMNS)} columns, up to 60 equality delete files, and deletes"
-            f" by position in up to {MOST_FILES} data files. A half has {len(REGIONS)} partitions, and then"
-            " keys of two columns; a third is of format version 2, with a position delete file for each"
-            " data file with deletes, the others have deletion vectors. A full read aggregates all columns,"
-            f" a point read looks for one key; the least of {ROUNDS} rounds of processor time counts.",
-            f"The machine did other things meanwhile: its load was {measurements.load:.1f} on"
-            f" {os.cpu_count()} cores, the median over tables. Hence processor time and not the clock. With"
-            " neighbours on the cores that was longer, too, of both tables, so ratios are compared, and"
-            " not seconds. By how much the model is off about the overhead: 1.00 is right, 2.00 twice or"
-            f" half of what was measured. Reads that took DuckDB {DUCKDB_SECONDS:.0f} s are left out.",
-            table(
-                "read | times a fresh one, more than | within a factor of 2 | of 3 | median | worst",
-                rows,
-            ),
-            "Each table, and how many times what a read of the fresh one takes: measured / by the model.",
-            table(f"data files, rows, deletes, partitions, columns | {' | '.join(READS.values())}", each),
-        ]
-    )
-
-
-def _words(measured: Measured) -> str:
-    shape, wanted = measured.shape, measured.drawn
-    kind = "vectors" if wanted.format_version == 3 else "position delete files"
-    deletes = (
-        [f"{shape.equality_deletes:,} in {shape.equality_delete_files}"] if shape.equality_deletes else []
-    )
-    if shape.vectors:
-        deletes.append(f"{shape.positions:,} in {shape.vectors} {kind}")
-    told = (f"{shape.data_files}", f"{shape.rows:,}", " and ".join(deletes) or "none")
-    return "; ".join([*told, f"{wanted.partitions}", f"{wanted.columns}"])
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--fit", action="store_true", help="measure nothing: report what was kept")
-    if not parser.parse_args().fit:
-        MEASUREMENTS.write_text(_measured().as_json())
-    write_part(Part.READER_OVERHEAD, report_of(model(), kept()))
-
-
-def _measured() -> Measurements:
+def measured_now() -> Measurements:
     loads: list[float] = []
 
     def say(words: str) -> None:
@@ -428,15 +351,11 @@ def _measured() -> Measurements:
         print(words, flush=True)  # noqa: T201
 
     with tempfile.TemporaryDirectory() as name:
-        spark = create_spark("local[2]", "reader overhead")
-        catalog = sqlite_catalog(spark, "reader_overhead", Path(name))
+        spark = create_spark("local[2]", "reader cost")
+        catalog = sqlite_catalog(spark, "reader_cost", Path(name))
         measure_all(spark, catalog, WARM_UP, say)
         tables = [one for each in DRAWINGS for one in measure_all(spark, catalog, drawn(*each), say)]
         words = machine(spark, "pyspark", "duckdb")
         spark.stop()
     load = round(statistics.median(loads), 1)
     return Measurements(f"{datetime.now(UTC):%Y-%m-%d}", words, load, tables)
-
-
-if __name__ == "__main__":
-    main()
