@@ -56,7 +56,7 @@ class Shape:
     """0 if the writer does not tell."""
     delete_bytes: int = 0
     key_columns: int = 0
-    """Of the keys of equality deletes, the most that one has; 0 where nobody tells."""
+    """Of the keys of equality deletes, the most that one has; 0 where nobody tells, as of the past."""
 
     @property
     def delete_files(self) -> int:

@@ -75,12 +75,20 @@ class Readers:
         stay = max(shape.data_files - self.rewritable, 0)
         # Of those that are rewritten, each partition gets one.
         files = max(min(stay + fresh.data_files, shape.data_files), fresh.data_files)
-        vectors = min(max(self.converted.vectors - self.rewritable, 0), files)
+        # Of files that stay, one may have deletes: that none are left to read is for those who take all.
+        had = self.converted.vectors
+        vectors = min(max(had - self.rewritable, 1), files) if had else 0
         # Nearly all deleted rows are in those files that are too large to be taken for their size.
         large = stay + self.with_deleted
         positions = shape.positions * stay // large if large else 0
+        rows = fresh.rows + positions
         return replace(
-            fresh, data_files=files, vectors=vectors, rows=fresh.rows + positions, positions=positions
+            fresh,
+            data_files=files,
+            vectors=vectors,
+            rows=rows,
+            positions=positions,
+            data_bytes=fresh.data_bytes * rows // max(fresh.rows, 1),
         )
 
 
@@ -144,7 +152,8 @@ class Weighing:
         if self.readers.deleted_since is None:
             return 0.0
         left, fresh = self.readers.rewritten, self.readers.fresh
-        without = replace(left, rows=min(left.rows, fresh.rows), vectors=0, positions=0)
+        rows, size = min(left.rows, fresh.rows), min(left.data_bytes, fresh.data_bytes)
+        without = replace(left, rows=rows, vectors=0, positions=0, data_bytes=size)
         return self._saved(without, self.reader) - self._saved(left, self.reader)
 
     @property

@@ -220,7 +220,7 @@ def _within(off: Sequence[float], most: float) -> str:
 def _milliseconds(seconds: float) -> str:
     if not seconds:
         return ""
-    return f"{seconds * 1000:,.0f} ms" if seconds >= 1 else f"{seconds * 1000:.2g} ms"
+    return f"{seconds * 1000:,.0f} ms" if seconds >= 0.01 else f"{seconds * 1000:.2g} ms"
 
 
 def _words(measured: Measured) -> str:

@@ -41,7 +41,7 @@ from tests.benchmarks.reader_tables import (
 from tests.factories import sqlite_catalog
 from tests.spark import spark as spark
 
-KNOWN = {"read": 0.5, "data file": 0.01, "row": 1e-7, "equality delete file": 0.02, "vector": 0.003}
+KNOWN = {"read": 0.5, "data file": 0.01, "row": 1e-7, "equality delete": 0.002, "vector": 0.003}
 FULL = (Reader.SPARK, Read.FULL)
 
 

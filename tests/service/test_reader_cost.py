@@ -264,7 +264,7 @@ def test_what_jobs_take_from_readers_adds_up_over_time() -> None:
 
 def test_what_a_writer_removes_beside_a_job_is_not_the_job_s() -> None:
     fresh, look = Shape(1, 10**6, data_bytes=10**6), Looks()
-    worn = replace(fresh, rows=10**6 + 1000, positions=1000, vectors=1)
+    worn = replace(fresh, rows=10**6 + 1000, positions=1000, vectors=1, data_bytes=10**6 + 1000)
     pending = replace(worn, equality_delete_files=1, equality_deletes=90)
     look(pending, JOBS, 0)
     each = look(fresh, JOBS, 0)[0]

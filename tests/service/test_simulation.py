@@ -169,7 +169,7 @@ def test_what_is_written_anew_is_a_few_times_what_came_and_large_files_go_for_de
     amplified, before = found.write_amplification, all_small.write_amplification
     assert amplified is not None
     assert before is not None
-    assert amplified < 20 < 150 < before
+    assert amplified < 20 < 80 < before
     assert found.read_ratio is not None
     assert found.read_ratio < 1.5
     shares = [each.share for each in found.ran if each.kind is REWRITE]

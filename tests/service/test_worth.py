@@ -27,7 +27,8 @@ MODEL = CostModel.model_validate(
         "coefficients": {
             reader: {
                 "full": {"data file": 0.0067 * share, "row": 2.6e-7 * share, "vector": 0.0001}
-                | {"data file and equality delete file": 0.00018 * share, "row and equality delete": joined},
+                | {"data file and equality delete file": 0.00018 * share, "row and equality delete": joined}
+                | ({"row of a data file with a vector": 1e-8} if reader == "duckdb" else {}),
                 "point": {"data file": 0.001, "row": 1e-8},
             }
             for reader, share, joined in (("spark", 1, 1e-15), ("duckdb", 0.1, 1.4e-9))
@@ -293,6 +294,30 @@ def test_large_files_go_for_their_deleted_rows_once_these_are_dear_or_readers_ha
         will_be_paid = reads_per_day > 0 and positions > 150_000
         later = [decision(state, REWRITE, policy, at).code for at in weighed.moments() if at > NOW]
         assert later == ["deleted-rows"] * will_be_paid
+
+
+@pytest.mark.usefixtures("fixed_model")
+@pytest.mark.parametrize(
+    ("reader", "hours", "code"),
+    [
+        ("duckdb-1.5", 1, "deleted-rows"),
+        ("duckdb-1.5", 0.5, "nothing-small"),
+        ("spark", 10**4, "nothing-small"),
+    ],
+)
+def test_large_files_go_for_their_vectors_where_these_cost_a_reader_each_row(
+    reader: str, hours: float, code: str
+) -> None:
+    """Of all rows, less than 3% are deleted."""
+    shape = replace(FRESH, rows=3_080_000, positions=80_000, vectors=4)
+    state = replace(
+        pending(shape),
+        small_data_files=0,
+        rows_deleted_since=NOW - timedelta(hours=hours),
+        last={JobKind.INDEX: LastJob(NOW, has_counted=True)},
+    )
+    found = decision(state, REWRITE, worthwhile(readers=[reader], reads_per_day=10_000))
+    assert found.code == code
 
 
 @pytest.mark.usefixtures("fixed_model")
