@@ -106,9 +106,9 @@ def _found(session: Session, settings: Settings, reader: Principal, words: str) 
     pages = [
         (name, place)
         for place, name, others, role in _PAGES
-        if reader.role.allows(role) and all(word in f"{name} {others}".casefold() for word in typed)
+        if reader.role.allows(role) and all(f" {word}" in f" {name} {others}".casefold() for word in typed)
     ]
-    kinds = [Kind("Pages", pages), Kind("By id", by_id)]
+    kinds = [Kind("By id", by_id)]
     # As the command line writes them. A catalog's name may have dots itself.
     for catalog in catalogs.list_names(session):
         rest = words.removeprefix(f"{catalog}.")
@@ -126,6 +126,7 @@ def _found(session: Session, settings: Settings, reader: Principal, words: str) 
     registered = [(name, f"/catalogs/{name}") for name in names[:_FIRST]]
     of_catalogs = Kind("Catalogs", registered, _rest("/catalogs", len(names) > _FIRST, search=words))
     kinds.insert(len(kinds) - len(found) + 1, of_catalogs)
+    kinds.append(Kind("Pages", pages))  # whose words are in names of tables, too
     return [kind for kind in kinds if kind.items]
 
 

@@ -92,7 +92,11 @@ def test_pages_are_found_by_whoever_may_open_them(service: Running, admin: Perso
         return re.findall('href="(.*?)"', "".join(re.findall("(?s)<h2>Pages</h2>(.*?)</section>", page)))
 
     assert found(admin, "CONNECT a catalog") == ["/catalogs/new"]
-    assert found(admin, "timel")[0] == "/timeline"
+    assert found(admin, "timel") == ["/timeline"]
+    assert found(admin, "line") == [], "words of a page are known by how they begin"
+    service.admin.post("/policies", json={"name": "timeline", "settings": {}}).raise_for_status()
+    kinds = re.findall("<h2>(.*?)</h2>", admin.open("/search?search=timeline").html)
+    assert kinds == ["Policies", "Pages"], "what is first is opened by Enter"
     with Person(service, Role.VIEWER) as viewer, Person(service, Role.OPERATOR) as operator:
         assert found(viewer, "connect a catalog") == found(operator, "connect a catalog") == []
         assert found(viewer, "new") == []
