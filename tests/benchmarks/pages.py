@@ -17,6 +17,7 @@ from datetime import datetime, timedelta
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import urlencode
 
 import httpx
 import typer
@@ -25,7 +26,9 @@ from sqlmodel import Session, SQLModel
 
 from service.auth.models import SYSTEM
 from service.db.database import Database, migrate, new_id, utc_now
+from service.jobs.queue import rfc3339
 from service.policies.service import ensure_built_in
+from service.records.audit import AuditEntry
 from service.records.catalogs import Catalog
 from service.records.health import (
     _PARTS,
@@ -40,6 +43,7 @@ from service.records.health import (
     store_layouts,
 )
 from service.records.jobs import Attempt, AttemptStatus, Event, Job, JobKind, JobStatus
+from service.records.keys import Role
 from service.records.reports import (
     PARTITIONS_AT_MOST,
     RUNS_AT_MOST,
@@ -60,6 +64,10 @@ _AT_ONCE = 10_000
 """Rows of one statement."""
 _SAMPLES = 24
 """Of a table's health: one an hour."""
+_LONG_AGO = 30 * 24
+"""Likewise, of tables that are shown over a long time."""
+_AUDITED = 100_000
+"""Entries of the audit log."""
 _SPAN = timedelta(days=30)
 """What jobs are spread over."""
 _KINDS = (JobKind.INDEX, JobKind.CONVERT, JobKind.CONVERT, JobKind.COMPACT)
@@ -239,6 +247,9 @@ def _fill(session: Session, tables: int, jobs: int) -> Mapping[str, str]:
             for number, table_id in enumerate(ids)
         ),
     )
+    # The table of the pages, and those that a timeline shows first.
+    by_pending = sorted(range(tables), key=lambda number: (number * 7 % 1000, ids[number]))
+    with_history = {ids[tables // 2], *(ids[number] for number in by_pending[-25:])}
     sample = HealthSample(  # type: ignore[call-arg]
         resolution=Resolution.HOUR,
         status=HealthStatus.HEALTHY,
@@ -264,8 +275,8 @@ def _fill(session: Session, tables: int, jobs: int) -> Mapping[str, str]:
                 "pending_equality_deletes": hour,
                 "hour_most_deletes": hour,
             }
-            for hour in reversed(range(_SAMPLES))
-            for table_id in ids
+            for hour in reversed(range(_LONG_AGO))
+            for table_id in (ids if hour < _SAMPLES else with_history)
         ),
     )
     _insert(
@@ -278,6 +289,11 @@ def _fill(session: Session, tables: int, jobs: int) -> Mapping[str, str]:
             if minute % (step or 1) == 0
             for part in range(1 if step else _PARTS)
         ),
+    )
+    _insert(
+        session,
+        AuditEntry(principal="api-key:ops", role=Role.ADMIN, action="table.update", outcome="allowed"),  # type: ignore[call-arg]
+        ({"target": ids[number % tables]} for number in range(_AUDITED)),
     )
     made = [new_id() for _ in range(jobs)]
     ended = Job(  # type: ignore[call-arg]
@@ -327,8 +343,11 @@ def _fill(session: Session, tables: int, jobs: int) -> Mapping[str, str]:
         "overview, 90 days": "/?days=90",
         "timeline": "/timeline",
         "timeline, 30 days": "/timeline?hours=720",
+        "timeline, six hours of a night": _timeline(now - timedelta(hours=14), timedelta(hours=6)),
+        "timeline, a day of the past": _timeline(now - timedelta(hours=25), timedelta(hours=24)),
         "tables": "/tables",
         "tables by pending deletes": "/tables?sort=-pending_equality_deletes",
+        "tables by status": "/tables?sort=-status",
         "tables by a part of the name": "/tables?search=ders_12",
         "table": f"/tables/{table}",
         "table, 30 days": f"/tables/{table}?days=30",
@@ -346,6 +365,12 @@ def _fill(session: Session, tables: int, jobs: int) -> Mapping[str, str]:
         "audit": "/audit",
         "metrics": "/metrics",
     }
+
+
+def _timeline(since: datetime, span: timedelta) -> str:
+    """As dragging over a stretch of time leads to it."""
+    words = {"since": rfc3339(since), "until": rfc3339(since + span)}
+    return f"/timeline?{urlencode(words)}"
 
 
 def _fill_index(session: Session, table_id: str) -> None:
@@ -492,12 +517,15 @@ def _report(
 ) -> str:
     load = ", ".join(f"{each:.1f}" for each in os.getloadavg())
     rows = "\n".join(answer.row for answer in answers)
-    slow = "; ".join(f"{answer.page} ({answer.database})" for answer in answers if answer.is_slow)
+    people = [answer for answer in answers if answer.page != "metrics"]
+    slow = "; ".join(f"{answer.page} ({answer.database})" for answer in people if answer.is_slow)
     return f"""# Pages
 
 Written by `make bench-pages` on {os.cpu_count()} cores, with load averages of {load} at the end. One
 `icestream serve` with {tables:,} tables, {jobs:,} jobs that ended within {_SPAN.days} days,
-{2 * jobs:,} events and {_SAMPLES * tables:,} samples of health. Each job has an attempt; one has two with
+{2 * jobs:,} events, {_AUDITED:,} entries of the audit log and {_SAMPLES * tables:,} samples of health;
+the tables that are shown over a long time have one for each hour of {_LONG_AGO // 24} days. Each job has an
+attempt; one has two with
 {_LINES} log lines and {_DECISIONS} decisions each. Nothing is polled meanwhile. Each page is asked for
 {times} times after a first time, one after the other. The PostgreSQL server does not wait for its disk.
 
@@ -505,7 +533,8 @@ Written by `make bench-pages` on {os.cpu_count()} cores, with load averages of {
 |---|---|---:|---:|---:|---:|
 {rows}
 
-In the median, {slow or "none"} took longer than {_WANTED_SECONDS * 1000:.0f} ms.
+In the median, {slow or "none"} of the pages took longer than {_WANTED_SECONDS * 1000:.0f} ms.
+`metrics` is for Prometheus, which asks for it each 15 or 30 s.
 The overview sums up 90 days in each minute of which tables changed.
 The service on SQLite took {memory / 2**20:,.0f} MiB at most (RSS).
 
