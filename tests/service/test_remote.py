@@ -345,7 +345,12 @@ def test_shells_complete_tables_that_can_be_enrolled(
     service.enroll("shop.items")
     listed: list[object] = []
     tables = SqlCatalog.list_tables
-    monkeypatch.setattr(SqlCatalog, "list_tables", lambda self, one: listed.append(one) or tables(self, one))
+
+    def list_tables(catalog: SqlCatalog, namespace: Any) -> Any:
+        listed.append(namespace)
+        return tables(catalog, namespace)
+
+    monkeypatch.setattr(SqlCatalog, "list_tables", list_tables)
 
     def offered(typed: str) -> list[str]:
         return completed(f"icestream tables enroll {typed}")
