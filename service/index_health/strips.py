@@ -168,23 +168,33 @@ def _last_before(session: Session, moment: datetime) -> int:
     return session.exec(older.order_by(col(HealthSample.at).desc()).limit(1)).first() or 0
 
 
-def most_of_each(intervals: Intervals) -> sa.Subquery:
+def most_of_each(intervals: Intervals, best: int | None = None) -> sa.Subquery:
     """By `table_id`, the `most` deletes that were pending within the hours of the intervals, or the days if
-    these are many: of few samples, which an index has."""
+    these are many: of few samples, which an index has.
+
+    best: of so many tables at least, those with the most and, where it is alike, the last ids: to group all
+    takes some times as long.
+    """
     since, until = intervals.since.timestamp(), intervals.until.timestamp()
     is_short = until - since <= 86_400 and intervals.resolution is not Resolution.DAY
     resolution = Resolution.HOUR if is_short else Resolution.DAY
     seconds = _SECONDS[resolution]
-    most = HealthSample.hour_most_deletes if is_short else HealthSample.day_most_deletes
+    first, last = int(since // seconds), int(-(-until // seconds))
+    deletes = HealthSample.hour_most_deletes if is_short else HealthSample.day_most_deletes
+    most: sa.Label[int] = col(deletes).label("most")
+    rows = sa.select(col(HealthSample.table_id), most).where(
+        sa.text("resolution <> 'all'"),  # as the index has it
+        col(HealthSample.resolution).in_(at_least(resolution)),
+        col(HealthSample.at) >= datetime.fromtimestamp(first * seconds, UTC),
+        col(HealthSample.at) < datetime.fromtimestamp(last * seconds, UTC),
+    )
+    if best is not None:
+        # Whatever goes before a table's own most is of a table that goes before it, with a sample an hour.
+        rows = rows.order_by(most.desc(), col(HealthSample.table_id).desc()).limit(best * 2 * (last - first))
+    chosen = rows.subquery()
     return (
-        sa.select(col(HealthSample.table_id), func.max(most).label("most"))
-        .where(
-            sa.text("resolution <> 'all'"),  # as the index has it
-            col(HealthSample.resolution).in_(at_least(resolution)),
-            col(HealthSample.at) >= datetime.fromtimestamp(since // seconds * seconds, UTC),
-            col(HealthSample.at) < datetime.fromtimestamp(-(-until // seconds) * seconds, UTC),
-        )
-        .group_by(col(HealthSample.table_id))
+        sa.select(chosen.c.table_id, func.max(chosen.c.most).label("most"))
+        .group_by(chosen.c.table_id)
         .subquery()
     )
 

@@ -1,6 +1,5 @@
 """What ran lately, table by table, for pages and programs that show many tables at once."""
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from functools import cache
@@ -76,8 +75,8 @@ class Waits(NamedTuple):
     """When it was made, or its last attempt ended."""
 
 
-def waiting_jobs(session: Session, table_ids: Sequence[str], of_each: int) -> list[Waits]:
-    """Those that have waited longest, so many of each table at most."""
+def waiting_jobs(session: Session, table_ids: Sequence[str]) -> list[Waits]:
+    """What has waited longest first."""
     ended = select(func.max(Attempt.ended_at)).where(col(Attempt.job_id) == col(Job.id)).scalar_subquery()
     since = func.coalesce(ended, col(Job.created_at), type_=UtcDateTime)
     rows = session.execute(
@@ -85,13 +84,7 @@ def waiting_jobs(session: Session, table_ids: Sequence[str], of_each: int) -> li
         .where(col(Job.status) == JobStatus.QUEUED.value, col(Job.table_id).in_(table_ids))
         .order_by(since, col(Job.id))
     )
-    number: Counter[str] = Counter()
-    waiting = []
-    for row in rows:
-        number[row.table_id] += 1
-        if number[row.table_id] <= of_each:
-            waiting.append(Waits(*row))
-    return waiting
+    return [Waits(*row) for row in rows]
 
 
 def attempts_within(

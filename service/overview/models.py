@@ -143,7 +143,9 @@ class TableTimeline(Message):
     has_more_runs: bool
     """The list of runs leaves out other jobs that ran in the span if this is true."""
     waiting: list[Waiting]
-    """These jobs wait now and did in the span, those that have waited longest first; 40 at most."""
+    """These jobs wait now and did in the span, those that have waited longest first; 5 at most."""
+    waiting_jobs: int
+    """So many jobs wait now and did in the span."""
 
 
 class Timeline(Message):

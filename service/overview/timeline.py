@@ -1,10 +1,11 @@
 """Tables over time, and what ran for them, on one axis."""
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
 from pydantic import TypeAdapter
-from sqlalchemy import func, tuple_
+from sqlalchemy import ColumnElement, Subquery, func, tuple_
 from sqlmodel import Session, col
 from sqlmodel.sql.expression import SelectOfScalar
 
@@ -29,7 +30,10 @@ SPAN = timedelta(days=1)
 SHORTEST = timedelta(minutes=1)
 LONGEST = timedelta(days=100)
 _JOBS_OF_EACH = 40
-"""That have ended, and that wait."""
+"""That have ended."""
+_WAITING_OF_EACH = 5
+_UNSEEN = -1
+"""Deletes of a table without a sample, in the order by their number."""
 MOST_IN_TIME = "-most_pending_equality_deletes"
 """The order by what was pending in the span; others are of what is now."""
 tables_request = page_request(
@@ -98,7 +102,7 @@ def get_timeline(
             )
         )
     waiting: dict[str, list[Waiting]] = {table_id: [] for table_id in ids}
-    for job in waiting_jobs(session, ids, _JOBS_OF_EACH):
+    for job in waiting_jobs(session, ids):
         if job.since < intervals.until:
             kind = JobKind(job.kind)
             waiting[job.table_id].append(
@@ -118,7 +122,8 @@ def get_timeline(
                 lag_seconds=of_tables[table.id].lag_seconds,
                 runs=runs[table.id],
                 has_more_runs=table.id in with_more,
-                waiting=waiting[table.id],
+                waiting=waiting[table.id][:_WAITING_OF_EACH],
+                waiting_jobs=len(waiting[table.id]),
             )
             for table in found.items
         ],
@@ -133,17 +138,27 @@ def _by_most(
     chosen: SelectOfScalar[EnrolledTable],
     intervals: Intervals,
 ) -> Page[TableView]:
-    """Tables by the most deletes that were pending in these intervals, those alike by id."""
+    """Tables by the most deletes that were pending in these intervals, those alike by id; what nobody looked
+    at has the least."""
     sort = page.sort or MOST_IN_TIME
-    of_each = most_of_each(intervals)
-    most, key = func.coalesce(of_each.c.most, 0), col(EnrolledTable.id)
-    query = chosen.add_columns(most).join(of_each, of_each.c.table_id == key, isouter=True)
-    place = tuple_(most, key)
-    if page.cursor is not None:
-        last = tuple_(*read_cursor(page, sort, _place))
-        query = query.where(place < last if sort.startswith("-") else place > last)
-    order = [part.desc() if sort.startswith("-") else part.asc() for part in (most, key)]
-    rows = session.execute(query.order_by(*order).limit(page.limit + 1)).all()
+    key = col(EnrolledTable.id)
+
+    def read(of_each: Subquery, most: ColumnElement[Any], *, isouter: bool) -> Sequence[Any]:
+        query = chosen.add_columns(most).join(of_each, of_each.c.table_id == key, isouter=isouter)
+        place = tuple_(most, key)
+        if page.cursor is not None:
+            last = tuple_(*read_cursor(page, sort, _place))
+            query = query.where(place < last if sort.startswith("-") else place > last)
+        order = [part.desc() if sort.startswith("-") else part.asc() for part in (most, key)]
+        return session.execute(query.order_by(*order).limit(page.limit + 1)).all()
+
+    rows: Sequence[Any] = ()
+    if sort.startswith("-") and page.cursor is None:
+        best = most_of_each(intervals, page.limit + 1)
+        rows = read(best, best.c.most, isouter=False)
+    if len(rows) <= page.limit:  # filters leave few of these, or there are few
+        of_all = most_of_each(intervals)
+        rows = read(of_all, func.coalesce(of_all.c.most, _UNSEEN), isouter=True)
     shown = [table for table, _ in rows[: page.limit]]
     following = None
     if len(rows) > page.limit:

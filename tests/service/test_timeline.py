@@ -228,11 +228,10 @@ def test_what_waits_is_told_since_it_was_made_or_last_tried(database: Database) 
     made = request(database, table, JobKind.INDEX, START + MINUTE * 3)
     of_other = request(database, other, JobKind.CONVERT, START + MINUTE)
     with database.read() as session:
-        assert {one.job_id for one in waiting_jobs(session, [table, other], 9)} == {made, of_other}
+        assert {one.job_id for one in waiting_jobs(session, [table, other])} == {made, of_other}
     finish(database, tried, assignment.attempt, "failed", START + MINUTE * 5, RETRYABLE)
     with database.read() as session:
-        waiting = [(one.job_id, one.since) for one in waiting_jobs(session, [table, other], 9)]
-        assert [one.job_id for one in waiting_jobs(session, [table], 1)] == [made]
+        waiting = [(one.job_id, one.since) for one in waiting_jobs(session, [table, other])]
     assert waiting == [(of_other, START + MINUTE), (made, START + MINUTE * 3), (tried, START + MINUTE * 5)]
 
 
@@ -301,6 +300,16 @@ def test_the_call_shows_tables_with_most_pending_first_and_pages_through_them(
         "index",
         waits["created_at"],
     )
+    for kind in (
+        JobKind.CONVERT,
+        JobKind.COMPACT,
+        JobKind.VERIFY,
+        JobKind.EXPIRE_SNAPSHOTS,
+        JobKind.REWRITE_MANIFESTS,
+    ):
+        service.admin.post(f"/tables/{ids['db.none']}/jobs", json={"kind": kind}).raise_for_status()
+    many = ask()["items"][2]
+    assert (many["waiting_jobs"], len(many["waiting"]), many["waiting"][0]) == (6, 5, waiting)
     before = {"since": "2020-01-01T00:00:00Z", "until": "2020-01-02T00:00:00Z"}
     assert [one["waiting"] for one in ask(**before)["items"]] == [[], [], []], "it was not made yet"
     (ran,) = told["items"][1]["runs"]
@@ -324,6 +333,10 @@ def test_the_call_shows_tables_with_most_pending_first_and_pages_through_them(
     assert listed == ["db.none", *alike]
     turned = ask(**night, sort="most_pending_equality_deletes")["items"]
     assert [one["table"] for one in turned] == listed[::-1]
+    everything = [one["table"] for one in ask(**by_most)["items"]]
+    assert [[one["table"] for one in ask(**by_most, limit=some)["items"]] for some in (1, 2, 3)] == [
+        everything[:some] for some in (1, 2, 3)
+    ]
     day = ask(
         since=rfc3339(now - timedelta(days=3)), until=rfc3339(now), sort="-most_pending_equality_deletes"
     )
@@ -437,6 +450,7 @@ def test_what_the_page_draws_is_short_with_all_runs_that_are_shown() -> None:
         runs=runs,
         has_more_runs=False,
         waiting=[],
+        waiting_jobs=0,
     )
     until = START + timedelta(days=1)
     shown = Timeline(since=START, until=until, interval_seconds=3600, items=[table], next_cursor=None)
