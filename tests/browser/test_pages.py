@@ -298,6 +298,24 @@ def test_a_page_that_costs_the_service_much_is_looked_at_less_often(
     assert 215_000 < dear <= 225_000
 
 
+def test_a_page_says_when_it_looks_next_at_what_has_changed(
+    signed_in: Page, service: RunningService
+) -> None:
+    service.create_iceberg_table("shop.dear")
+    table = service.enroll("shop.dear")
+
+    def at_a_high_price(route: Route) -> None:
+        answer = route.fetch()
+        route.fulfill(response=answer, headers=answer.headers | {"server-timing": "cpu;dur=60000.0"})
+
+    signed_in.route(f"{service.url}/tables", at_a_high_price)
+    signed_in.goto(f"{service.url}/tables")
+    with signed_in.expect_response(f"{service.url}/tables"):
+        expect(signed_in.locator("#connection-words")).to_have_text("Live")
+    service.post(f"/tables/{table}/pause")
+    expect(signed_in.locator("#connection-words")).to_have_text(re.compile(r"Live, next look in \d+ min"))
+
+
 def test_failed_job_shows_cause_and_remedy_as_plain_text_and_can_be_retried(
     signed_in: Page, service: RunningService
 ) -> None:

@@ -223,7 +223,12 @@ function follow(main) {
       clearTimeout(later);
       later = 0;
       look();
-    } else later ||= setTimeout(() => refresh(true), pace.wait());
+    } else {
+      const wait = pace.wait();
+      later ||= setTimeout(() => refresh(true), wait);
+      if (wait > 60_000 && source?.readyState === EventSource.OPEN)
+        show("live", `Live, next look in ${Math.ceil(wait / 60_000)} min`);
+    }
   }
 
   async function look() {
