@@ -28,7 +28,7 @@ POLL_SECONDS = 0.5
 ACCESS_SECONDS = 5.0
 """Who reads is let go on for so long before he is asked for again: a key may be revoked, a token expire."""
 _CHANGES_ACCESS_SECONDS = 60.0
-"""Of a page's stream, which says no more than that something has happened."""
+"""Of a page's stream, which tells that something has happened, and how many deletes are pending."""
 _WORDS, _WORD_SECONDS = 10.0, 5.0
 """A page is told so many words one after the other, and then one in so many seconds."""
 _BATCH = 500
