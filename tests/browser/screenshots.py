@@ -9,7 +9,6 @@ real, what the worker reports is played, and the past day of measurements is wri
 import base64
 import math
 import re
-import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -32,6 +31,7 @@ from service.records.jobs import Attempt, Event, Job
 from service.records.tables import EnrolledTable
 from service.ui.formats import rfc3339
 from tests.browser.conftest import CHROMIUM, sign_in
+from tests.browser.pictures import DOCUMENTS, take_for_documents
 from tests.browser.running_service import (
     PlayedWorker,
     RunningService,
@@ -42,13 +42,9 @@ from tests.browser.running_service import (
     publish_result,
     running_service,
 )
-from tests.browser.terminal import draw
 from tests.patience import wait_until
 from tests.service.health_samples import health_sample
 
-DOCUMENTS = Path(__file__).parents[2] / "docs" / "images"
-COMMANDS = ("status", "tables list --sort=-status")
-IN_DOCUMENTS = {"table-top-desktop-light.png": "table.png", "terminal.svg": "terminal.svg"}
 WIDTHS = {"desktop": 1280, "phone": 390}
 THEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 
@@ -457,8 +453,6 @@ def take(browser: Browser, service: RunningService, pages: Pages, directory: Pat
             page.goto(service.url + pages.signed_in[act.page])
             act.do(page)
             page.screenshot(path=directory / (name + look), full_page=act.is_whole)
-        page.goto(service.url + pages.signed_in["table"])
-        page.screenshot(path=directory / ("table-top" + look))
         page.context.clear_cookies()
         for name, path in pages.anonymous.items():
             page.goto(service.url + path)
@@ -486,11 +480,9 @@ def main(directory: Path) -> None:
         with running_service(Path(data, "guide")) as service:
             take_guide(browser, service, directory)
         with running_service(Path(data, "furnished")) as service:
-            take(browser, service, furnish(service), directory)
-            browser.close()
-            draw(COMMANDS, service.url, service.admin_key, directory / "terminal.svg")
-    for shown, name in IN_DOCUMENTS.items():
-        shutil.copy(directory / shown, DOCUMENTS / name)
+            pages = furnish(service)
+            take_for_documents(browser, service, pages.signed_in["table"], DOCUMENTS)
+            take(browser, service, pages, directory)
 
 
 if __name__ == "__main__":
