@@ -49,7 +49,7 @@ class RunningService:
     def post(self, path: str, **body: Any) -> Any:
         answer = self.api.post(path, json=body)
         assert answer.is_success, answer.text
-        return answer.json()
+        return answer.json() if answer.content else None
 
     def get(self, path: str) -> Any:
         answer = self.api.get(path)
