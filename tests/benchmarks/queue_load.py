@@ -479,7 +479,7 @@ def _post(url: str, path: str, body: dict[str, Any] | None = None) -> dict[str, 
     request.add_header("Authorization", f"Bearer {KEY}")
     request.add_header("Content-Type", "application/json")
     with urlopen(request, timeout=90) as answer:
-        return dict(json.load(answer))
+        return dict(json.loads(answer.read() or "{}"))
 
 
 def _snapshot_of(database: Database, table_id: str) -> int | None:
