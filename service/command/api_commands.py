@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from service.command.completion import names_of, tables_to_enroll
-from service.command.operations import Field, Operation, Output, load_document, operations
+from service.command.operations import Field, Operation, Output, load_document, operations, text
 from service.confirmations import may_ask
 
 OutputOption = Annotated[Output, typer.Option("--output", "-o", help="How it is printed.")]
@@ -22,6 +22,7 @@ _TABLE_TO_ENROL = Annotated[
     str | None,
     typer.Argument(
         metavar="TABLE",
+        parser=text,
         help="Its name with the catalog before it, or without beside --catalog.",
         show_default=False,
         autocompletion=tables_to_enroll,
@@ -29,11 +30,18 @@ _TABLE_TO_ENROL = Annotated[
 ]
 _JOB = typer.Argument(
     metavar="JOB",
+    parser=text,
     help="Id of a job, or name of a table: its newest job.",
     show_default=False,
     autocompletion=names_of("/tables"),
 )
-_TABLE = typer.Argument(help="Name or id of a table.", show_default=False, autocompletion=names_of("/tables"))
+_TABLE = typer.Argument(
+    metavar="TABLE",
+    parser=text,
+    help="Name or id of a table.",
+    show_default=False,
+    autocompletion=names_of("/tables"),
+)
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -105,28 +113,39 @@ def look_up(
     table: Annotated[str, _TABLE],
     key: Annotated[
         list[str] | None,
-        typer.Option(help="column=value, with commas between columns, or a JSON object; for each key."),
+        typer.Option(
+            metavar="VALUES",
+            help="column=value, with commas between columns, or a JSON object; for each key.",
+        ),
     ] = None,
     file: Annotated[
         Path | None,
         typer.Option(
+            "--file",
+            metavar="FILE",
             help="Keys from a file: CSV with a header, or a JSON object in each line; - is standard input.",
             exists=True,
             dir_okay=False,
             allow_dash=True,
         ),
     ] = None,
-    select: Annotated[list[str] | None, typer.Option(help="A column to show; for each one.")] = None,
+    select: Annotated[
+        list[str] | None, typer.Option(metavar="COLUMN", help="A column to show; for each one.")
+    ] = None,
     key_column: Annotated[
         list[str] | None,
-        typer.Option(help="A column of the key; for each one."),
+        typer.Option(metavar="COLUMN", help="A column of the key; for each one."),
     ] = None,
-    branch: Annotated[str | None, typer.Option(help="A branch or tag.", show_default=False)] = None,
+    branch: Annotated[
+        str | None, typer.Option(metavar="NAME", help="A branch or tag.", show_default=False)
+    ] = None,
     snapshot_id: Annotated[
-        int | None, typer.Option(help="An older snapshot, instead of a branch.", show_default=False)
+        int | None,
+        typer.Option(metavar="NUMBER", help="An older snapshot, instead of a branch.", show_default=False),
     ] = None,
     max_staleness_seconds: Annotated[
-        float, typer.Option(help="How old the look at the catalog may be.", min=0, max=3_600)
+        float,
+        typer.Option(metavar="SECONDS", help="How old the look at the catalog may be.", min=0, max=3_600),
     ] = 1,
     output: OutputOption = Output.TABLE,
 ) -> None:

@@ -14,7 +14,7 @@ import typer
 
 from service import __version__
 from service.command import api_commands
-from service.command.operations import Output
+from service.command.operations import Output, text
 
 if TYPE_CHECKING:
     from service.command.up import Demo
@@ -29,13 +29,19 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-Host = Annotated[str | None, typer.Option(help="Address to listen on.", show_default="127.0.0.1")]
-Port = Annotated[int | None, typer.Option(help="Port to listen on; 0 takes any.", show_default="8000")]
+Host = Annotated[
+    str | None, typer.Option(metavar="ADDRESS", help="Address to listen on.", show_default="127.0.0.1")
+]
+Port = Annotated[
+    int | None, typer.Option(metavar="NUMBER", help="Port to listen on; 0 takes any.", show_default="8000")
+]
 DataDir = Annotated[
-    Path | None, typer.Option(help="Where everything is kept.", show_default="./icestream-data")
+    Path | None,
+    typer.Option(metavar="DIRECTORY", help="Where everything is kept.", show_default="./icestream-data"),
 ]
 DownTo = Annotated[
-    str | None, typer.Option(help="An older migration to go back to; what it does not know is lost.")
+    str | None,
+    typer.Option(metavar="NAME", help="An older migration to go back to; what it does not know is lost."),
 ]
 Browser = Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")]
 
@@ -51,6 +57,7 @@ def choose(
     url: Annotated[
         str | None,
         typer.Option(
+            metavar="ADDRESS",
             help="Address of the service; without it, ICESTREAM_URL, and then the one that `login` has kept.",
             show_default="http://127.0.0.1:8000",
         ),
@@ -76,7 +83,9 @@ def status(output: api_commands.OutputOption = Output.TABLE) -> None:
 
 @app.command()
 def top(
-    interval: Annotated[float, typer.Option(min=0.5, max=3_600, help="Seconds between two looks.")] = 2,
+    interval: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0.5, max=3_600, help="Between two looks.")
+    ] = 2,
 ) -> None:
     """Show the tables with most pending, running jobs and workers, redrawn until Ctrl-C."""
     from service.command import watch
@@ -87,7 +96,10 @@ def top(
 @app.command()
 def login(
     url: Annotated[
-        str | None, typer.Argument(help="Address of the service.", show_default="that of --url")
+        str | None,
+        typer.Argument(
+            metavar="URL", parser=text, help="Address of the service.", show_default="that of --url"
+        ),
     ] = None,
 ) -> None:
     """Keep the address of a service and a key for it, so that commands need neither.
@@ -124,7 +136,8 @@ def demo(
         typer.Option("--exit/--stay", help="End after the report.", show_default="stay, in a terminal"),
     ] = None,
     rows: Annotated[
-        int | None, typer.Option(min=10_000, help="Rows of the sample table.", show_default="3000000")
+        int | None,
+        typer.Option(metavar="NUMBER", min=10_000, help="Rows of the sample table.", show_default="3000000"),
     ] = None,
 ) -> None:
     """The same as `up`, with a sample table and a stream of upserts and deletes into it."""
@@ -165,7 +178,11 @@ def login_link(
     data_dir: DataDir = None,
     url: Annotated[
         str | None,
-        typer.Option(help="How your browser reaches the service.", show_default="as this machine does"),
+        typer.Option(
+            metavar="ADDRESS",
+            help="How your browser reaches the service.",
+            show_default="as this machine does",
+        ),
     ] = None,
 ) -> None:
     """Print a link that signs a browser in once, within ten minutes; on the machine of the service."""
@@ -190,20 +207,24 @@ def lookup() -> None:
 
 @app.command()
 def accept(
-    catalog: Annotated[str, typer.Option(help="The catalog, by the name that it is registered with.")],
+    catalog: Annotated[str, typer.Option(metavar="NAME", help="By the name that it is registered with.")],
     namespace: Annotated[
-        str, typer.Option(help="The namespace of the tables; it is made if it is not there.")
+        str, typer.Option(metavar="NAME", help="Where the tables go; it is made if it is not there.")
     ] = "icestream_acceptance",
     location: Annotated[
         str | None,
         typer.Option(
+            metavar="PREFIX",
             help="A prefix for the tables' files, such as s3://lake/acceptance.",
             show_default="where the catalog puts them",
         ),
     ] = None,
     report: Annotated[
         list[Path] | None,
-        typer.Option(help="Write the report to this file, which ends with .json or .md; may be repeated."),
+        typer.Option(
+            metavar="FILE",
+            help="Write the report to this file, which ends with .json or .md; may be repeated.",
+        ),
     ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the tables there.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask whether that is meant.")] = False,
@@ -215,6 +236,7 @@ def accept(
         list[str] | None,
         typer.Option(
             "--run",
+            metavar="RUN",
             help="With --remove-leftovers: what this run has left, however young it is; may be repeated.",
             show_default="all that began two hours ago or earlier",
         ),
@@ -263,11 +285,13 @@ def openapi() -> None:
 
 @app.command()
 def export_index(
-    metadata: Annotated[str, typer.Argument(help="Location of the table's metadata file.")],
-    index_warehouse: Annotated[str, typer.Option(help="Where the indexes lie.")],
-    key_column: Annotated[list[str], typer.Option(help="A column of the key; once for each.")],
-    to: Annotated[str, typer.Option(help="A location for the files.")],
-    branch: Annotated[str, typer.Option(help="Whose index it is.")] = "main",
+    metadata: Annotated[
+        str, typer.Argument(metavar="METADATA", parser=text, help="Location of the table's metadata file.")
+    ],
+    index_warehouse: Annotated[str, typer.Option(metavar="LOCATION", help="Where the indexes lie.")],
+    key_column: Annotated[list[str], typer.Option(metavar="COLUMN", help="One of the key; once for each.")],
+    to: Annotated[str, typer.Option(metavar="LOCATION", help="Where the files go.")],
+    branch: Annotated[str, typer.Option(metavar="NAME", help="Whose index it is.")] = "main",
 ) -> None:
     """Experimental: write an index in the form of Iceberg's draft for secondary indexes (index-format.md)."""
     options = {"--metadata": metadata, "--index-warehouse": index_warehouse, "--to": to, "--branch": branch}
@@ -279,28 +303,34 @@ def export_index(
 @app.command()
 def conformance(
     cases: Annotated[
-        list[str] | None, typer.Argument(help="Names of cases, or patterns as `key-of-*`; else all.")
+        list[str] | None,
+        typer.Argument(
+            metavar="CASES", parser=text, help="Names of cases, or patterns as `key-of-*`; else all."
+        ),
     ] = None,
     reader: Annotated[
         str | None,
         typer.Option(
+            metavar="COMMAND",
             help="A command that prints the rows of the table at `{metadata}`, a JSON object a line; or one"
-            " of pyiceberg, duckdb, spark and flink."
+            " of pyiceberg, duckdb, spark and flink.",
         ),
     ] = None,
     lists: Annotated[bool, typer.Option("--list", help="Tell the cases and their rules.")] = False,
     write: Annotated[
-        Path | None, typer.Option(help="Keep the tables in this directory, which must be empty.")
+        Path | None,
+        typer.Option(metavar="DIRECTORY", help="Keep the tables in this one, which must be empty."),
     ] = None,
     location: Annotated[
         str | None,
-        typer.Option(help="What metadata calls that directory.", show_default="its file: URI"),
+        typer.Option(metavar="URI", help="What metadata calls that directory.", show_default="its file: URI"),
     ] = None,
     format_version: Annotated[
-        int | None, typer.Option(min=2, max=3, help="Of the tables.", show_default="2 and 3")
+        int | None,
+        typer.Option(metavar="NUMBER", min=2, max=3, help="Of the tables.", show_default="2 and 3"),
     ] = None,
-    timeout: Annotated[float, typer.Option(min=0.1, max=3_600, help="Seconds for a table.")] = 60,
-    report: Annotated[Path | None, typer.Option(help="A file for the outcomes, in JSON.")] = None,
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", min=0.1, max=3_600, help="For a table.")] = 60,
+    report: Annotated[Path | None, typer.Option(metavar="FILE", help="For the outcomes, in JSON.")] = None,
 ) -> None:
     """Run any reader over Iceberg tables with deletes of every kind. Ends with 1 unless it passes all."""
     try:

@@ -58,6 +58,12 @@ _OR_ITS_NAME = {
     "pattern_id": " What it matches will do, too, with its catalog before it or without: lake.sales.*",
 }
 _DOTTED_WORDS = " Here with dots, as in shop.orders; if a part has dots itself, once for each part."
+_TIME_WORDS = " Written as 2030-01-31T22:00:00Z."
+
+
+def text(given: str) -> str:
+    """Help calls an argument what this function is called, in place of a type of Python."""
+    return given
 
 
 class Output(StrEnum):
@@ -110,18 +116,40 @@ class Field:
         kind = list[kind] if many else kind  # type: ignore[valid-type]
         complete = names_of(_COMPLETED[self.name]) if self.name in _COMPLETED else None
         if self.place == "path":
-            name = self.shown_name.upper()
-            argument = typer.Argument(metavar=name, help=words, show_default=False, autocompletion=complete)
-            return Annotated[kind, argument]
+            argument = typer.Argument(
+                metavar=self.shown_name.upper(),
+                parser=text,
+                help=words,
+                show_default=False,
+                autocompletion=complete,
+            )
+            return Annotated[str, argument]
         if self.is_json:
             words += " JSON, or @FILE with it."
         elif self.is_nullable:
             words = re.sub(r"\b[Nn]ull\b", '""', words)
         words += _DOTTED_WORDS if self.is_dotted else ""
-        name = f"--{self.shown_name.replace('_', '-')}"
-        name = f"{name}/--no-{name.removeprefix('--')}" if kind is bool else name
-        option = typer.Option(name, help=words, show_default=False, autocompletion=complete)
+        words += _TIME_WORDS if self.schema.get("format") == "date-time" else ""
+        option_name = f"--{self.shown_name.replace('_', '-')}"
+        if kind is bool:
+            option_name += f"/--no-{option_name.removeprefix('--')}"
+        option = typer.Option(
+            option_name, metavar=self._metavar(), help=words, show_default=False, autocompletion=complete
+        )
         return Annotated[kind if self.is_required else kind | None, option]
+
+    def _metavar(self) -> str | None:
+        """What stands for the value of an option; None where its values are told, or it has none."""
+        if self.is_json:
+            return "JSON"
+        if self.name in _COMPLETED:
+            return self.shown_name.upper().removesuffix("S")
+        schema = self.schema["items"] if self.schema.get("type") == "array" else self.schema
+        if "enum" in schema or schema["type"] == "boolean":
+            return None
+        if schema["type"] in ("integer", "number"):
+            return "SECONDS" if self.name.endswith("_seconds") else "NUMBER"
+        return "TIME" if schema.get("format") == "date-time" else "TEXT"
 
     def _kind(self, schema: Json) -> Any:
         if "enum" in schema:

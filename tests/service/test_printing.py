@@ -212,3 +212,20 @@ def test_a_service_that_does_not_answer_completes_nothing(monkeypatch: pytest.Mo
     assert names_of("/tables")("lake") == []
     monkeypatch.delenv("ICESTREAM_API_KEY", raising=False)
     assert names_of("/tables")("lake") == []
+def test_help_has_no_types_of_python() -> None:
+    def options(group: Any, above: str = "") -> Iterator[tuple[str, Any]]:
+        yield from ((above, one) for one in group.params if "completion" not in one.name)
+        for name, command in getattr(group, "commands", {}).items():
+            yield from options(command, f"{above} {name}")
+
+    found = list(options(typer.main.get_command(app)))
+    assert len(found) > 300
+    for where, one in found:
+        # Beside arguments, help has the name of the type whatever stands for them.
+        is_argument = one.param_type_name == "argument"
+        kind = one.type.name if is_argument or one.metavar is None else one.metavar
+        assert kind in ("choice", "boolean", "text") or kind.isupper(), (where, one.name, kind)
+        # Typer calls an option itself what stands for its value, if they differ by case alone.
+        assert is_argument or one.opts == [name.lower() for name in one.opts], where
+
+
