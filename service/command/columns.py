@@ -16,16 +16,18 @@ _LISTS = {
     " | bytes format_version table_id",
     "list_api_keys": "name role state used age | expires_at created_by prefix scopes id",
     "list_attachments": "policy level table catalog namespace | updated_at",
-    "list_audit_entries": "at principal action outcome target | role request_id id",
+    "list_audit_entries": "at principal outcome action target | role request_id id",
     "list_catalogs": "name type status since tables latency paused age"
     " | answered requests max_running_jobs index_warehouse id",
     "list_deliveries": "id kind status age attempts | status_code next_attempt_at message_id",
     "list_history": "at status pending lag coverage | files entries sorted_runs dead_ratio unconvertible",
+    "list_erasures": "status id note age jobs keys | requested_by pattern",
     "list_job_events": "at level kind | attempt job_id",
     "list_jobs": "table kind status progress age took id | branch dry_run trigger requested_by priority",
     "list_patterns": "pattern catalog enrolled matched age id | paused policy branch evaluated_at",
     "list_policies": "name built_in age | updated_at id",
     "list_table_events": "at level kind | attempt job_id",
+    "list_senders": "name catalog heard last_refusal age | created_by id",
     "list_tables": "table status pending lag reads age"
     " | files policy branch paused measured_at format_version id",
     "list_webhooks": "name enabled pending dead delivered age | url id",
@@ -142,10 +144,8 @@ def _status(row: Json) -> str | None:
     return shown("status", row.get("status") or _of_health("status")(row))
 
 
-def _tables(row: Json) -> str | None:
-    """Those of a catalog, by their health."""
-    by_status = {name: number for name, number in (_of_health("tables")(row) or {}).items() if number}
-    return ", ".join(f"{number:,} {name}" for name, number in by_status.items()) or None
+def _by_status(numbers: Mapping[str, int] | None) -> str | None:
+    return ", ".join(f"{number:,} {name}" for name, number in (numbers or {}).items() if number) or None
 
 
 def _read_cost(row: Json) -> str | None:
@@ -183,8 +183,11 @@ _OWN: dict[str, tuple[str, Callable[[Json], str | None], bool]] = {
     "progress": ("progress", progress, False),
     "requests": ("requests", lambda row: shown("", _of_health("requests")(row)), True),
     "since": ("since", lambda row: _ago(_of_health("since")(row)), True),
+    "heard": ("heard", _since("last_heard_at"), True),
+    "jobs": ("jobs", lambda row: _by_status(row.get("jobs")), False),
+    "keys": ("keys", _count("keys"), True),
     "status": ("status", _status, False),
-    "tables": ("tables", _tables, False),
+    "tables": ("tables", lambda row: _by_status(_of_health("tables")(row)), False),
     "reads": ("reads", _read_cost, True),
     "seen": ("seen", _since("last_seen_at"), True),
     "table": ("table", table_name, False),

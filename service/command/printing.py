@@ -26,7 +26,7 @@ _KEPT = 2
 _LEAST_CELLS = 8
 _NAMES_SHARE = 0.35
 """So much of the width is left to the first column, which has names, before others go."""
-_NAMES = ("table", "target")
+_NAMES = ("table", "action", "target")
 """Other columns with names, of which a part is better than nothing."""
 _GAP = 2
 _LINE_CELLS = 60
@@ -130,7 +130,7 @@ def _fit(widths: dict[Column, int], reason_width: int, width: int) -> int:
             left = room - widths[column]
     left += least
     least = min(reason_width, _LEAST_CELLS)
-    widths[first] = max(widths[first] + min(left - least, 0), _LEAST_CELLS)
+    widths[first] = max(widths[first] + min(left - least, 0), min(widths[first], _LEAST_CELLS))
     return min(reason_width, max(left, least))
 
 

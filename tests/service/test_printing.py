@@ -22,7 +22,8 @@ from service.quantities import brief
 STEERING = "a\x1b[31mb\x9bc\u202ed\r"
 """Colours, an escape of C1, text from right to left, and a carriage return."""
 OF_OWN = {"age", "bytes", "deletes", "delivered", "files", "lag", "oldest", "pending", "progress", "reads"}
-OF_OWN |= {"answered", "latency", "requests", "seen", "since", "status", "table", "tables", "took", "used"}
+OF_OWN |= {"answered", "heard", "latency", "requests", "seen", "since", "status", "table", "tables"}
+OF_OWN |= {"took", "used"}
 """Headings of columns that are made of several fields, or of times."""
 REASON = "2 equality delete files cannot be converted: the key column price is of type double."
 
@@ -80,7 +81,18 @@ def test_a_wide_column_keeps_out_no_narrow_one_and_a_part_of_a_name_is_better_th
     entry = {"at": "2026-11-26T20:21:58Z", "principal": "bootstrap", "action": "table.enroll"}
     entry |= {"target": "shop." + "o" * 90, "outcome": "denied"}
     Console(width=80).print(rows_table([entry], "list_audit_entries", width=80))
-    assert re.search(r" denied +shop\.o+…", capsys.readouterr().out)
+    assert re.search(r" denied +table\.enroll +shop\.o+…", capsys.readouterr().out)
+    entry |= {"action": "POST /senders/{sender_id}/" + "x" * 40}
+    Console(width=80).print(rows_table([entry], "list_audit_entries", width=80))
+    assert re.search(r" denied +POST /senders\S+…", capsys.readouterr().out)
+
+
+def test_a_short_name_takes_no_room_from_other_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    health = {"status": "reachable", "since": "2026-11-26T20:21:58Z", "latency_seconds": 0.004}
+    health["tables"] = {"healthy": 9, "degraded": 1, "blocked": 2}
+    catalog = {"name": "lake", "type": "sql", "paused": False, "health": health}
+    Console(width=80).print(rows_table([catalog], "list_catalogs", width=80))
+    assert "…" not in capsys.readouterr().out
 
 
 def test_in_a_pipe_and_where_all_is_asked_for_nothing_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,10 +101,10 @@ def test_in_a_pipe_and_where_all_is_asked_for_nothing_is_cut(capsys: pytest.Capt
     narrow = capsys.readouterr().out
     print_answer({"items": [row]}, Output.WIDE, "list_tables")
     wide = capsys.readouterr().out
-    for shown in (narrow, wide):
-        assert row["name"] in shown
-        assert REASON in shown
-        assert len(shown.splitlines()) == 2
+    for told in (narrow, wide):
+        assert row["name"] in told
+        assert REASON in told
+        assert len(told.splitlines()) == 2
     assert row["id"] in wide
     assert "nightly" in wide
     assert row["id"] not in narrow
