@@ -3,6 +3,7 @@
 A list that is not named here shows its plain fields.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -20,14 +21,14 @@ _LISTS = {
     "list_catalogs": "name type status since tables latency paused age"
     " | answered requests max_running_jobs index_warehouse id",
     "list_deliveries": "id kind status age attempts | status_code next_attempt_at message_id",
-    "list_history": "at status pending lag coverage | files entries sorted_runs dead_ratio unconvertible",
     "list_erasures": "status id note age jobs keys | requested_by pattern",
+    "list_history": "at status pending lag coverage | files entries sorted_runs dead_ratio unconvertible",
     "list_job_events": "at level kind | attempt job_id",
     "list_jobs": "table kind status progress age took id | branch dry_run trigger requested_by priority",
     "list_patterns": "pattern catalog enrolled matched age id | paused policy branch evaluated_at",
     "list_policies": "name built_in age | updated_at id",
-    "list_table_events": "at level kind | attempt job_id",
     "list_senders": "name catalog heard last_refusal age | created_by id",
+    "list_table_events": "at level kind | attempt job_id",
     "list_tables": "table status pending lag reads age"
     " | files policy branch paused measured_at format_version id",
     "list_webhooks": "name enabled pending dead delivered age | url id",
@@ -38,6 +39,8 @@ left out for which the ones before them leave no room."""
 _FIRST = ("at", "name", "catalog", "table", "kind", "type", "level", "status", "state")
 """Of a list that is not named above."""
 _MOST = 8
+OF_TABLES = ("key.", "row.")
+"""Before the names of columns that are a table's own: those of keys and rows that were looked up."""
 _REASONS = ("problem", "error", "disabled_because", "caveat", "waiting_for", "status_reason")
 _WORDS = ("message", "description")
 """Where an item says why it is as it is, in words, or as a problem with its detail and remedy; and what it
@@ -89,22 +92,26 @@ def table_name(row: Json) -> str | None:
 
 
 def shown(name: str, value: Any) -> str | None:
-    """A figure, time or word with the unit that its name ends in; None for none."""
+    """A figure, time or word with the unit that its name tells; None for none. What a table's own columns
+    have is shown as it is."""
     if value is None or value in ({}, []):
         return None
+    if name.startswith(OF_TABLES):
+        return value if isinstance(value, str) else json.dumps(value)
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int | float):
-        if name == "seconds" or name.endswith("_seconds"):
+        words = name.split("_")
+        if "seconds" in words:
             return brief(value)
-        if name.startswith("bytes") or name.endswith("_bytes"):
+        if "bytes" in words:
             return sized(value)
-        if name.endswith(("coverage", "_ratio")):
+        if not {"coverage", "ratio"}.isdisjoint(words):
             return f"{value:.0%}"
         # Ids and numbers of versions have no thousands.
-        is_counted = not name.endswith(("_id", "id", "version", "pid", "attempt", "status_code"))
-        return f"{value:,}" if is_counted and isinstance(value, int) else str(value)
-    if name.endswith("at") and (at := _moment(value)) is not None:
+        is_id = "id" in words or name.endswith(("version", "pid", "attempt", "status_code"))
+        return str(value) if is_id else f"{value:,}".removesuffix(".0")
+    if name.endswith(("at", "since", "time", "until")) and (at := _moment(value)) is not None:
         return f"{at:%Y-%m-%d %H:%M:%S} UTC"
     between = "." if name in ("identifier", "namespace") else ", "
     return between.join(map(str, value)) if isinstance(value, list) else str(value)
@@ -176,6 +183,9 @@ _OWN: dict[str, tuple[str, Callable[[Json], str | None], bool]] = {
     "equality_delete_files": ("files", _count("equality_delete_files"), True),
     "equality_deletes": ("deletes", _count("equality_deletes"), True),
     "files": ("files", _count("pending_equality_delete_files"), True),
+    "heard": ("heard", _since("last_heard_at"), True),
+    "jobs": ("jobs", lambda row: _by_status(row.get("jobs")), False),
+    "keys": ("keys", _count("keys"), True),
     "lag": ("lag", _lag, True),
     "latency": ("latency", lambda row: shown("seconds", _of_health("latency_seconds")(row)), True),
     "oldest": ("oldest", _since("oldest_at"), True),
@@ -183,9 +193,6 @@ _OWN: dict[str, tuple[str, Callable[[Json], str | None], bool]] = {
     "progress": ("progress", progress, False),
     "requests": ("requests", lambda row: shown("", _of_health("requests")(row)), True),
     "since": ("since", lambda row: _ago(_of_health("since")(row)), True),
-    "heard": ("heard", _since("last_heard_at"), True),
-    "jobs": ("jobs", lambda row: _by_status(row.get("jobs")), False),
-    "keys": ("keys", _count("keys"), True),
     "status": ("status", _status, False),
     "tables": ("tables", lambda row: _by_status(_of_health("tables")(row)), False),
     "reads": ("reads", _read_cost, True),

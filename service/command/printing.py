@@ -11,12 +11,12 @@ from typing import Any, Literal
 
 import yaml
 from rich.cells import cell_len
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from service.command.columns import Column, columns, reason_heading, reason_of, shown
+from service.command.columns import OF_TABLES, Column, columns, reason_heading, reason_of, shown
 from service.command.operations import Json, Output
 
 _REASON_CELLS = 24
@@ -153,21 +153,24 @@ def _print_tree(answer: Json) -> None:
     console.print(tree)
 
 
-def _grow(tree: Tree, fields: Mapping[str, Any]) -> None:
-    """What is nested becomes branches; the names of what is not are as wide as each other."""
+def _grow(tree: Tree, fields: Mapping[str, Any], above: str = "") -> None:
+    """What is nested becomes branches; the names of what is not are as wide as each other. above: that of the
+    columns of a table, if these are some."""
     flat = [str(name) for name, value in fields.items() if not _branches(value)]
     width = max((cell_len(_plain(name)) for name in flat), default=0)
     for name, value in fields.items():
-        label = _plain(str(name)).replace("_", " ")
+        label = _plain(str(name))
+        label = label if above else label.replace("_", " ")
+        of_table = above or (f"{name}." if f"{name}." in OF_TABLES else "")
         if branches := _branches(value):
             branch = tree.add(Text(label, style="bold"))
             for under, one in branches:
                 if isinstance(one, Mapping) and one:
-                    _grow(branch.add(Text(under, style="dim")) if under else branch, one)
+                    _grow(branch.add(Text(under, style="dim")) if under else branch, one, of_table)
                 else:
-                    branch.add(_leaf(under, one, 0))
+                    branch.add(_leaf(under, one, 0, of_table))
         else:
-            tree.add(_leaf(label, value, width, str(name)))
+            tree.add(_leaf(label, value, width, f"{above}{name}"))
 
 
 def _branches(value: Any) -> list[tuple[str, Any]]:
@@ -186,6 +189,18 @@ def _called(one: Any, number: int) -> str:
     return _plain(f"{number} {name}" if isinstance(name, str) else str(number))
 
 
-def _leaf(label: str, value: Any, width: int, name: str = "") -> Text:
+def _leaf(label: str, value: Any, width: int, name: str = "") -> RenderableType:
     padded = label + " " * (width - cell_len(label))
-    return Text.assemble((padded, "dim"), "  ", harmless(shown(name, value) or "-"))
+    return labelled(f"{padded}  ", harmless(shown(name, value) or "-"))
+
+
+def labelled(label: str, words: str) -> RenderableType:
+    """Words behind what they are about, and beside it on every line that they need."""
+    line = Text.assemble((label, "dim"), words)
+    if line.cell_len <= _LINE_CELLS and "\n" not in words:
+        return line
+    grid = Table.grid()
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    grid.add_row(Text(label), Text(words))
+    return grid

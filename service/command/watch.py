@@ -15,7 +15,7 @@ from icestream.errors import IcestreamError
 from service.command import saved_login
 from service.command.calls import end
 from service.command.operations import Output
-from service.command.printing import harmless, print_answer, rows_table
+from service.command.printing import harmless, labelled, print_answer, rows_table
 from service.quantities import brief, counted, sized
 
 _MOST = 100
@@ -42,7 +42,7 @@ def status(output: Output) -> None:
             console = Console(highlight=False)
             if not console.is_terminal:
                 console = Console(highlight=False, width=_WIDEST)
-            figures = [_figure(name, words) for name, words in _figures(overview).items()]
+            figures = [labelled(f"{name:<9}", words) for name, words in _figures(overview).items()]
             for line in [_head(connection, overview), Text(), *figures, *_concerns(overview)]:
                 console.print(line)
     if overview["concerns"]:

@@ -10,9 +10,10 @@ import typer
 import yaml
 from rich.cells import cell_len
 from rich.console import Console
+from rich.text import Text
 
 from service.command.calls import _in_commands
-from service.command.columns import columns
+from service.command.columns import columns, shown
 from service.command.completion import names_of
 from service.command.main import app
 from service.command.operations import Output, load_document, operations
@@ -134,6 +135,62 @@ def test_what_is_nested_is_a_tree(capsys: pytest.CaptureFixture[str]) -> None:
     ]
 
 
+def test_what_needs_several_lines_stays_beside_its_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("NO_COLOR", "1")
+    print_answer({"status": "blocked", "status_reason": REASON}, Output.TABLE)
+    first, second, *others = Text.from_ansi(capsys.readouterr().out).plain.splitlines()
+    assert first.rstrip() == "status         blocked"
+    assert second.startswith("status reason  2 equality")
+    assert others
+    assert all(line.startswith(" " * 15) and line[15:].strip() for line in others)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("iceberg_snapshot_id_before", 6051911820938456713, "6051911820938456713"),
+        ("rows", 10_000, "10,000"),
+        ("reads_per_day", 1_000.0, "1,000"),
+        ("lag_seconds_max", 7_200, "2h"),
+        ("table_bytes_per_day", 1_000_000, "1.0 MB"),
+        ("delete_ratio_threshold", 0.3, "30%"),
+        ("memory_fraction", 0.5, "0.5"),
+        ("until_time", "2026-11-27T21:13:06.641212Z", "2026-11-27 21:13:06 UTC"),
+        ("since", "2026-11-27T21:13:06.641212Z", "2026-11-27 21:13:06 UTC"),
+        ("time", "no time", "no time"),
+    ],
+)
+def test_figures_and_times_are_told_as_people_read_them(name: str, value: object, words: str) -> None:
+    assert shown(name, value) == words
+
+
+def test_values_of_a_table_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"wait_seconds": 90, "load_ratio": 0.337, "seen_at": "2026-01-01T00:00:00.000001", "is": True}
+    place = {"key.seen_at": row["seen_at"], **{f"row.{name}": value for name, value in row.items()}}
+    print_answer({"items": [place]}, Output.TABLE)
+    assert capsys.readouterr().out.splitlines()[1].split() == [
+        *("2026-01-01T00:00:00.000001", "90", "0.337", "2026-01-01T00:00:00.000001", "true")
+    ]
+    print_answer({"results": [{"key": {"id": 1000}, "matches": [{"row": row}]}]}, Output.TABLE)
+    assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == [
+        "results",
+        "└── 1",
+        "    ├── key",
+        "    │   └── id  1000",
+        "    └── matches",
+        "        └── 1",
+        "            └── row",
+        "                ├── wait_seconds  90",
+        "                ├── load_ratio    0.337",
+        "                ├── seen_at       2026-01-01T00:00:00.000001",
+        "                └── is            true",
+    ]
+
+
 @pytest.mark.parametrize("output", list(Output))
 def test_nothing_that_others_have_named_steers_the_terminal(
     output: Output, capsys: pytest.CaptureFixture[str]
@@ -213,17 +270,6 @@ def test_help_speaks_of_what_people_do_and_not_of_http() -> None:
     assert [(where, text) for where, text in words if of_http.search(text or "")] == []
 
 
-def test_what_to_do_is_told_as_commands() -> None:
-    words = "List them: GET /api/v1/webhooks/{id}/deliveries; or `POST /patterns`. See /docs, or GET /x."
-    commands = "List them: `icestream webhooks list-deliveries`; or `icestream discovery create-pattern`."
-    assert _in_commands(words) == f"{commands} See /docs, or GET /x."
-
-
-def test_a_service_that_does_not_answer_completes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ICESTREAM_URL", "http://127.0.0.1:1")
-    assert names_of("/tables")("lake") == []
-    monkeypatch.delenv("ICESTREAM_API_KEY", raising=False)
-    assert names_of("/tables")("lake") == []
 def test_help_has_no_types_of_python() -> None:
     def options(group: Any, above: str = "") -> Iterator[tuple[str, Any]]:
         yield from ((above, one) for one in group.params if "completion" not in one.name)
@@ -241,3 +287,14 @@ def test_help_has_no_types_of_python() -> None:
         assert is_argument or one.opts == [name.lower() for name in one.opts], where
 
 
+def test_what_to_do_is_told_as_commands() -> None:
+    words = "List them: GET /api/v1/webhooks/{id}/deliveries; or `POST /patterns`. See /docs, or GET /x."
+    commands = "List them: `icestream webhooks list-deliveries`; or `icestream discovery create-pattern`."
+    assert _in_commands(words) == f"{commands} See /docs, or GET /x."
+
+
+def test_a_service_that_does_not_answer_completes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ICESTREAM_URL", "http://127.0.0.1:1")
+    assert names_of("/tables")("lake") == []
+    monkeypatch.delenv("ICESTREAM_API_KEY", raising=False)
+    assert names_of("/tables")("lake") == []
