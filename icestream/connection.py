@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import ssl
 from collections.abc import Mapping
 from pathlib import Path
@@ -100,7 +101,8 @@ class Connection:
         return answer
 
     def unreachable(self, error: Exception) -> UnreachableError:
-        return UnreachableError(f"The service at {self.http.base_url} can't be reached: {error}.", WHERE)
+        reason = re.sub(r"^\[Errno -?\d+\] ", "", str(error))
+        return UnreachableError(f"The service at {self.http.base_url} can't be reached: {reason}.", WHERE)
 
     def read_list(
         self, path: str, query: Mapping[str, Any], limit: int | None = None, page_items: int = _PAGE_ITEMS

@@ -97,7 +97,7 @@ def test_status_of_a_service_that_is_away_ends_with_1(monkeypatch: pytest.Monkey
     for command in ("status", "top"):
         told = CliRunner().invoke(app, [command])
         assert told.exit_code == 1
-        assert "can't be reached" in " ".join(told.stderr.split())
+        assert "can't be reached: Connection refused." in " ".join(told.stderr.split())
 
 
 def test_a_job_is_waited_for_while_the_service_is_started_anew(monkeypatch: pytest.MonkeyPatch) -> None:
