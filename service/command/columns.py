@@ -208,6 +208,8 @@ def _is_plain(name: str, rows: Sequence[Json]) -> bool:
     """Whether it gets a column: no lists, no ids of what is named, nothing the reason says."""
     if name in _REASONS + _WORDS or name.removesuffix("_id") in rows[0].keys() - {name}:
         return False
+    if name == "catalog" and "table" in rows[0]:  # whose column has it
+        return False
     return not any(isinstance(row.get(name), Mapping | list) for row in rows)
 
 

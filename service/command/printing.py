@@ -59,7 +59,9 @@ def print_answer(answer: Any, output: Output, operation_id: str = "") -> None:
             Console(stderr=True).print(_how_many_more(answer), style="dim")
     elif isinstance(answer, dict):
         _print_tree(answer)
-    elif answer is not None:
+    elif answer is None:
+        Console(stderr=True).print("Done.", style="dim")
+    else:
         sys.stdout.write(harmless(str(answer)).rstrip("\n") + "\n")
 
 

@@ -168,6 +168,16 @@ def test_figures_and_times_are_told_as_people_read_them(name: str, value: object
     assert shown(name, value) == words
 
 
+def test_a_table_tells_its_catalog_once(capsys: pytest.CaptureFixture[str]) -> None:
+    print_answer({"items": [{"catalog": "lake", "table": "shop.orders", "status": "healthy"}]}, Output.TABLE)
+    assert capsys.readouterr().out.split() == ["table", "status", "lake.shop.orders", "healthy"]
+
+
+def test_what_has_no_answer_is_said_to_be_done(capsys: pytest.CaptureFixture[str]) -> None:
+    print_answer(None, Output.TABLE)
+    assert capsys.readouterr() == ("", "Done.\n")
+
+
 def test_values_of_a_table_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
     row = {"wait_seconds": 90, "load_ratio": 0.337, "seen_at": "2026-01-01T00:00:00.000001", "is": True}
     place = {"key.seen_at": row["seen_at"], **{f"row.{name}": value for name, value in row.items()}}
