@@ -650,6 +650,41 @@ def test_workers_are_drawn_with_what_they_ran_when_and_lead_to_it(
     signed_in.wait_for_url(f"{service.url}/jobs/{verified}")
 
 
+def test_a_job_that_waits_is_a_hollow_bar_below_what_ran_and_leads_to_it(
+    signed_in: Page, service: RunningService, table: str
+) -> None:
+    ran(service, table, "verify", "worker-7", (4, 2), failed=False)
+    job = service.request_job(table, "index")
+    database = Database(service.database_url)
+    with database.write() as session:
+        session.get_one(Job, job).created_at = utc_now() - 6 * HOUR
+    database.dispose()
+    signed_in.goto(f"{service.url}/timeline?search=shop.visits")
+    strips = chart(signed_in, "Tables over time")
+    now, high = strips.evaluate("e => [timelineData(e).now, CHARTS.get(e).bbox.height]")
+
+    def drawn() -> list[list[Any]]:
+        """So many hours ago: the upper edge of a bar, what is in it, and the lower edge."""
+        return [
+            [strips.evaluate(_ROW, [now - hours * 3600, 0, 1 - up / high]) for up in (7, 5, 3)]
+            for hours in (7, 5, 3, 1)
+        ]
+
+    hollow = ["muted", None, "muted"]
+    assert drawn() == [[None] * 3, hollow, ["good"] * 3, hollow]
+    signed_in.locator("#theme").click(click_count=2)
+    wait_until(lambda: drawn() == [[None] * 3, hollow, ["good"] * 3, hollow], "the other theme")
+    lanes = chart(signed_in, "What ran on each worker")
+    assert [lanes.evaluate(_ROW, [now - hours * 3600, 0]) for hours in (5, 3, 1)] == [None, "good", None]
+    box = strips.locator(".u-over").bounding_box()
+    assert box is not None
+    x = strips.evaluate("(e, time) => CHARTS.get(e).valToPos(time, 'x')", now - 5 * 3600)
+    signed_in.mouse.move(box["x"] + x, box["y"] + 19)
+    expect(strips.locator(".readout")).to_contain_text("index: waits, 6\N{NO-BREAK SPACE}h")
+    signed_in.mouse.click(box["x"] + x, box["y"] + 19)
+    signed_in.wait_for_url(f"{service.url}/jobs/{job}")
+
+
 def test_the_x_ray_draws_runs_as_large_and_as_dead_as_they_are(
     signed_in: Page, service: RunningService, table: str
 ) -> None:
