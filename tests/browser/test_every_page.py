@@ -85,6 +85,34 @@ def test_page_is_accessible_fits_its_width_and_stays_within_its_security_policy(
     assert misdeeds == []
 
 
+_CUT_OFF = """() => {
+    const cut = [...document.querySelectorAll(".scroll")].filter((one) => one.scrollWidth > one.clientWidth);
+    const [name, out] = [".brand", ".who button"].map((one) => document.querySelector(one))
+        .map((one) => one.getBoundingClientRect());
+    const isBroken = name.top <= 0 || out.top >= name.bottom;
+    return [...cut.map(() => "columns"), ...(isBroken ? ["bar"] : [])];
+}"""
+
+
+def test_lists_show_all_their_columns_also_in_less_than_a_desks_width(
+    browser: Browser, furnished: tuple[RunningService, Pages]
+) -> None:
+    service, pages = furnished
+    context = browser.new_context()
+    sign_in(context, service)
+    page = context.new_page()
+    found = {}
+    for name in ("audit", "jobs", "tables"):
+        page.goto(service.url + pages.signed_in[name])
+        if name != "audit":
+            expect(page.locator("#connection-words")).to_have_text("Live")  # it takes room
+        for width in (1280, 1279, 1131, 1130, 901):
+            page.set_viewport_size({"width": width, "height": 900})
+            found[name, width] = page.evaluate(_CUT_OFF)
+    context.close()
+    assert {place: what for place, what in found.items() if what} == {}
+
+
 @pytest.mark.usefixtures("browser")  # else pytest runs it apart, and furnishes a service for it alone
 def test_every_page_is_looked_at(furnished: tuple[RunningService, Pages]) -> None:
     _, pages = furnished
