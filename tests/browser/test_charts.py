@@ -223,11 +223,13 @@ _OF_INK = f"""(element, [x, name]) => {{{_PIXELS}
     const chart = CHARTS.get(element);
     const {{ left, top, width, height }} = chart.bbox;
     const [red, green, blue] = inkOf(ink(name));
-    const part = drawnOn(chart)(Math.round(left + width * x) - 1, top, 3, height);
+    // A line at the bottom is drawn below it.
+    const part = drawnOn(chart)(Math.round(left + width * x) - 1, top, 3, height + 2);
     for (let at = 0; at < part.length; at += 4) {{
         const [r, g, b, a] = part.slice(at, at + 4);
         const off = Math.abs(r - red) + Math.abs(g - green) + Math.abs(b - blue);
-        if (a > 200 && off < 40) return chart.posToVal(Math.floor(at / 12) / devicePixelRatio, "y");
+        const y = Math.min(Math.floor(at / 12), height);
+        if (a > 200 && off < 40) return chart.posToVal(y / devicePixelRatio, "y");
     }}
     return null;
 }}"""
