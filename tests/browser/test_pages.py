@@ -298,9 +298,7 @@ def test_a_page_that_costs_the_service_much_is_looked_at_less_often(
     assert 215_000 < dear <= 225_000
 
 
-def test_a_page_says_when_it_looks_next_at_what_has_changed(
-    signed_in: Page, service: RunningService
-) -> None:
+def test_a_page_says_when_it_looks_next_at_what_has_changed(signed_in: Page, service: RunningService) -> None:
     service.create_iceberg_table("shop.dear")
     table = service.enroll("shop.dear")
 
