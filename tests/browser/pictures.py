@@ -67,5 +67,6 @@ def _of_page(picture: Path) -> str:
 def _of_terminal(picture: Path) -> str:
     lines: dict[str, str] = {}
     for y, text in re.findall(r'<text [^>]*\by="([\d.]+)"[^>]*>(.*?)</text>', picture.read_text()):
-        lines[y] = lines.get(y, "") + html.unescape(text).replace("\xa0", " ")
+        # Nothing is drawn for spaces between two of them.
+        lines[y] = f"{lines.get(y, '')} {html.unescape(text)}".replace("\xa0", " ")
     return "\n".join(line.rstrip() for line in lines.values())
