@@ -42,6 +42,7 @@ def take_for_documents(browser: Browser, service: RunningService, table: str, di
     sign_in(context, service)
     page = context.new_page()
     page.goto(service.url + table)
+    page.get_by_text("Live", exact=True).wait_for()  # else whether it is there is chance
     picture, words = page.screenshot(), page.evaluate(_IN_WINDOW)
     context.close()
     chunk = _CHUNK + words.encode()
