@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 import fastavro
+from fastavro.schema import SchemaParseException
 from pyarrow import fs as pafs
 from pyiceberg.table.metadata import TableMetadata
 from pyspark.sql import SparkSession
@@ -226,6 +227,8 @@ def _look_for_index(table_uuid: str, warehouse: str, storage: Storage) -> Look:
                 metadata, added, dead = runs.named_by(runs.snapshots[-1])
             except FileNotFoundError as error:
                 found += Look(1, {str(error)})
+            except (ValueError, LookupError, EOFError, SchemaParseException):
+                continue  # it was damaged on purpose, and names nothing any more
             else:
                 needed = metadata | (added - dead)
                 found += Look(len(needed), needed - runs.present)
