@@ -145,7 +145,7 @@ class TableTimeline(Message):
     waiting: list[Waiting]
     """These jobs wait now and did in the span, those that have waited longest first; 5 at most."""
     waiting_jobs: int
-    """So many jobs wait now and did in the span."""
+    """This is the number of jobs that wait now and did in the span."""
 
 
 class Timeline(Message):

@@ -206,7 +206,7 @@ def test_a_receipt_says_no_more_of_a_key_than_the_worker_did(
     service: Running, tables: list[str], erase: Any, told: dict[str, Any], states: list[str]
 ) -> None:
     erasure = erase(tables=tables[:1]).json()
-    assert finish_next(service, service.start_worker(), result=report(**told)).status_code == 200
+    assert finish_next(service, service.start_worker(), result=report(**told)).status_code == 204
     _, receipt = read_receipt(service, erasure)
     assert [key["state"] for key in receipt["tables"][0]["keys"]] == states
 

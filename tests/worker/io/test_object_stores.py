@@ -85,7 +85,7 @@ def test_tables_are_found_indexed_and_converted(
             assignment = service.claim(worker)
             assert assignment is not None
             outcome = run_job(Assignment.model_validate(assignment), TaskRunner(spark), RecordingReporter())
-            assert service.finish(assignment, result=outcome.result).status_code == 200
+            assert service.finish(assignment, result=outcome.result).status_code == 204
             done[kind] = outcome.result
         assert done["convert"]["rows_deleted"] == ROWS // 3
         assert [one["differences"] for one in done["verify"]["key_sets"]] == [0]

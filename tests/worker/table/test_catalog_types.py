@@ -178,7 +178,7 @@ def test_tables_are_found_enrolled_and_converted(
         assignment = service.claim(worker)
         assert assignment is not None
         done = run_job(Assignment.model_validate(assignment), TaskRunner(spark), RecordingReporter())
-        assert service.finish(assignment, result=done.result).status_code == 200
+        assert service.finish(assignment, result=done.result).status_code == 204
         assert done.result["rows_deleted"] == ROWS // 3
         identifier = f"{record.name}.db.{name}"
         assert (visible_rows(spark, identifier), equality_delete_files(spark, identifier)) == (EXPECTED, [])
