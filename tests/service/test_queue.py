@@ -286,7 +286,7 @@ def test_an_expiry_waits_until_a_write_that_has_begun_has_ended(
     assert claim(database, worker, LATER) is None
     with database.read() as session:
         told = view(session, session.get_one(Job, erasure)).waiting_for
-    assert told == f"Waits for job {begun} ({kind.value}), which has begun to write the same table, to end."
+    assert told == f"Waits for job {begun} ({kind.words}), which has begun to write the same table, to end."
     with database.write() as session:
         queue.cancel(session, session.get_one(Job, begun), "test", LATER)
     assignment = claim(database, worker, LATER)
