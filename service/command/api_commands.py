@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from service.command.completion import names_of, tables_to_enroll
-from service.command.operations import Field, Operation, Output, load_document, operations, text
+from service.command.operations import Field, Operation, Output, argument, load_document, operations
 from service.confirmations import may_ask
 
 OutputOption = Annotated[Output, typer.Option("--output", "-o", help="How it is printed.")]
@@ -20,28 +20,10 @@ _YES = Annotated[bool, typer.Option("--yes", "-y", help="Do it without a questio
 _PANEL = "What the service does"
 _TABLE_TO_ENROL = Annotated[
     str | None,
-    typer.Argument(
-        metavar="TABLE",
-        parser=text,
-        help="Its name with the catalog before it, or without beside --catalog.",
-        show_default=False,
-        autocompletion=tables_to_enroll,
-    ),
+    argument("TABLE", "Its name with the catalog before it, or without beside --catalog.", tables_to_enroll),
 ]
-_JOB = typer.Argument(
-    metavar="JOB",
-    parser=text,
-    help="Id of a job, or name of a table: its newest job.",
-    show_default=False,
-    autocompletion=names_of("/tables"),
-)
-_TABLE = typer.Argument(
-    metavar="TABLE",
-    parser=text,
-    help="Name or id of a table.",
-    show_default=False,
-    autocompletion=names_of("/tables"),
-)
+_JOB = argument("JOB", "Id of a job, or name of a table: its newest job.", names_of("/tables"))
+_TABLE = argument("TABLE", "Name or id of a table.", names_of("/tables"))
 
 
 def add_commands(app: typer.Typer) -> None:

@@ -14,7 +14,7 @@ import typer
 
 from service import __version__
 from service.command import api_commands
-from service.command.operations import Output, text
+from service.command.operations import Output, argument
 
 if TYPE_CHECKING:
     from service.command.up import Demo
@@ -97,9 +97,7 @@ def top(
 def login(
     url: Annotated[
         str | None,
-        typer.Argument(
-            metavar="URL", parser=text, help="Address of the service.", show_default="that of --url"
-        ),
+        argument("URL", "Address of the service.", show_default="that of --url"),
     ] = None,
 ) -> None:
     """Keep the address of a service and a key for it, so that commands need neither.
@@ -285,9 +283,7 @@ def openapi() -> None:
 
 @app.command()
 def export_index(
-    metadata: Annotated[
-        str, typer.Argument(metavar="METADATA", parser=text, help="Location of the table's metadata file.")
-    ],
+    metadata: Annotated[str, argument("METADATA", "Location of the table's metadata file.")],
     index_warehouse: Annotated[str, typer.Option(metavar="LOCATION", help="Where the indexes lie.")],
     key_column: Annotated[list[str], typer.Option(metavar="COLUMN", help="One of the key; once for each.")],
     to: Annotated[str, typer.Option(metavar="LOCATION", help="Where the files go.")],
@@ -304,9 +300,7 @@ def export_index(
 def conformance(
     cases: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="CASES", parser=text, help="Names of cases, or patterns as `key-of-*`; else all."
-        ),
+        argument("CASES", "Names of cases, or patterns as `key-of-*`; else all."),
     ] = None,
     reader: Annotated[
         str | None,

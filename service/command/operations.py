@@ -5,7 +5,7 @@ What stands in paths becomes arguments, queries and the fields of bodies become 
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 from pathlib import Path
@@ -66,6 +66,19 @@ def text(given: str) -> str:
     return given
 
 
+def argument(
+    metavar: str,
+    words: str,
+    complete: Callable[[str], list[str]] | None = None,
+    *,
+    show_default: bool | str = False,
+) -> Any:
+    """A word without a name before it, as help shows all of them."""
+    return typer.Argument(
+        metavar=metavar, parser=text, help=words, show_default=show_default, autocompletion=complete
+    )
+
+
 class Output(StrEnum):
     """How an answer is printed."""
 
@@ -116,14 +129,7 @@ class Field:
         kind = list[kind] if many else kind  # type: ignore[valid-type]
         complete = names_of(_COMPLETED[self.name]) if self.name in _COMPLETED else None
         if self.place == "path":
-            argument = typer.Argument(
-                metavar=self.shown_name.upper(),
-                parser=text,
-                help=words,
-                show_default=False,
-                autocompletion=complete,
-            )
-            return Annotated[str, argument]
+            return Annotated[str, argument(self.shown_name.upper(), words, complete)]
         if self.is_json:
             words += " JSON, or @FILE with it."
         elif self.is_nullable:
