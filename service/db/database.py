@@ -129,9 +129,7 @@ class UtcDateTime(TypeDecorator[datetime]):
         return _from_sqlite if dialect.name == "sqlite" else super().result_processor(dialect, coltype)
 
     def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:  # noqa: ARG002
-        if value is None:
-            return None
-        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+        return value and value.astimezone(UTC)
 
 
 class Database:
