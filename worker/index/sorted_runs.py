@@ -405,7 +405,7 @@ def told_as_latest(storage: Storage, location: str, known: LiveFiles) -> Sequenc
         return max(numbers, default=0) == known.paimon_snapshot_id
 
     def is_the_same() -> bool:
-        return storage.read(f"{location}/snapshot/snapshot-{known.paimon_snapshot_id}") == known.snapshot_file
+        return storage.read(_snapshot_path(location, known.paimon_snapshot_id)) == known.snapshot_file
 
     return is_last, is_the_same
 
@@ -440,7 +440,7 @@ class RunTable:
         snapshot_id, metas = self._latest()
         if snapshot_id is None:
             return LiveFiles(None, ())
-        content = self._table.file_io.new_input_stream(self._snapshot_path(snapshot_id)).read()
+        content = self._table.file_io.new_input_stream(_snapshot_path(self.location, snapshot_id)).read()
         beside = int(self._properties_of(snapshot_id, content).get(BESIDE, 0))
         return LiveFiles(snapshot_id, tuple(self._run_file(meta) for meta in metas), beside, content)
 
@@ -461,9 +461,6 @@ class RunTable:
         return known.paimon_snapshot_id is not None and all(
             is_so() for is_so in told_as_latest(self.storage, self.location, known)
         )
-
-    def _snapshot_path(self, snapshot_id: int) -> str:
-        return f"{self.location}/snapshot/snapshot-{snapshot_id}"
 
     def commit_files(
         self,
@@ -613,6 +610,10 @@ class RunTable:
             file_source=0,
             value_stats_cols=[],
         )
+
+
+def _snapshot_path(location: str, snapshot_id: int | None) -> str:
+    return f"{location}/snapshot/snapshot-{snapshot_id}"
 
 
 def _properties_in(snapshot_file: bytes) -> dict[str, str]:
