@@ -13,7 +13,7 @@ from sqlmodel import Session
 
 from service.catalogs.service import cost_of_catalogs, count_catalogs
 from service.db.database import utc_now
-from service.index_health.service import summarize
+from service.index_health.summary import summarize
 from service.jobs.claims import count_workers_needed
 from service.jobs.service import count_jobs, count_queued, last_failure_at
 from service.lookups.metrics import LookupMetrics

@@ -9,7 +9,7 @@ from service.db.database import ReadSession
 from service.http.messages import TableId
 from service.http.paging import Page, PageRequest, Since, Until
 from service.http.routing import ApiRoute
-from service.index_health import service
+from service.index_health import samples, service
 from service.index_health.layouts import view_indexes
 from service.index_health.models import HealthSampleView, HealthView, IndexView
 from service.records.health import Resolution
@@ -34,7 +34,7 @@ def get_index(session: ReadSession, _caller: Viewer, table_id: TableId) -> Index
 def list_history(
     session: ReadSession,
     _caller: Viewer,
-    page: Annotated[PageRequest, Depends(service.SORTING.page_request)],
+    page: Annotated[PageRequest, Depends(samples.SORTING.page_request)],
     table_id: TableId,
     since: Since = None,
     until: Until = None,
@@ -45,4 +45,4 @@ def list_history(
 ) -> Page[HealthSampleView]:
     """List samples of the health, newest first."""
     get_table(session, table_id)
-    return service.list_history(session, page, table_id, since=since, until=until, resolution=resolution)
+    return samples.list_history(session, page, table_id, since=since, until=until, resolution=resolution)

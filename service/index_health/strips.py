@@ -8,7 +8,7 @@ from itertools import pairwise
 import sqlalchemy as sa
 from sqlmodel import Session, col, func, select
 
-from service.index_health.service import at_least
+from service.index_health.samples import at_least
 from service.records.health import HealthSample, HealthStatus, Resolution, TableHealth
 from service.records.tables import EnrolledTable
 

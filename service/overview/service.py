@@ -12,7 +12,7 @@ from service.catalogs import service as catalogs
 from service.db.database import utc_now
 from service.discovery import patterns
 from service.http.paging import EVERYTHING, PageRequest
-from service.index_health import service as index_health
+from service.index_health import summary as index_health
 from service.jobs import service as jobs
 from service.overview.models import Concern, Overview
 from service.quantities import aged, counted

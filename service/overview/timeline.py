@@ -13,7 +13,7 @@ from service.db.database import utc_now
 from service.errors import InvalidError
 from service.http.json_values import unusable_values
 from service.http.paging import Page, PageRequest, make_cursor, page_request, read_cursor, read_page
-from service.index_health.service import unseen_after
+from service.index_health.samples import unseen_after
 from service.index_health.strips import Intervals, divide, most_of_each, strips
 from service.jobs.queue import rfc3339
 from service.jobs.runs import attempts_within, waiting_jobs

@@ -43,7 +43,8 @@ from service.db.database import FOR_UPDATE, Database, utc_now
 from service.errors import IcestreamError, UnreachableError
 from service.index_health.models import AGE_LIMITS_SECONDS
 from service.index_health.reader_cost import store_reader_cost, store_savings
-from service.index_health.service import begins_to_lag_at, keep_last_look, record_sample, store_status
+from service.index_health.samples import keep_last_look, record_sample
+from service.index_health.service import begins_to_lag_at, store_status
 from service.jobs.events import latest_event_id, record_table_event
 from service.jobs.queue import cancel_publications_but, has_let_expire, is_system_paused, jobs_of_table
 from service.jobs.stream import settled_after

@@ -11,7 +11,7 @@ from typing import Any
 
 from sqlmodel import Session
 
-from service.index_health.service import OVERDUE
+from service.index_health.status import OVERDUE
 from service.jobs import claims, queue
 from service.jobs.events import record_table_event
 from service.jobs.service import of_policy

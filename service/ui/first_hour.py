@@ -14,7 +14,7 @@ from service.auth.access import Viewer
 from service.catalogs import service as catalogs
 from service.catalogs.service import EMBEDDED
 from service.http.paging import PageRequest
-from service.index_health.service import samples_around
+from service.index_health.samples import samples_around
 from service.jobs import service as jobs
 from service.jobs.models import JobView
 from service.reader_cost import HEADLINE, model

@@ -11,7 +11,7 @@ from service.auth.access import Admin, Viewer
 from service.catalogs import service as catalogs
 from service.db.database import CurrentDatabase, ReadSession, utc_now
 from service.http.paging import EVERYTHING, PageRequest
-from service.index_health import service as index_health
+from service.index_health.summary import summarize, total_pending
 from service.jobs import service as jobs
 from service.overview.endpoints import trouble_of_lookups
 from service.overview.service import concerns
@@ -46,7 +46,7 @@ def show_overview(
 ) -> Response:
     days = days if days in _SPANS else 7
     now = utc_now()
-    summary = index_health.summarize(session, now)
+    summary = summarize(session, now)
     # A page for each: else many that were queued later would hide what runs.
     active = [
         job
@@ -55,7 +55,7 @@ def show_overview(
     ]
     numbers = jobs.count_jobs(session, _ACTIVE)
     since = now - timedelta(days=days)
-    over_time = index_health.total_pending(session, since, now)
+    over_time = total_pending(session, since, now)
     drawn = (
         plot(
             "Pending equality deletes of all tables",

@@ -18,6 +18,7 @@ from service.errors import IcestreamError, NotFoundError
 from service.http.paging import EVERYTHING, PageRequest, Search, page_request
 from service.index_health import service as index_health
 from service.index_health.models import HealthSampleView, HealthView
+from service.index_health.samples import list_history, unseen_after
 from service.jobs import events
 from service.jobs import service as jobs
 from service.jobs.models import JobRequest, JobView, RequestableKind, SnapshotAge, SnapshotsRetained
@@ -149,7 +150,7 @@ def _table_page(
     conversions = jobs.list_conversion_times(session, row.id, since)
     health = index_health.get_health(session, row)
     samples = _samples(session, row.id, since, now, days)
-    plots = _plots(samples, conversions, health, since, now, index_health.unseen_after(settings))
+    plots = _plots(samples, conversions, health, since, now, unseen_after(settings))
     return render(
         request,
         "tables/show.html",
@@ -316,11 +317,9 @@ def _samples(
     session: Session, table_id: str, since: datetime, now: datetime, days: int
 ) -> list[HealthSampleView]:
     """What plots of so many days are drawn from, oldest first; the first may be from before: it held then."""
-    drawn = index_health.list_history(
-        session, PageRequest(limit=_DRAWN_SAMPLES), table_id, since=since, until=now
-    ).items
+    drawn = list_history(session, PageRequest(limit=_DRAWN_SAMPLES), table_id, since=since, until=now).items
     if len(drawn) == _DRAWN_SAMPLES:
-        drawn += index_health.list_history(
+        drawn += list_history(
             session,
             PageRequest(limit=EVERYTHING),
             table_id,
@@ -328,7 +327,7 @@ def _samples(
             until=drawn[-1].at,
             resolution=coarse_resolution(days),
         ).items
-    drawn += index_health.list_history(session, PageRequest(limit=1), table_id, until=since).items
+    drawn += list_history(session, PageRequest(limit=1), table_id, until=since).items
     return drawn[::-1]
 
 

@@ -25,7 +25,7 @@ from sqlalchemy.engine import make_url
 from sqlmodel import Session, col, select
 
 from service.db.database import Database, new_id, utc_now
-from service.index_health.service import append_sample
+from service.index_health.samples import append_sample
 from service.records.health import HealthSample, PendingChange, minute_of
 from service.records.jobs import Attempt, Event, Job
 from service.records.tables import EnrolledTable

@@ -11,7 +11,7 @@ from pyiceberg.types import LongType, NestedField
 
 from service.catalogs.measure import ManifestCache, Volume, measure
 from service.db.database import utc_now
-from service.index_health.service import judge
+from service.index_health.status import judge
 from service.policies.built_in import BUILT_IN, STANDARD
 from service.policies.models import EffectivePolicy
 from service.quantities import sized
@@ -207,7 +207,7 @@ def test_a_dropped_table_is_reported_and_not_scheduled(service: Running, iceberg
 def test_a_table_that_lags_while_it_is_paused_says_so(
     service: Running, iceberg: IcebergCatalog, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.index_health.service.PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr("service.index_health.status.PATIENCE_SECONDS", 0.0)
     service.register(iceberg)
     body = {"name": "at-once", "settings": {"convert": {"age_seconds": 0}}}
     assert service.admin.post("/policies", json=body).status_code == 201
@@ -232,7 +232,7 @@ def test_a_table_that_lags_while_it_is_paused_says_so(
 def test_a_table_that_lags_outside_of_its_windows_says_so(
     service: Running, iceberg: IcebergCatalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.index_health.service.PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr("service.index_health.status.PATIENCE_SECONDS", 0.0)
     service.register(iceberg)
     now = utc_now()
     window = {"start": f"{now + timedelta(hours=2):%H:%M}", "end": f"{now + timedelta(hours=3):%H:%M}"}

@@ -14,7 +14,7 @@ from service.auth.audit import list_entries
 from service.auth.models import SYSTEM
 from service.db.database import Database, utc_now
 from service.http.paging import COUNTED, EVERYTHING, PageRequest, Total, count_rows
-from service.index_health.service import failed_polls, failed_with_their_catalogs
+from service.index_health.summary import failed_polls, failed_with_their_catalogs
 from service.jobs import service as jobs
 from service.jobs.runs import attempts_within
 from service.jobs.service import converted_since, last_failure_at, list_conversion_times, list_jobs

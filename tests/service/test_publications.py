@@ -590,7 +590,7 @@ def test_a_branch_that_would_refuse_flinks_vectors_is_told(local: Running, icebe
 def test_a_branch_that_keeps_very_many_snapshots_for_flink_is_told_to_be_renewed(
     local: Running, iceberg: IcebergCatalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.index_health.service.KEPT", 2)
+    monkeypatch.setattr("service.index_health.status.KEPT", 2)
     table = local.enroll(publish=FROM_INGEST)
     stage(iceberg, 1)
     last = stage(iceberg, 2)
@@ -662,7 +662,7 @@ def test_what_is_staged_for_longer_than_the_policy_allows_lags(
         "healthy",
         "Request a publish job, or attach the policy `standard`.",
     )
-    monkeypatch.setattr("service.index_health.service.PATIENCE_SECONDS", 0)
+    monkeypatch.setattr("service.index_health.status.PATIENCE_SECONDS", 0)
     body = {"name": "fresh", "settings": {"publish": {"age_seconds": 0}}}
     assert local.admin.post("/policies", json=body).status_code == 201
     patch(local, f"/tables/{table['id']}", {"policy": "fresh"})

@@ -12,7 +12,7 @@ from sqlmodel import col, delete, select
 
 from service.db.database import Database, new_id, utc_now
 from service.http.paging import PageRequest, make_cursor
-from service.index_health.service import append_sample
+from service.index_health.samples import append_sample
 from service.index_health.strips import Strip, divide, strips
 from service.jobs.runs import attempts_within, latest_jobs_of_each, waiting_jobs
 from service.overview.models import Run, TableTimeline, Timeline

@@ -15,8 +15,9 @@ from sqlmodel import Session, col, func, select
 
 from service.auth.models import SYSTEM
 from service.db.database import Database
-from service.index_health import service as index_health
-from service.index_health.service import record_sample, total_pending
+from service.index_health import summary
+from service.index_health.samples import record_sample
+from service.index_health.summary import total_pending
 from service.jobs.service import converted_since
 from service.policies.effective import effective_policy
 from service.records.health import MERGED_CHANGES, PendingChange, TableHealth, health_of
@@ -83,7 +84,7 @@ def test_totals_are_the_sums_over_all_tables_whatever_has_happened_to_them(
     database: Database, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # No test waits for an interval to be full.
-    monkeypatch.setattr(index_health, "_STEPS", ((math.inf, 1),))
+    monkeypatch.setattr(summary, "_STEPS", ((math.inf, 1),))
     world, end = happen(database, random.Random(seed), monkeypatch)
     with database.read() as session:
         told = total_pending(session, START - timedelta(hours=1), end)

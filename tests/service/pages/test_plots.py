@@ -9,7 +9,7 @@ import pytest
 from sqlmodel import select
 
 from service.db.database import utc_now
-from service.index_health import service as index_health
+from service.index_health.samples import append_sample
 from service.jobs import service as jobs
 from service.records.health import HealthSample, TableHealth, count_pending
 from service.records.jobs import Job
@@ -47,7 +47,7 @@ def measured(service: Running, now: datetime, samples: list[tuple[str, float, in
         for name, minutes, deletes in samples:
             at = now - timedelta(minutes=minutes)
             sample = health_sample(ids[f"db.{name}"], at, deletes)
-            index_health.append_sample(session, last.get(name), sample)
+            append_sample(session, last.get(name), sample)
             session.flush()
             last[name] = sample
             health = session.get(TableHealth, ids[f"db.{name}"]) or TableHealth(table_id=ids[f"db.{name}"])

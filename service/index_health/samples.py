@@ -1,0 +1,157 @@
+"""What was seen of each table, over time: samples of its figures, and lists of these."""
+
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import bindparam
+from sqlmodel import Session, col, select
+
+from service.http.paging import Page, PageRequest, Sorting, read_page, within
+from service.index_health.models import HealthSampleView, KeySetSample
+from service.index_health.service import store_status
+from service.policies.models import EffectivePolicy
+from service.records.health import HealthSample, HealthStatus, Resolution, TableHealth, count_pending
+from service.records.tables import EnrolledTable
+from service.settings import Settings
+
+_UNSEEN_SECONDS = 600.0
+_MISSED_POLLS = 20
+"""So many in a row: the patience of a poller that is told of changes is less."""
+_SAMPLE_SECONDS = 60
+"""Samples are at most this dense while nothing but the lag changes."""
+# Numbered in the order of their times, and found by these numbers.
+SORTING = Sorting({"at": HealthSample.id}, key=HealthSample.id, default="-at")
+_AGES = ("lag_seconds", "staged_age_seconds")
+"""Of a sample: what grows by itself while nothing changes."""
+_OF_TIME = {
+    *("id", "at", "resolution", "hour_most_deletes", "hour_longest_lag_seconds"),
+    *("day_most_deletes", "day_longest_lag_seconds"),
+}
+"""Of a sample: what follows from when it was taken, and from those before it."""
+# As `service.last_jobs`.
+_LAST_SAMPLE = (
+    select(HealthSample)
+    .where(HealthSample.table_id == bindparam("table_id"))
+    .order_by(col(HealthSample.id).desc())
+    .limit(1)
+)
+
+
+def record_sample(
+    session: Session, table: EnrolledTable, health: TableHealth, policy: EffectivePolicy, now: datetime
+) -> None:
+    """Store the status, and append a sample if the figures changed, or if the last one is a while ago."""
+    view = store_status(session, table, health, policy)
+    last = _last_sample(session, table.id)
+    of_shape = {"data_files", "rows", "vectors", "positions", "data_bytes", "delete_bytes"}
+    shape: dict[str, Any] = health.reader_shapes.get("now", {})
+    alike = {*_OF_TIME, "unconvertible", "key_sets", *of_shape}
+    sample = HealthSample(
+        at=now,
+        unconvertible=len(view.unconvertible),
+        key_sets=[one.model_dump(include=set(KeySetSample.model_fields)) for one in view.key_sets],
+        **view.model_dump(include=HealthSample.model_fields.keys() - alike),
+        **{name: shape[name] for name in of_shape & shape.keys()},
+    )
+    ignored = {*_OF_TIME, *_AGES}
+    if (
+        last is None
+        or last.model_dump(exclude=ignored) != sample.model_dump(exclude=ignored)
+        or now - last.at >= timedelta(seconds=_SAMPLE_SECONDS)
+    ):
+        append_sample(session, last, sample)
+    count_pending(session, health, view.pending_equality_deletes, now)
+
+
+def unseen_after(settings: Settings) -> timedelta:
+    """Figures of a table that nobody has looked at for longer say nothing of now."""
+    return timedelta(seconds=max(_UNSEEN_SECONDS, _MISSED_POLLS * settings.poll_interval_seconds))
+
+
+def keep_last_look(session: Session, settings: Settings, health: TableHealth, now: datetime) -> None:
+    """Append a sample of the last look at a table in which nothing but ages had changed until then.
+
+    While that is so, tables are not measured. Without it, history would not show how long the lag became, nor
+    that nobody has looked since: then the sample's status is `unknown`.
+    """
+    last = _last_sample(session, health.table_id)
+    if last is None or health.measured_at is None:
+        return
+    is_unseen = now - health.measured_at > unseen_after(settings)
+    ages = {name: age for name in _AGES if (age := getattr(last, name))}
+    since = max(health.measured_at - last.at, timedelta())
+    if is_unseen or (ages and since >= timedelta(seconds=_SAMPLE_SECONDS)):
+        grown = {
+            "id": None,
+            "at": last.at + since,
+            "status": HealthStatus.UNKNOWN.value if is_unseen else last.status,
+            **{name: age + since.total_seconds() for name, age in ages.items()},
+        }
+        append_sample(session, last, HealthSample(**last.model_dump() | grown))
+        session.flush()
+
+
+def _last_sample(session: Session, table_id: str) -> HealthSample | None:
+    return session.exec(_LAST_SAMPLE, params={"table_id": table_id}).first()
+
+
+def append_sample(session: Session, last: HealthSample | None, sample: HealthSample) -> None:
+    """Add the latest sample of a table; last: the one before it. Both are of UTC.
+
+    The last of an hour or a day stays longer than others, since its figures hold until the next one, and has
+    the most of these.
+    """
+    is_of_day = last is not None and last.at.date() == sample.at.date()
+    is_of_hour = is_of_day and last is not None and last.at.hour == sample.at.hour
+    deletes, lag = sample.pending_equality_deletes, sample.lag_seconds
+    sample.resolution = Resolution.DAY
+    sample.hour_most_deletes = sample.day_most_deletes = deletes
+    sample.hour_longest_lag_seconds = sample.day_longest_lag_seconds = lag
+    if last is not None and is_of_hour:
+        sample.hour_most_deletes = max(deletes, last.hour_most_deletes)
+        sample.hour_longest_lag_seconds = max(lag, last.hour_longest_lag_seconds)
+    if last is not None and is_of_day:
+        sample.day_most_deletes = max(deletes, last.day_most_deletes)
+        sample.day_longest_lag_seconds = max(lag, last.day_longest_lag_seconds)
+        last.resolution = Resolution.ALL if is_of_hour else Resolution.HOUR
+    session.add(sample)
+
+
+def samples_around(
+    session: Session, table_id: str, begins: datetime, ends: datetime
+) -> tuple[HealthSample | None, HealthSample | None]:
+    """What was seen of a table last before something began, and first after it ended."""
+    of_table = select(HealthSample).where(HealthSample.table_id == table_id)
+    place = col(HealthSample.id)
+    return (
+        session.exec(of_table.where(HealthSample.at < begins).order_by(place.desc()).limit(1)).first(),
+        session.exec(of_table.where(HealthSample.at >= ends).order_by(place).limit(1)).first(),
+    )
+
+
+def at_least(resolution: Resolution) -> list[str]:
+    """What is stored of samples that are as coarse, or coarser."""
+    return [each.value for each in list(Resolution)[list(Resolution).index(resolution) :]]
+
+
+def list_history(
+    session: Session,
+    page: PageRequest,
+    table_id: str,
+    *,
+    resolution: Resolution = Resolution.ALL,
+    since: datetime | None = None,
+    until: datetime | None = None,
+) -> Page[HealthSampleView]:
+    """Samples from `since` until before `until`: all that are kept, or the last of each hour or day."""
+    query = select(HealthSample).where(HealthSample.table_id == table_id)
+    if resolution is not Resolution.ALL:
+        query = query.where(col(HealthSample.resolution).in_(at_least(resolution)))
+    query = query.where(*within(col(HealthSample.at), since, until))
+    return read_page(
+        session,
+        query,
+        page,
+        SORTING,
+        lambda rows: [HealthSampleView.model_validate(row, from_attributes=True) for row in rows],
+    )
