@@ -1,18 +1,20 @@
 """Record and list audit entries."""
 
 from contextvars import ContextVar
+from dataclasses import asdict
 from datetime import datetime
 from typing import Any, Literal
 
-from sqlalchemy import ColumnElement, insert
+from sqlalchemy import insert
 from sqlmodel import Session, col, select
 
-from service.auth.models import AuditEntryView, Principal
+from service.auth.models import AuditEntryView, AuditFilter, Principal
 from service.db.database import utc_now
 from service.http.paging import Page, PageRequest, Sorting, read_page, within
 from service.records.audit import AuditEntry
 
 SORTING = Sorting({"id": AuditEntry.id, "at": AuditEntry.at}, key=AuditEntry.id, default="-id")
+_EVERY = AuditFilter()
 _INSERT = insert(AuditEntry)
 current_request_id: ContextVar[str | None] = ContextVar("current_request_id", default=None)
 
@@ -43,26 +45,14 @@ def record(
 def list_entries(
     session: Session,
     page: PageRequest,
+    which: AuditFilter = _EVERY,
     *,
-    outcome: str | None = None,
-    action: str | None = None,
-    principal: str | None = None,
-    target: str | None = None,
-    request_id: str | None = None,
     since: datetime | None = None,
     until: datetime | None = None,
 ) -> Page[AuditEntryView]:
     """Entries from `since` until before `until`."""
-    rest: list[ColumnElement[bool]] = []
-    for column, wanted in (
-        (AuditEntry.outcome, outcome),
-        (AuditEntry.action, action),
-        (AuditEntry.principal, principal),
-        (AuditEntry.target, target),
-        (AuditEntry.request_id, request_id),
-    ):
-        if wanted is not None:
-            rest.append(col(column) == wanted)
+    named = asdict(which).items()
+    rest = [getattr(AuditEntry, name) == wanted for name, wanted in named if wanted is not None]
     query = select(AuditEntry).where(*within(col(AuditEntry.at), since, until))
     return read_page(
         session,

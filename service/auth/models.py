@@ -5,6 +5,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
+from fastapi import Query
 from pydantic import ConfigDict, StringConstraints, model_validator
 from pydantic import Field as ModelField
 
@@ -173,6 +174,26 @@ class Me(Message):
     """Only these parts of it are meant; null for all."""
     kind: str
     """The credentials are an `api_key`, a `session` or of another kind."""
+
+
+@dataclass(frozen=True)
+class AuditFilter:
+    """Which entries of the audit log a call lists, as its parameters say; named as the entry's columns."""
+
+    outcome: Annotated[
+        Literal["allowed", "denied"] | None,
+        Query(description="Only what was allowed is listed, or only what was not."),
+    ] = None
+    action: Annotated[
+        str | None, Query(description="Only entries of this action are listed, such as `table.enroll`.")
+    ] = None
+    principal: Annotated[
+        str | None, Query(description="Only what the holder of this name did is listed.")
+    ] = None
+    target: Annotated[str | None, Query(description="Only what was done to this is listed.")] = None
+    request_id: Annotated[
+        str | None, Query(description="Only what the request with this X-Request-ID did is listed.")
+    ] = None
 
 
 class AuditEntryView(Message):

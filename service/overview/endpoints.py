@@ -8,13 +8,13 @@ from fastapi import APIRouter, Depends, Query, Request
 from service.auth.access import Viewer
 from service.db.database import ReadSession
 from service.http.messages import UtcTime
-from service.http.paging import PageRequest, Search
+from service.http.paging import PageRequest
 from service.http.routing import ApiRoute
 from service.lookups.servers import LookupServers
 from service.overview import service, timeline
 from service.overview.models import Overview, Timeline
-from service.records.health import HealthStatus
 from service.settings import CurrentSettings
+from service.tables.models import TableFilter
 
 From = Annotated[
     UtcTime | None,
@@ -42,35 +42,12 @@ def get_timeline(
     settings: CurrentSettings,
     _caller: Viewer,
     page: Annotated[PageRequest, Depends(timeline.tables_request)],
+    which: Annotated[TableFilter, Depends()],
     since: From = None,
     until: To = None,
-    catalog: Annotated[
-        str | None, Query(description="Only tables of this catalog are shown, given by id or name.")
-    ] = None,
-    namespace: Annotated[
-        str | None, Query(description="Only tables in or under this namespace are shown.")
-    ] = None,
-    search: Search = None,
-    paused: Annotated[
-        bool | None, Query(description="Only tables are shown that are paused, or not paused.")
-    ] = None,
-    status: Annotated[
-        HealthStatus | None, Query(description="Only tables with this health are shown.")
-    ] = None,
 ) -> Timeline:
     """Show tables over time: what was pending and how old it was, and which jobs ran on which workers."""
-    return timeline.get_timeline(
-        session,
-        settings,
-        page,
-        since=since,
-        until=until,
-        catalog=catalog,
-        namespace=namespace,
-        search=search,
-        paused=paused,
-        status=status,
-    )
+    return timeline.get_timeline(session, settings, page, which, since=since, until=until)
 
 
 def trouble_of_lookups(request: Request) -> str | None:

@@ -18,12 +18,11 @@ from service.index_health.strips import Intervals, divide, most_of_each, strips
 from service.jobs.queue import rfc3339
 from service.jobs.runs import attempts_within, waiting_jobs
 from service.overview.models import Run, TableTimeline, Timeline, Waiting
-from service.records.health import HealthStatus
 from service.records.jobs import NEVER, AttemptStatus, JobKind
 from service.records.tables import EnrolledTable
 from service.settings import Settings
 from service.tables import service as tables
-from service.tables.models import TableView
+from service.tables.models import TableFilter, TableView
 
 SPAN = timedelta(days=1)
 """What is shown where nobody asks for another."""
@@ -46,16 +45,12 @@ def get_timeline(
     session: Session,
     settings: Settings,
     page: PageRequest,
+    which: TableFilter,
     *,
     since: datetime | None = None,
     until: datetime | None = None,
-    catalog: str | None = None,
-    namespace: str | None = None,
-    search: str | None = None,
-    paused: bool | None = None,
-    status: HealthStatus | None = None,
 ) -> Timeline:
-    """From `since` to `until`, by default the day until now; tables as `tables.list_tables` finds them.
+    """From `since` to `until`, by default the day until now.
 
     In the order of what was pending in the span, whole hours or days count.
     """
@@ -77,7 +72,7 @@ def get_timeline(
     intervals = divide(
         since, until, now, fine_days=settings.fine_history_days, hourly_days=settings.history_days
     )
-    chosen = tables.choose_tables(session, catalog, namespace, search, paused, status)
+    chosen = tables.choose_tables(session, which)
     if (page.sort or "").removeprefix("-") == MOST_IN_TIME[1:]:
         found = _by_most(session, settings, page, chosen, intervals)
     else:

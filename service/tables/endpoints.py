@@ -10,7 +10,7 @@ from service.catalogs.threads import waits_for_catalog
 from service.db.database import CurrentDatabase, ReadSession, WriteSession
 from service.http.etags import IfMatch, OptionalIfMatch, with_etag
 from service.http.messages import TableId
-from service.http.paging import Page, PageRequest, Search
+from service.http.paging import Page, PageRequest
 from service.http.problem_documents import UNREACHABLE_RESPONSE
 from service.http.routing import ApiRoute
 from service.jobs.models import JobView
@@ -18,10 +18,16 @@ from service.jobs.service import view
 from service.policies.effective import explain_policy
 from service.policies.models import EffectivePolicyView
 from service.records import tables as rows
-from service.records.health import HealthStatus
 from service.settings import CurrentSettings
 from service.tables import service
-from service.tables.models import PatternRequest, PatternResult, TablePatch, TableRequest, TableView
+from service.tables.models import (
+    PatternRequest,
+    PatternResult,
+    TableFilter,
+    TablePatch,
+    TableRequest,
+    TableView,
+)
 
 router = APIRouter(prefix="/tables", tags=["tables"], route_class=ApiRoute)
 
@@ -96,15 +102,7 @@ def list_tables(
     settings: CurrentSettings,
     _caller: Viewer,
     page: Annotated[PageRequest, Depends(service.SORTING.page_request)],
-    catalog: Annotated[
-        str | None,
-        Query(description="Only tables of this catalog are listed, which is given by name or id."),
-    ] = None,
-    namespace: Annotated[
-        str | None,
-        Query(description="Only tables in or under this namespace are listed, which is written with dots."),
-    ] = None,
-    search: Search = None,
+    which: Annotated[TableFilter, Depends()],
     prefix: Annotated[
         str | None,
         Query(
@@ -113,27 +111,10 @@ def list_tables(
             "before it or without.",
         ),
     ] = None,
-    paused: Annotated[
-        bool | None, Query(description="Only those that are paused are listed, or only others.")
-    ] = None,
-    status: Annotated[
-        HealthStatus | None,
-        Query(description="Only tables that had this health at their last poll are listed."),
-    ] = None,
 ) -> Page[TableView]:
     """List enrolled tables. `sort=-status` shows those first whose health is gravest: blocked, unknown,
     lagging, degraded, healthy."""
-    return service.list_tables(
-        session,
-        settings,
-        page,
-        catalog=catalog,
-        namespace=namespace,
-        search=search,
-        prefix=prefix,
-        paused=paused,
-        status=status,
-    )
+    return service.list_tables(session, settings, page, which, prefix=prefix)
 
 
 @router.get("/{table_id}")

@@ -1,12 +1,15 @@
 """What is asked and told about enrolled tables."""
 
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated
 
+from fastapi import Query
 from pydantic import ConfigDict
 from pydantic import Field as ModelField
 
 from service.http.messages import ClosedMessage, Message, example
+from service.http.paging import Search
 from service.policies.settings import StagingBranch
 from service.records.health import HealthStatus
 
@@ -14,6 +17,28 @@ Identifier = Annotated[
     list[Annotated[str, ModelField(min_length=1)]], ModelField(min_length=2, max_length=20)
 ]
 KeySet = Annotated[list[Annotated[str, ModelField(min_length=1)]], ModelField(min_length=1)]
+
+
+@dataclass(frozen=True)
+class TableFilter:
+    """Which enrolled tables a call lists, as its parameters say."""
+
+    catalog: Annotated[
+        str | None,
+        Query(description="Only tables of this catalog are listed, which is given by name or id."),
+    ] = None
+    namespace: Annotated[
+        str | None,
+        Query(description="Only tables in or under this namespace are listed, which is written with dots."),
+    ] = None
+    search: Search = None
+    paused: Annotated[
+        bool | None, Query(description="Only those that are paused are listed, or only others.")
+    ] = None
+    status: Annotated[
+        HealthStatus | None,
+        Query(description="Only tables that had this health at their last poll are listed."),
+    ] = None
 
 
 class Staging(ClosedMessage):

@@ -52,6 +52,7 @@ from service.tables.models import (
     PatternRequest,
     PatternResult,
     Staging,
+    TableFilter,
     TablePatch,
     TableRequest,
     TableView,
@@ -261,41 +262,27 @@ def list_tables(
     session: Session,
     settings: Settings,
     page: PageRequest,
+    which: TableFilter,
     *,
-    catalog: str | None = None,
-    namespace: str | None = None,
-    search: str | None = None,
     prefix: str | None = None,
-    paused: bool | None = None,
-    status: HealthStatus | None = None,
 ) -> Page[TableView]:
-    """Enrolled tables; `search` is a part of the dotted name, `namespace` one that they lie in or under.
-
-    prefix: how the name begins, with its catalog's before it or without.
-    """
-    query = choose_tables(session, catalog, namespace, search, paused, status)
+    """Enrolled tables. prefix: how the name begins, with its catalog's before it or without."""
+    query = choose_tables(session, which)
     if prefix:
         query = query.where(_begins(session, prefix))
     return read_page(session, query, page, SORTING, lambda rows: views(session, settings, rows))
 
 
-def choose_tables(
-    session: Session,
-    catalog: str | None,
-    namespace: str | None,
-    search: str | None,
-    paused: bool | None,
-    status: HealthStatus | None,
-) -> SelectOfScalar[EnrolledTable]:
+def choose_tables(session: Session, which: TableFilter) -> SelectOfScalar[EnrolledTable]:
     """The query of `list_tables`, in no order."""
-    query = select(EnrolledTable).where(*_chosen(session, catalog, namespace, search, paused))
-    if status is not None:
-        stored = select(TableHealth.table_id).where(TableHealth.status == status)
+    query = select(EnrolledTable).where(*_of_any_status(session, which))
+    if which.status is not None:
+        stored = select(TableHealth.table_id).where(TableHealth.status == which.status)
         others = select(TableHealth.table_id).where(TableHealth.status != HealthStatus.UNKNOWN)
         is_status = col(EnrolledTable.id).in_(stored)
         # One that was never polled has no row.
         never = ~col(EnrolledTable.id).in_(others)
-        query = query.where(never if status is HealthStatus.UNKNOWN else is_status)
+        query = query.where(never if which.status is HealthStatus.UNKNOWN else is_status)
     return query
 
 
@@ -304,41 +291,32 @@ def is_any_enrolled(session: Session) -> bool:
     return session.exec(enrolled.limit(1)).first() is not None
 
 
-def count_by_status(
-    session: Session,
-    *,
-    catalog: str | None = None,
-    namespace: str | None = None,
-    search: str | None = None,
-    paused: bool | None = None,
-) -> Counter[HealthStatus]:
+def count_by_status(session: Session, which: TableFilter) -> Counter[HealthStatus]:
     """How many tables `list_tables` would list of each status."""
     status = func.coalesce(TableHealth.status, HealthStatus.UNKNOWN.value)
     counted = session.exec(
         select(status, func.count())
         .select_from(EnrolledTable)
         .join(TableHealth, col(TableHealth.table_id) == col(EnrolledTable.id), isouter=True)
-        .where(*_chosen(session, catalog, namespace, search, paused))
+        .where(*_of_any_status(session, which))
         .group_by(status)
     )
     return Counter({HealthStatus(word): number for word, number in counted})
 
 
-def _chosen(
-    session: Session, catalog: str | None, namespace: str | None, search: str | None, paused: bool | None
-) -> list[ColumnElement[bool]]:
+def _of_any_status(session: Session, which: TableFilter) -> list[ColumnElement[bool]]:
     conditions: list[ColumnElement[bool]] = [col(EnrolledTable.deleted_at).is_(None)]
-    if catalog is not None:
-        found = find_catalog(session, catalog)
+    if which.catalog is not None:
+        found = find_catalog(session, which.catalog)
         conditions.append(col(EnrolledTable.catalog_id) == (found.id if found else ""))
-    if namespace:
+    if namespace := which.namespace:
         # LIKE would ignore case on SQLite, and names of namespaces don't.
         start = func.substr(EnrolledTable.namespace, 1, len(namespace) + 1)
         conditions.append(or_(col(EnrolledTable.namespace) == namespace, start == f"{namespace}."))
-    if search:
-        conditions.append(col(EnrolledTable.name).icontains(search, autoescape=True))
-    if paused is not None:
-        conditions.append(col(EnrolledTable.paused) == paused)
+    if which.search:
+        conditions.append(col(EnrolledTable.name).icontains(which.search, autoescape=True))
+    if which.paused is not None:
+        conditions.append(col(EnrolledTable.paused) == which.paused)
     return conditions
 
 

@@ -1,11 +1,12 @@
 """The page of the audit log, for admins."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request, Response
 
 from service.auth import audit
 from service.auth.access import Admin
+from service.auth.models import AuditFilter
 from service.db.database import ReadSession
 from service.http.paging import PageRequest
 from service.ui.pages import PageRoute, TypedTime, render
@@ -19,25 +20,11 @@ def show_audit(
     session: ReadSession,
     reader: Admin,
     page: Annotated[PageRequest, Depends(audit.SORTING.page_request)],
-    outcome: Literal["allowed", "denied"] | None = None,
-    action: str | None = None,
-    principal: str | None = None,
-    target: str | None = None,
-    request_id: str | None = None,
+    which: Annotated[AuditFilter, Depends()],
     since: TypedTime | None = None,
     until: TypedTime | None = None,
 ) -> Response:
-    found = audit.list_entries(
-        session,
-        page,
-        outcome=outcome,
-        action=action,
-        principal=principal,
-        target=target,
-        request_id=request_id,
-        since=since,
-        until=until,
-    )
+    found = audit.list_entries(session, page, which, since=since, until=until)
     return render(
         request,
         "audit/list.html",
@@ -46,11 +33,7 @@ def show_audit(
         next_cursor=found.next_cursor,
         total=found.counted,
         sort=page.sort,
-        outcome=outcome,
-        action=action,
-        who=principal,
-        target=target,
-        request_id=request_id,
+        which=which,
         since=since,
         until=until,
     )

@@ -21,6 +21,7 @@ from service.policies import service as policies
 from service.records.catalogs import CatalogStatus, CatalogType
 from service.settings import CurrentSettings
 from service.tables import service as tables
+from service.tables.models import TableFilter
 from service.ui.forms import Form, Typed, see
 from service.ui.pages import PageRoute, render
 
@@ -267,7 +268,7 @@ def _catalog_page(
         catalog=catalogs.view(session, row),
         index_warehouse=catalogs.index_warehouse(settings, row),
         check=check,
-        tables=tables.list_tables(session, settings, PageRequest(limit=10), catalog=row.id),
+        tables=tables.list_tables(session, settings, PageRequest(limit=10), TableFilter(catalog=row.id)),
         patterns=patterns.list_patterns(session, PageRequest(limit=10), catalog=row.id),
         attachments=policies.list_attachments(session, PageRequest(limit=EVERYTHING), catalog=row.id).items,
     )

@@ -23,7 +23,7 @@ from service.records.jobs import JobStatus
 from service.records.tables import get_table
 from service.settings import Settings
 from service.tables import service as tables
-from service.tables.models import TableView
+from service.tables.models import TableFilter, TableView
 from service.ui.forms import see
 from service.ui.pages import PageRoute
 
@@ -128,7 +128,7 @@ def _came_to_nothing(job: JobView) -> bool:
 
 def _most_pending(session: Session, settings: Settings) -> TableView | None:
     most = PageRequest(limit=1, sort="-pending_equality_deletes")
-    return next(iter(tables.list_tables(session, settings, most).items), None)
+    return next(iter(tables.list_tables(session, settings, most, TableFilter()).items), None)
 
 
 def _read_seconds(seen: HealthSample | None) -> float | None:

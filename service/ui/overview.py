@@ -19,7 +19,7 @@ from service.records.health import GRAVITY, HealthStatus
 from service.records.jobs import JobStatus
 from service.settings import CurrentSettings, Settings
 from service.tables import service as tables
-from service.tables.models import TableView
+from service.tables.models import TableFilter, TableView
 from service.ui.first_hour import first_hour
 from service.ui.forms import see
 from service.ui.pages import PageRoute, address_of, render
@@ -108,5 +108,5 @@ def _gravest_tables(
     for status in reversed(GRAVITY):
         if numbers[status] and len(found) < _SHOWN:
             page = PageRequest(limit=_SHOWN - len(found))
-            found += tables.list_tables(session, settings, page, status=status).items
+            found += tables.list_tables(session, settings, page, TableFilter(status=status)).items
     return found

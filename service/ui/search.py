@@ -28,7 +28,7 @@ from service.records.keys import Role
 from service.records.tables import EnrolledTable
 from service.settings import CurrentSettings, Settings
 from service.tables import service as tables
-from service.tables.models import TableView
+from service.tables.models import TableFilter, TableView
 from service.ui.pages import PLACES, PLACES_OF_ADMINS, PageRoute, render
 from service.webhooks import service as webhooks
 from service.webhooks.models import WebhookView
@@ -91,7 +91,7 @@ def _found(session: Session, settings: Settings, reader: Principal, words: str) 
         for row_id in _ids(session, kind, words):
             by_id.append((f"{name} {row_id}", f"{place}/{row_id}"))
     found: list[_Listed] = [
-        ("Tables", "/tables", tables.list_tables(session, settings, _BY_NAME, search=words)),
+        ("Tables", "/tables", tables.list_tables(session, settings, _BY_NAME, TableFilter(search=words))),
         ("Policies", "/policies", policies.list_policies(session, _BY_NAME, search=words)),
         ("Patterns", "/patterns", patterns.list_patterns(session, _LATEST, search=words)),
         ("Workers", "/workers", workers.list_workers(session, settings, _BY_NAME, search=words)),
@@ -114,7 +114,7 @@ def _found(session: Session, settings: Settings, reader: Principal, words: str) 
         rest = words.removeprefix(f"{catalog}.")
         if rest in ("", words):
             continue
-        whole = tables.list_tables(session, settings, _BY_NAME, catalog=catalog, search=rest)
+        whole = tables.list_tables(session, settings, _BY_NAME, TableFilter(catalog=catalog, search=rest))
         named = [(_name(item), f"/tables/{item.id}") for item in whole.items]
         more = _rest("/tables", whole.next_cursor, catalog=catalog, search=rest)
         kinds.append(Kind(f"Tables of {catalog}", named, more))

@@ -1,6 +1,7 @@
 """The pages of tables: the list, one table with its plots and plans, and what can be done with it."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Annotated, Any, Literal
@@ -15,7 +16,7 @@ from service.catalogs.endpoints import OpenCatalogs
 from service.catalogs.threads import waits_for_catalog
 from service.db.database import CurrentDatabase, ReadSession, utc_now
 from service.errors import IcestreamError, NotFoundError
-from service.http.paging import EVERYTHING, PageRequest, Search, page_request
+from service.http.paging import EVERYTHING, PageRequest, page_request
 from service.index_health import service as index_health
 from service.index_health.models import HealthSampleView, HealthView
 from service.index_health.samples import list_history, unseen_after
@@ -31,7 +32,7 @@ from service.records.tables import get_table
 from service.scheduling.preview import preview
 from service.settings import CurrentSettings, Settings
 from service.tables import service as tables
-from service.tables.models import TablePatch, TableView
+from service.tables.models import TableFilter, TablePatch, TableView
 from service.ui.enrolment import staging_of
 from service.ui.formats import policy_sections
 from service.ui.forms import Form as Fields
@@ -71,22 +72,9 @@ def show_tables(
     settings: CurrentSettings,
     reader: Viewer,
     page: Annotated[PageRequest, Depends(tables.SORTING.page_request)],
-    catalog: str | None = None,
-    namespace: str | None = None,
-    search: Search = None,
-    paused: bool | None = None,
-    status: HealthStatus | None = None,
+    which: Annotated[TableFilter, Depends()],
 ) -> Response:
-    found = tables.list_tables(
-        session,
-        settings,
-        page,
-        catalog=catalog,
-        namespace=namespace,
-        search=search,
-        paused=paused,
-        status=status,
-    )
+    found = tables.list_tables(session, settings, page, which)
     return render(
         request,
         "tables/list.html",
@@ -95,16 +83,10 @@ def show_tables(
         next_cursor=found.next_cursor,
         total=found.counted,
         sort=page.sort,
-        search=search,
-        catalog=catalog,
+        **asdict(which),
         catalogs=catalogs.list_names(session),
-        namespace=namespace,
-        status=status,
         statuses=list(HealthStatus),
-        counts=tables.count_by_status(
-            session, catalog=catalog, namespace=namespace, search=search, paused=paused
-        ),
-        paused=paused,
+        counts=tables.count_by_status(session, which),
         now=utc_now(),
     )
 

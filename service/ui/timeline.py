@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import datetime, timedelta
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -12,13 +12,14 @@ from fastapi import APIRouter, Depends, Request, Response
 from service.auth.access import Viewer
 from service.catalogs import service as catalogs
 from service.db.database import ReadSession, utc_now
-from service.http.paging import PageRequest, Search
+from service.http.paging import PageRequest
 from service.jobs.runs import latest_jobs_of_each
 from service.overview.models import TableTimeline, Timeline
 from service.overview.timeline import LONGEST, MOST_IN_TIME, get_timeline, tables_request
 from service.records.health import HealthStatus
 from service.records.jobs import AttemptStatus, JobKind, JobStatus
 from service.settings import CurrentSettings
+from service.tables.models import TableFilter
 from service.ui.formats import rfc3339
 from service.ui.pages import PageRoute, TypedTime, render
 
@@ -39,14 +40,11 @@ def show_timeline(
     settings: CurrentSettings,
     reader: Viewer,
     page: Annotated[PageRequest, Depends(tables_request)],
+    which: Annotated[TableFilter, Depends()],
     hours: int = 24,
     since: TypedTime | None = None,
     until: TypedTime | None = None,
     colour: Literal["pending", "lag"] = "pending",
-    catalog: str | None = None,
-    namespace: str | None = None,
-    search: Search = None,
-    status: HealthStatus | None = None,
 ) -> Response:
     hours = hours if hours in _SPANS else 24
     is_moved = bool(since and until)
@@ -58,12 +56,9 @@ def show_timeline(
         session,
         settings,
         page,
+        which,
         since=since if since and until else now - timedelta(hours=hours),
         until=until if since and until else now,
-        catalog=catalog,
-        namespace=namespace,
-        search=search,
-        status=status,
     )
     known = catalogs.list_names(session)
     latest = latest_jobs_of_each(session, [table.table_id for table in shown.items], _LATEST)
@@ -81,12 +76,9 @@ def show_timeline(
         is_moved=is_moved,
         moves=_moves(shown.since, min(shown.until, now), now),
         colour=colour,
-        search=search,
-        status=status,
+        **asdict(which),
         statuses=list(HealthStatus),
-        catalog=catalog,
         catalogs=known,
-        namespace=namespace,
     )
 
 

@@ -11,7 +11,7 @@ from sqlalchemy import insert
 from sqlmodel import Session, col, delete, select
 
 from service.auth.audit import list_entries
-from service.auth.models import SYSTEM
+from service.auth.models import SYSTEM, AuditFilter
 from service.db.database import Database, utc_now
 from service.http.paging import COUNTED, EVERYTHING, PageRequest, Total, count_rows
 from service.index_health.summary import failed_polls, failed_with_their_catalogs
@@ -26,6 +26,7 @@ from service.records.jobs import Job, JobKind, JobStatus
 from service.records.policies import Policy, PolicyAttachment
 from service.records.tables import EnrolledTable
 from service.settings import Settings
+from service.tables.models import TableFilter
 from service.tables.service import list_tables, views
 from service.ui.first_hour import first_hour
 from service.ui.search import _found
@@ -79,7 +80,7 @@ def test_a_list_of_workers_takes_as_many_statements_as_one_of_them(database: Dat
 def test_tables_are_listed_by_name_without_sorting_all_of_them(database: Database) -> None:
     add_tables(database, ["a"])
     with statements_of(database) as asked, database.read() as session:
-        list_tables(session, SETTINGS, PageRequest(limit=1))
+        list_tables(session, SETTINGS, PageRequest(limit=1), TableFilter())
     statement, values = next(pair for pair in asked if "ORDER BY" in pair[0])
     with database.engine.connect() as connection:
         steps = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", values).all()
@@ -265,5 +266,5 @@ def test_a_total_is_never_less_than_what_a_page_shows(database: Database) -> Non
         rare, others = [entry | {"action": "rare"}] * 3, [entry | {"action": "other"}] * (COUNTED + 1)
         session.connection().execute(insert(AuditEntry), rare + others)
     with database.read() as session:
-        page = list_entries(session, PageRequest(limit=2, counts=True), action="rare")
+        page = list_entries(session, PageRequest(limit=2, counts=True), AuditFilter(action="rare"))
     assert (len(page.items), page.total, page.total_is_least) == (2, 3, True)
