@@ -152,7 +152,7 @@ def footers(
         return footer(storage, file, key_types)
 
     is_local = all(storage.is_local(file.location) for file in asked)
-    return map(read, asked) if is_local else side_by_side(read, asked)
+    return side_by_side(read, asked, waits=not is_local)
 
 
 def comparable(values: pa.Array) -> npt.NDArray[Any]:

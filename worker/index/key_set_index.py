@@ -194,9 +194,9 @@ def _as_known(
         *told_as_latest(warehouse.storage, warehouse.place_of(database, entries_name), known.entries),
         *told_as_latest(warehouse.storage, warehouse.place_of(database, files_name), known.files),
     ]
-    at_once = map if warehouse.storage.is_local(warehouse.location) else side_by_side
+    waits = not warehouse.storage.is_local(warehouse.location)
     try:
-        entries_table, files_table, *are_so = at_once(lambda one: one(), asked)
+        entries_table, files_table, *are_so = side_by_side(lambda one: one(), asked, waits=waits)
     except (OSError, DamagedIndexError):
         return None  # whoever reads all of it anew finds out more
     if entries_table is None or files_table is None or not all(are_so):
@@ -359,8 +359,8 @@ def load_index(
     ]
     is_local = files_table.storage.is_local(files_table.location)
     # Both at once, unless a commit has come in between; one to both may still do.
-    for at_once in (map if is_local else side_by_side, map, map):
-        files, entries = at_once(lambda one: one[0].live_files(one[1]), asked)
+    for waits in (not is_local, False, False):
+        files, entries = side_by_side(lambda one: one[0].live_files(one[1]), asked, waits=waits)
         dictionary = _dictionary(files_table.storage, files, known)
         found = (files.paimon_snapshot_id or 0, entries.paimon_snapshot_id or 0)
         needed = (entries.beside, files.beside)

@@ -185,8 +185,7 @@ def _rows_of_group(
 
     single = [name for name in names if name in footer.leaves]
     with _told_as_damage():
-        at_once = map if _is_local(source) else side_by_side
-        found = zip(single, at_once(pages_of, single), strict=True)
+        found = zip(single, side_by_side(pages_of, single, waits=not _is_local(source)), strict=True)
         pages = {name: one for name, one in found if len(one.begins)}
         columns = _single_columns(source, footer, pages, group, rows, expect)
     if others := [name for name in names if name not in columns]:
@@ -269,14 +268,13 @@ def _contents(
         content: bytes = source.read_at(end - begin, begin)
         return content
 
-    at_once = map if _is_local(source) else side_by_side
     sizes = [sum(end - begin for begin, end in ranges) for _, ranges in wanted.values()]
     is_small = sum(sizes) <= _BYTES_AT_ONCE
     columns = list(wanted.items())
     for some in [columns] if is_small else [[one] for one in columns]:
         asked = [one for _, (_, ranges) in some for one in ranges]
         with holding(sum(end - begin for begin, end in asked)):
-            contents = iter(list(at_once(read, asked)))
+            contents = iter(list(side_by_side(read, asked, waits=not _is_local(source))))
             for name, (chosen, ranges) in some:
                 yield name, chosen, [next(contents) for _ in ranges]
 

@@ -73,9 +73,12 @@ class RowGroups:
                     raise pa.ArrowInvalid(f"values of {name} lie outside the bounds of their row group")
 
 
-def side_by_side(request: Callable[[A], B], asked: Iterable[A]) -> Iterator[B]:
-    """The answers, in the order of what is asked: many at a time wait for the store."""
-    return _threads.map(request, asked)
+def side_by_side(request: Callable[[A], B], asked: Iterable[A], *, waits: bool = True) -> Iterator[B]:
+    """The answers, in the order of what is asked: many at a time wait for the store.
+
+    waits: not so for local files, of which one is read after the other.
+    """
+    return _threads.map(request, asked) if waits else map(request, asked)
 
 
 def _column_chunks(
@@ -116,8 +119,9 @@ def _requested(source: Any, ranges: Sequence[tuple[int, int]]) -> Iterable[bytes
         answers: list[bytes] = source.read_many(ranges)
         return answers
     # A single one is made here: who asks may be one of the threads, and would wait for another.
-    at_once = map if len(ranges) < 2 else side_by_side
-    return at_once(lambda bounds: source.read_at(bounds[1] - bounds[0], bounds[0]), ranges)
+    return side_by_side(
+        lambda bounds: source.read_at(bounds[1] - bounds[0], bounds[0]), ranges, waits=len(ranges) > 1
+    )
 
 
 def _merged(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -227,7 +227,8 @@ def test_headers_are_found_across_what_is_read_at_a_time(path: Path, monkeypatch
 def test_large_columns_are_read_one_after_the_other(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[list[tuple[int, int]]] = []
 
-    def side_by_side(read: Callable[[Any], Any], ranges: list[Any]) -> list[Any]:
+    def side_by_side(read: Callable[[Any], Any], ranges: list[Any], *, waits: bool) -> list[Any]:
+        assert waits
         asked.append([one for one in ranges if isinstance(one, tuple)])
         return list(map(read, ranges))
 
