@@ -35,7 +35,7 @@ from service.reader_cost import HEADLINE, model
 from service.records.catalogs import Catalog
 from service.records.tables import EnrolledTable
 from service.settings import Settings
-from service.tables.service import check_places, miss
+from service.tables.enrolment import check_places, miss
 from trust.bounds import checked_names
 
 _BY_NAME, _BY_COST = "identifier", "read_overhead_seconds"

@@ -31,7 +31,7 @@ from service.records.patterns import EnrollmentPattern
 from service.records.policies import Policy
 from service.records.tables import EnrolledTable
 from service.settings import Settings
-from service.tables import service as tables
+from service.tables import enrolment
 from service.tables.models import PatternMiss, Staging, TableRequest
 from trust.bounds import Budget
 
@@ -213,7 +213,7 @@ class PatternRunner:
                 self._enroll(row, catalog, name)
                 enrolled += 1
             except IcestreamError as error:
-                failures.append(tables.miss(name, error))
+                failures.append(enrolment.miss(name, error))
         self._store(pattern_id, matched=len(matched), enrolled=enrolled, failures=failures)
 
     def _known(self, session: Session, row: EnrollmentPattern) -> Iterator[Identifier]:
@@ -235,9 +235,9 @@ class PatternRunner:
             policy=row.policy_id,
             publish=_staging_of(row),
         )
-        loaded = tables.load_for_enrolment(self._database, self._catalogs, SYSTEM, request)
+        loaded = enrolment.load_for_enrolment(self._database, self._catalogs, SYSTEM, request)
         with self._database.write() as session:
-            made = tables.enroll_table(session, self._settings, SYSTEM, request, loaded)
+            made = enrolment.enroll_table(session, self._settings, SYSTEM, request, loaded)
             sentence = f"Enrolled by the pattern {row.pattern!r} of {row.created_by}."
             record_table_event(session, made.id, "table.enrolled", sentence, utc_now(), pattern_id=row.id)
 

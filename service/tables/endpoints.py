@@ -19,7 +19,7 @@ from service.policies.effective import explain_policy
 from service.policies.models import EffectivePolicyView
 from service.records import tables as rows
 from service.settings import CurrentSettings
-from service.tables import service
+from service.tables import enrolment, service
 from service.tables.models import (
     PatternRequest,
     PatternResult,
@@ -39,8 +39,8 @@ def _load(
     catalogs: OpenCatalogs,
     caller: Operator,
     body: TableRequest,
-) -> service.LoadedTable:
-    return service.load_for_enrolment(database, catalogs, caller, body)
+) -> enrolment.LoadedTable:
+    return enrolment.load_for_enrolment(database, catalogs, caller, body)
 
 
 @waits_for_catalog(lambda given: str(given["body"].catalog))
@@ -50,8 +50,8 @@ def _load_pattern(
     catalogs: OpenCatalogs,
     caller: Operator,
     body: PatternRequest,
-) -> service.LoadedPattern:
-    return service.load_pattern(database, catalogs, caller, body)
+) -> enrolment.LoadedPattern:
+    return enrolment.load_pattern(database, catalogs, caller, body)
 
 
 @waits_for_catalog(lambda given: str(given["table_id"]), is_table=True)
@@ -69,7 +69,7 @@ def _load_columns(
 # What is loaded comes before the session: nobody waits for a catalog with one.
 @router.post("", status_code=201, responses=UNREACHABLE_RESPONSE)
 def enroll_table(
-    loaded: Annotated[service.LoadedTable, Depends(_load)],
+    loaded: Annotated[enrolment.LoadedTable, Depends(_load)],
     session: WriteSession,
     settings: CurrentSettings,
     caller: Operator,
@@ -77,12 +77,12 @@ def enroll_table(
     response: Response,
 ) -> TableView:
     """Enrol a table. It is loaded from its catalog at once, so a wrong name is found here."""
-    return with_etag(response, service.enroll_table(session, settings, caller, body, loaded))
+    return with_etag(response, enrolment.enroll_table(session, settings, caller, body, loaded))
 
 
 @router.post("/enroll-by-pattern", responses=UNREACHABLE_RESPONSE)
 def enroll_by_pattern(
-    found: Annotated[service.LoadedPattern, Depends(_load_pattern)],
+    found: Annotated[enrolment.LoadedPattern, Depends(_load_pattern)],
     session: WriteSession,
     settings: CurrentSettings,
     caller: Operator,
@@ -93,7 +93,7 @@ def enroll_by_pattern(
     For more of them, or for those that are created later, make a standing pattern: `POST /patterns`.
     """
     matched, loaded, failed = found
-    return service.enroll_pattern(session, settings, caller, body, matched, loaded, failed)
+    return enrolment.enroll_pattern(session, settings, caller, body, matched, loaded, failed)
 
 
 @router.get("")

@@ -24,7 +24,7 @@ from service.policies.built_in import MANUAL
 from service.policies.settings import NO_BRANCH
 from service.records.jobs import JobKind
 from service.settings import CurrentSettings
-from service.tables import service as tables
+from service.tables import enrolment
 from service.tables.models import PatternRequest, PatternResult, TableRequest, TableView
 from service.ui.forms import Form, Typed, see
 from service.ui.pages import PageRoute, address_of, render
@@ -153,7 +153,7 @@ def enrol_candidates(
         except ForbiddenError:
             raise
         except IcestreamError as error:
-            failed.append(tables.miss(tuple(identifier), error))
+            failed.append(enrolment.miss(tuple(identifier), error))
     if len(enrolled) == 1 and not failed:
         return see(f"/jobs/{job.id}" if job is not None else f"/tables/{enrolled[0].id}")
     result = PatternResult(
@@ -224,9 +224,9 @@ def enrol_pattern(
                 made = patterns.create_pattern(session, sender, standing)
             return see(f"/patterns/{made.id}")
         body = typed.read(PatternRequest, said | {"dry_run": typed["what"] != "once"})
-        matched, loaded, failed = tables.load_pattern(database, opened, sender, body)
+        matched, loaded, failed = enrolment.load_pattern(database, opened, sender, body)
         with database.write() as session:
-            result = tables.enroll_pattern(session, settings, sender, body, matched, loaded, failed)
+            result = enrolment.enroll_pattern(session, settings, sender, body, matched, loaded, failed)
         if not body.dry_run:
             return render(request, "patterns/result.html", sender, result=result, catalog=None)
     except IcestreamError as error:
@@ -302,9 +302,9 @@ def _enrol(
     sender: Principal,
     body: TableRequest,
 ) -> TableView:
-    loaded = tables.load_for_enrolment(database, opened, sender, body)
+    loaded = enrolment.load_for_enrolment(database, opened, sender, body)
     with database.write() as session:
-        return tables.enroll_table(session, settings, sender, body, loaded)
+        return enrolment.enroll_table(session, settings, sender, body, loaded)
 
 
 def _table_form(request: Request, session: Session, reader: Principal, form: Form) -> Response:

@@ -12,7 +12,7 @@ from service.records.catalogs import CatalogType
 from service.records.jobs import Attempt, Job
 from service.records.keys import Role
 from service.settings import Settings
-from service.tables import service as tables
+from service.tables import enrolment
 from tests.service.conftest import ON_BOTH, Running, alike_on_both, running
 from tests.service.iceberg_tables import SCHEMA, IcebergCatalog
 
@@ -112,14 +112,14 @@ def test_a_request_that_does_not_fit_is_refused(local: Running, fields: dict[str
 def test_a_catalog_that_is_removed_while_a_table_is_read_gets_no_table(
     local: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    load = tables.load_for_enrolment
+    load = enrolment.load_for_enrolment
 
     def load_slowly(*arguments: Any) -> Any:
         loaded = load(*arguments)
         assert local.admin.delete("/catalogs/local").is_success
         return loaded
 
-    monkeypatch.setattr(tables, "load_for_enrolment", load_slowly)
+    monkeypatch.setattr(enrolment, "load_for_enrolment", load_slowly)
     status, problem = refusal(local)
     assert (status, problem["type"]) == (422, "/problems/catalog-not-found")
     assert local.admin.get("/tables").json()["items"] == []
@@ -223,7 +223,7 @@ def test_a_pattern_enrols_what_it_matches_and_reports_the_rest(
 def test_a_pattern_that_matches_too_many_tables_for_one_request_enrols_none(
     local: Running, iceberg: IcebergCatalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.tables.service._MATCHES_AT_ONCE", 1)
+    monkeypatch.setattr("service.tables.enrolment._MATCHES_AT_ONCE", 1)
     iceberg.create("db.a")
     path, request = "/tables/enroll-by-pattern", {"catalog": "local", "pattern": "db.*"}
     refused = local.admin.post(path, json=request)
