@@ -25,7 +25,7 @@ from service import __version__
 from service.auth import audit, audit_endpoints
 from service.auth import endpoints as auth_endpoints
 from service.auth.access import action_of, check_every_route_declares_access
-from service.auth.models import SYSTEM, Principal
+from service.auth.models import Principal
 from service.auth.oidc import TokenVerifier
 from service.auth.rate_limits import RateLimits
 from service.auth.service import ensure_bootstrap_keys
@@ -346,7 +346,7 @@ def _fingerprint_secret(settings: Settings) -> bytes:
 def _complete(database: Database, settings: Settings) -> None:
     with database.write() as session:
         ensure_built_in(session)
-        ensure_bootstrap_keys(session, settings, SYSTEM)
+        ensure_bootstrap_keys(session, settings)
 
 
 def _every_route() -> APIRouter:

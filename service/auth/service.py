@@ -184,7 +184,7 @@ def revoke_api_key(session: Session, principal: Principal, key_id: str) -> ApiKe
     return _key_view(row)
 
 
-def ensure_bootstrap_keys(session: Session, settings: Settings, system: Principal) -> None:
+def ensure_bootstrap_keys(session: Session, settings: Settings) -> None:
     """Make ICESTREAM_BOOTSTRAP_KEY an admin key and ICESTREAM_BOOTSTRAP_WORKER_KEY a worker's, unless known.
 
     Raises StartError when one is too short, or when the service would be reachable from other machines
@@ -198,7 +198,7 @@ def ensure_bootstrap_keys(session: Session, settings: Settings, system: Principa
     for name, role, secret in given:
         key = secret and secret.get_secret_value()
         if key and session.exec(select(ApiKey).where(ApiKey.key_hash == hash_secret(key))).first() is None:
-            create_api_key(session, system, ApiKeyRequest(name=name, role=role), key=key)
+            create_api_key(session, SYSTEM, ApiKeyRequest(name=name, role=role), key=key)
     if settings.bootstrap_key is not None:
         return
     now = utc_now()
@@ -212,7 +212,7 @@ def ensure_bootstrap_keys(session: Session, settings: Settings, system: Principa
         )
 
 
-def provision_worker_key(session: Session, system: Principal) -> str:
+def provision_worker_key(session: Session) -> str:
     """A fresh key for the worker that `up` starts; the one of the previous start is revoked."""
     now = utc_now()
     for row in session.exec(
@@ -220,7 +220,7 @@ def provision_worker_key(session: Session, system: Principal) -> str:
     ):
         row.revoked_at = now
         session.add(row)
-    return create_api_key(session, system, ApiKeyRequest(name=_EMBEDDED_WORKER, role=Role.WORKER)).key
+    return create_api_key(session, SYSTEM, ApiKeyRequest(name=_EMBEDDED_WORKER, role=Role.WORKER)).key
 
 
 def find_api_key_principal(database: Database, key: str) -> Principal | None:

@@ -10,7 +10,7 @@ from sqlalchemy import ColumnElement, delete, func
 from sqlmodel import Session, and_, col, or_, select
 from sqlmodel.sql.expression import SelectOfScalar
 
-from service.auth.models import Principal
+from service.auth.models import SYSTEM, Principal
 from service.auth.service import authorize
 from service.catalogs import iceberg
 from service.catalogs.check import CatalogProbe
@@ -296,7 +296,7 @@ def authorize_trial(session: Session, principal: Principal, name: str) -> None:
     authorize(session, principal, Role.ADMIN, "catalog.check", name)
 
 
-def register_embedded_catalog(session: Session, settings: Settings, principal: Principal) -> CatalogView:
+def register_embedded_catalog(session: Session, settings: Settings) -> CatalogView:
     """The catalog of `icestream up` in the data directory, created empty before it is registered first.
 
     Nothing else makes a catalog's database: one that is gone since then is told of as any other is.
@@ -312,7 +312,7 @@ def register_embedded_catalog(session: Session, settings: Settings, principal: P
     request = CatalogRequest(
         name=EMBEDDED, type=CatalogType.SQL, properties={"uri": uri, "warehouse": warehouse}
     )
-    return create_catalog(session, settings, principal, request)
+    return create_catalog(session, settings, SYSTEM, request)
 
 
 def check_catalog(

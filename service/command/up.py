@@ -154,8 +154,8 @@ class _Up:
     def _start_children(self) -> None:
         """Called once the page is up."""
         with self._database.write() as session:
-            register_embedded_catalog(session, self._settings, SYSTEM)
-            worker_key = provision_worker_key(session, SYSTEM)
+            register_embedded_catalog(session, self._settings)
+            worker_key = provision_worker_key(session)
         link = create_login_link(self._database, self._url)
         data_dir = self._settings.data_dir
         place = "" if data_dir == Settings.default_data_dir() else f" --data-dir {shlex.quote(str(data_dir))}"

@@ -36,6 +36,7 @@ from service.records.catalogs import Catalog
 from service.records.tables import EnrolledTable
 from service.settings import Settings
 from service.tables.enrolment import check_places, miss
+from stores.table_metadata import named_places
 from trust.bounds import checked_names
 
 _BY_NAME, _BY_COST = "identifier", "read_overhead_seconds"
@@ -294,7 +295,8 @@ def _look_at(
     problem = None
     staying = _with_float_keys(table, files)
     try:
-        check_places(settings, index_warehouse(settings, catalog), table)
+        warehouse, others = index_warehouse(settings, catalog), named_places(table.properties)
+        check_places(settings, warehouse, table.location(), others)
         _check_keys(table, files, staying)
     except InvalidError as error:
         problem = miss(name, error)

@@ -202,8 +202,8 @@ def cancel_publications_but(session: Session, table_id: str, source: str, now: d
             cancel(session, lock_job(session, job.id), STAGING_BRANCH_CHANGED, now)
 
 
-def cancel_index_drops(session: Session, table: EnrolledTable, reason: str, now: datetime) -> None:
-    """Let no job delete the index of this branch any more: it is about to be filled again."""
+def cancel_index_drops(session: Session, table: EnrolledTable, now: datetime) -> None:
+    """Let no job delete the index of this branch any more: it is enrolled again, and will be filled."""
     query = (
         select(Job)
         .join(EnrolledTable, col(EnrolledTable.id) == col(Job.table_id))
@@ -216,7 +216,7 @@ def cancel_index_drops(session: Session, table: EnrolledTable, reason: str, now:
         .with_for_update(of=Job)
     )
     for job in session.exec(query).all():
-        cancel(session, job, reason, now)
+        cancel(session, job, "the table was enrolled again", now)
 
 
 def has_let_expire(session: Session, table: EnrolledTable, since: datetime) -> bool:

@@ -5,7 +5,8 @@ the database and return what `enroll_*` functions then store.
 """
 
 import re
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
@@ -49,7 +50,7 @@ class LoadedTable:
     format_version: int
     location: str
     columns: frozenset[str]
-    other_locations: tuple[str, ...] = field(default=())
+    other_locations: tuple[str, ...]
 
 
 LoadedPattern = tuple[list[str], list[LoadedTable], list[PatternMiss]]
@@ -110,9 +111,7 @@ def enroll_table(
     )
     lock_enrolments(session)
     catalog = _catalog(session, loaded.catalog.id)
-    for location in (loaded.location, *loaded.other_locations):
-        check_location(settings, location)
-    check_index_place(index_warehouse(settings, catalog), loaded.location)
+    check_places(settings, index_warehouse(settings, catalog), loaded.location, loaded.other_locations)
     row = EnrolledTable(
         catalog_id=catalog.id,
         identifier=list(loaded.identifier),
@@ -139,7 +138,7 @@ def enroll_table(
         raise _already_enrolled(winner) from error
     policies.set_table_policy(session, row.id, request.policy)
     check_staging(session, row)
-    queue.cancel_index_drops(session, row, "the table was enrolled again", utc_now())
+    queue.cancel_index_drops(session, row, utc_now())
     return view(session, settings, row)
 
 
@@ -233,11 +232,11 @@ def _check_branch(table: Table, branch: str) -> None:
     )
 
 
-def check_places(settings: Settings, index_warehouse: str, table: Table) -> None:
-    """Raise InvalidError unless a table lies where it may, outside its index."""
-    for location in (table.location(), *named_places(table.properties)):
-        check_location(settings, location)
-    check_index_place(index_warehouse, table.location())
+def check_places(settings: Settings, index_warehouse: str, location: str, others: Iterable[str]) -> None:
+    """Raise InvalidError unless a table lies where it may, outside its index. others: its other places."""
+    for place in (location, *others):
+        check_location(settings, place)
+    check_index_place(index_warehouse, location)
 
 
 def _loaded(catalog: Catalog, identifier: tuple[str, ...], table: Table) -> LoadedTable:

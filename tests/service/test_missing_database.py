@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 
-from service.auth.models import SYSTEM
 from service.catalogs import sqlite
 from service.catalogs.clients import open_catalog, open_engine
 from service.catalogs.service import register_embedded_catalog
@@ -123,13 +122,13 @@ def test_a_database_without_the_tables_of_a_catalog_is_not_changed(service: Runn
 def test_the_embedded_catalog_is_made_once(database: Database, settings: Settings) -> None:
     path = settings.data_dir / "catalog.db"
     with database.write() as session:
-        register_embedded_catalog(session, settings, SYSTEM)
+        register_embedded_catalog(session, settings)
     assert (
         SqlCatalog("embedded", uri=f"sqlite:///{path}", init_catalog_tables="false").list_namespaces() == []
     )
     path.unlink()
     with database.write() as session:
-        register_embedded_catalog(session, settings, SYSTEM)
+        register_embedded_catalog(session, settings)
     assert not path.exists()
 
 

@@ -315,7 +315,7 @@ def test_enrolling_a_branch_again_cancels_the_drop_of_its_index_only(database: D
     *removed, again = add_tables(database, ["a", "b", "c", "b"])
     drops = [request(database, table, JobKind.DROP_INDEX) for table in removed]
     with database.write() as session:
-        queue.cancel_index_drops(session, session.get_one(EnrolledTable, again), "enrolled again", START)
+        queue.cancel_index_drops(session, session.get_one(EnrolledTable, again), START)
     assert [job(database, drop).status for drop in drops] == ["queued", "cancelled", "queued"]
 
 

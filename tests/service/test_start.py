@@ -11,7 +11,6 @@ from pydantic import ValidationError
 from sqlmodel import SQLModel, select
 
 from service.app import prepare
-from service.auth.models import SYSTEM
 from service.auth.service import find_api_key_principal, provision_worker_key
 from service.catalogs.iceberg import IcebergCatalogs
 from service.catalogs.service import register_embedded_catalog
@@ -201,16 +200,16 @@ def test_the_embedded_catalog_is_registered_once(tmp_path: Path) -> None:
     database = Database(settings.database_url)
     for _ in range(2):
         with database.write() as session:
-            embedded = register_embedded_catalog(session, settings, SYSTEM)
+            embedded = register_embedded_catalog(session, settings)
     assert embedded.properties["uri"] == f"sqlite:///{tmp_path}/catalog.db"
     database.dispose()
 
 
 def test_a_new_worker_key_ends_the_one_of_the_last_start(database: Database) -> None:
     with database.write() as session:
-        old = provision_worker_key(session, SYSTEM)
+        old = provision_worker_key(session)
     with database.write() as session:
-        new = provision_worker_key(session, SYSTEM)
+        new = provision_worker_key(session)
     assert find_api_key_principal(database, old) is None
     found = find_api_key_principal(database, new)
     assert found is not None

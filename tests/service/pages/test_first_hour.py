@@ -8,7 +8,6 @@ from fastapi import Request
 from sqlalchemy import update
 from sqlmodel import col
 
-from service.auth.models import SYSTEM
 from service.catalogs.service import register_embedded_catalog
 from service.db.database import utc_now
 from service.records.catalogs import Catalog
@@ -47,7 +46,7 @@ def test_who_follows_the_steps_sees_what_the_first_conversion_has_changed(
     iceberg.delete_keys("shop.orders", [1, 2, 3])
     with running(settings) as service, Person(service) as admin:
         with service.database.write() as session:
-            register_embedded_catalog(session, settings, SYSTEM)
+            register_embedded_catalog(session, settings)
         begins = admin.open("/")
         assert "Or use embedded , the catalog that came with this installation" in begins.text
         assert "Connect a catalog next" in begins.text
