@@ -16,7 +16,8 @@ from tests.factories import TableBuilder, WrittenFile
 from tests.faults.tables import assert_nothing_is_left, commits_by_job, local, orphans
 from tests.thorough import V3_FIRST, thorough_unless
 from worker.process.errors import JobError
-from worker.table.manifests import CorruptMetadataError, read_snapshot_files
+from worker.table.avro_files import CorruptMetadataError
+from worker.table.manifests import read_snapshot_files
 
 pytestmark = pytest.mark.integration
 

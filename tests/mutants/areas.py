@@ -71,7 +71,14 @@ AREAS = (
     ),
     Area(
         "plan",
-        ("worker/table/plan.py", "worker/table/files.py", "worker/table/manifests.py"),
+        (
+            "worker/table/plan.py",
+            "worker/table/files.py",
+            "worker/table/manifests.py",
+            "worker/table/manifest_values.py",
+            "worker/table/all_snapshots.py",
+            "worker/table/avro_files.py",
+        ),
         (
             "tests/worker/table/test_data_files.py",
             "tests/worker/table/test_manifests.py",

@@ -33,7 +33,7 @@ QUEUE = (
 )
 PLAN = (
     Equivalent(
-        "worker/table/manifests.py",
+        "worker/table/manifest_values.py",
         'NestedField(2, "data_file", StructType(*fields), required=True),',
         'NestedField(2, "data_file", StructType(*fields), required=False),',
         "of bounds: the plan has read the same manifests before, and refused one without this column",

@@ -18,8 +18,9 @@ from worker.index.key_set_index import database_name
 from worker.io.storage import Storage, digest_of
 from worker.process.errors import JobError
 from worker.table import catalogs
+from worker.table.avro_files import UnsupportedTableError
 from worker.table.files import NO_FILES, SnapshotFiles
-from worker.table.manifests import MissingMetadataError, UnsupportedTableError, read_snapshot_files
+from worker.table.manifests import MissingMetadataError, read_snapshot_files
 from worker.table.record_properties import index_storage_of, resolve_secrets
 
 

@@ -15,7 +15,7 @@ from pyiceberg.table.snapshots import Snapshot
 from staging.history import FLINK_JOB, History, is_flinks, is_renewal, properties
 from worker.attempt.job import Job
 from worker.process.plurals import counted
-from worker.table.manifests import CorruptMetadataError
+from worker.table.avro_files import CorruptMetadataError
 
 _MIN_SNAPSHOTS = "history.expire.min-snapshots-to-keep"
 _MAX_AGE = "history.expire.max-snapshot-age-ms"

@@ -28,7 +28,7 @@ from worker.keys.key_set import KeyColumn, KeySet
 from worker.keys.key_types import from_single_value, to_key_type, to_key_value, to_words
 from worker.lookup.index_lookup import ANY_AGE, DeleteKeys
 from worker.process.errors import JobError
-from worker.table.manifests import EntryValues, ListValues
+from worker.table.manifest_values import EntryValues, ListValues
 
 IN_EVERY_PARTITION = -2  # which no key is of: it is looked for in all of them
 _IN_PLACES = re.compile(r"([^/=\s]+)=([^/=\s]+)")

@@ -30,13 +30,8 @@ from worker.lookup.index_lookup import ANY_AGE, DeleteKeys
 from worker.process.errors import JobError
 from worker.process.slots import Threads
 from worker.table.files import DataFile, DeleteFile, FileContent
-from worker.table.manifests import (
-    Manifest,
-    read_entry_values,
-    read_list_values,
-    read_manifest,
-    read_manifest_list,
-)
+from worker.table.manifest_values import read_entry_values, read_list_values
+from worker.table.manifests import Manifest, read_manifest, read_manifest_list
 from worker.table.plan import balanced
 
 _READ_AT_ONCE = 8

@@ -46,13 +46,8 @@ from worker.io.storage import StoredFile, lacks_own_memory
 from worker.keys.read import key_reader
 from worker.process.errors import JobError, Reason
 from worker.table.files import DataFile, DeleteFile, FileContent, PartitionKey
-from worker.table.manifests import (
-    FILE_PATH_FIELD_ID,
-    Manifest,
-    read_entry_values,
-    read_header,
-    read_list_values,
-)
+from worker.table.manifest_values import read_entry_values, read_header, read_list_values
+from worker.table.manifests import FILE_PATH_FIELD_ID, Manifest
 
 _NO_PARTITION = PartitionKey(-1, "[]")
 _SMALL_BYTES = 4 * 2**20

@@ -31,7 +31,7 @@ from worker.deletes.write import delete_files, written_files
 from worker.io.file_formats import FORMATS
 from worker.process.errors import JobError
 from worker.process.plurals import counted
-from worker.table.manifests import data_files_of_all_snapshots, delete_files_of_all_snapshots
+from worker.table.all_snapshots import data_files_of_all_snapshots, delete_files_of_all_snapshots
 from worker.table.row_delta import NO_SNAPSHOT
 
 _NAMES_AT_MOST = 1_000_000

@@ -46,8 +46,8 @@ from worker.process.errors import JobError
 from worker.process.plurals import counted
 from worker.process.slots import Threads
 from worker.spark.jvm import jvm_of
+from worker.table.all_snapshots import paths_of_all_snapshots
 from worker.table.catalogs import java_message, raise_lack_of_memory
-from worker.table.manifests import paths_of_all_snapshots
 
 LISTED_AT_MOST = 1_000
 """Files that a dry run names, and that the removal which goes by it may delete."""

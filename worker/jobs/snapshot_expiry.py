@@ -37,10 +37,11 @@ from worker.jobs.own_places import check_own_places
 from worker.jobs.spark_actions import actions, check_manifests, table_of
 from worker.process.errors import JobError
 from worker.process.plurals import counted
+from worker.table.all_snapshots import paths_of_all_snapshots
 from worker.table.catalogs import raise_lack_of_memory
 from worker.table.commit import check_clock
 from worker.table.commit_errors import CommitConflictError, CommitError, commit_failure, prepared
-from worker.table.manifests import paths_of_all_snapshots, read_manifest, read_manifest_list
+from worker.table.manifests import read_manifest, read_manifest_list
 from worker.table.row_delta import ANY_FILE, guarded
 
 PLANNING_ATTEMPTS = 5

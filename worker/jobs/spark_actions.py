@@ -16,7 +16,7 @@ from worker.attempt.job import Job
 from worker.attempt.pinned_table import PinnedTable
 from worker.process.errors import JobError
 from worker.spark.jvm import java_object, jvm_of
-from worker.table.manifests import manifests_of_all_snapshots
+from worker.table.all_snapshots import manifests_of_all_snapshots
 from worker.table.row_delta import java_list
 
 _SOURCE = Path(__file__).with_name("SparkActions.java")

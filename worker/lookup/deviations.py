@@ -13,7 +13,7 @@ from pyiceberg.types import FixedType, UUIDType
 from worker.attempt.pinned_table import PinnedTable
 from worker.keys.key_set import KeySet
 from worker.table.files import DataFile, DeleteFile
-from worker.table.manifests import read_bounds
+from worker.table.manifest_values import read_bounds
 from worker.table.plan import applies
 
 _UUID_BYTES = 16

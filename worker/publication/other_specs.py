@@ -19,7 +19,8 @@ from pyiceberg.transforms import VoidTransform
 from staging.history import BRANCH, History, properties
 from worker.attempt.pinned_table import PinnedTable
 from worker.table.files import DataFile, DataFiles, DeleteFile
-from worker.table.manifests import read_file_sequence_numbers, read_manifest_list
+from worker.table.manifest_values import read_file_sequence_numbers
+from worker.table.manifests import read_manifest_list
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,10 +38,10 @@ from worker.publication.ancestry import last_publication
 from worker.publication.looks import Found, Looks
 from worker.publication.other_specs import LaterFiles, later_files
 from worker.publication.staged import Staged, live_already
+from worker.table.avro_files import UnsupportedTableError
 from worker.table.commit import CommittedSnapshot, told_key_sets
 from worker.table.commit_errors import CommitConflictError
 from worker.table.files import DataFile, DataFiles, DeleteFile
-from worker.table.manifests import UnsupportedTableError
 from worker.table.plan import applies
 from worker.table.row_delta import layout_of_new_rows
 

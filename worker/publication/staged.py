@@ -22,12 +22,12 @@ from worker.keys.schema_fields import resolve_key_set
 from worker.process.errors import Reason
 from worker.process.slots import Threads
 from worker.spark.jvm import java_object, jvm_of
+from worker.table.avro_files import UnsupportedTableError
 from worker.table.commit_errors import prepared
 from worker.table.files import NO_FILES, DataFile, DataFiles, DeleteFile, FileContent, SnapshotFiles
 from worker.table.manifests import (
     Manifest,
     MissingMetadataError,
-    UnsupportedTableError,
     read_manifest,
     read_manifest_list,
     read_removed,

@@ -48,7 +48,8 @@ from worker.query.errors import OutdatedError, UnknownKeyColumnsError, Unreadabl
 from worker.query.json_keys import keys_of_json
 from worker.query.places import Coverage, Places
 from worker.query.snapshot import TableSnapshot, is_head_of, snapshot_of
-from worker.table.manifests import DATA_FILE_BYTES, DELETE_FILE_BYTES, CorruptMetadataError
+from worker.table.avro_files import CorruptMetadataError
+from worker.table.manifests import DATA_FILE_BYTES, DELETE_FILE_BYTES
 
 KEPT_BYTES = 320 * 1024**2
 _FILES_BYTES = 100_000

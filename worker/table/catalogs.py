@@ -28,7 +28,7 @@ from trust.rest_answers import SentElsewhereError
 from worker.io.storage import PLACES
 from worker.process.slots import ALONE, Slot
 from worker.spark.jvm import java_object, jvm_of
-from worker.table.manifests import EncryptedTableError
+from worker.table.avro_files import EncryptedTableError
 from worker.table.record_properties import CatalogError, python_properties
 from worker.table.rest_gateway import RestGateway, open_gateway, words_of
 

@@ -8,30 +8,23 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Set
-from contextlib import contextmanager, suppress
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from io import BytesIO
 from typing import Any, Literal
 
-import fastavro
 import numpy as np
-from pyiceberg.avro.decoder import new_decoder
-from pyiceberg.avro.resolver import ReadSchemaResolver, SchemaPartnerAccessor
 from pyiceberg.conversions import to_json
-from pyiceberg.exceptions import ValidationError
 from pyiceberg.io import FileIO
 from pyiceberg.manifest import ManifestContent
 from pyiceberg.partitioning import PartitionSpec
-from pyiceberg.schema import Schema, visit_with_partner
+from pyiceberg.schema import Schema
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.transforms import DayTransform, VoidTransform
 from pyiceberg.types import (
     BinaryType,
     DateType,
-    IcebergType,
     IntegerType,
     ListType,
     LongType,
@@ -45,51 +38,27 @@ from pyiceberg.types import (
     TimestamptzNanoType,
     TimestamptzType,
 )
-from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 
-from stores.manifest_files import readable_manifest
-from stores.table_metadata import ENCRYPTED, ENCRYPTED_REMEDY
 from worker.io.cache import Cache
 from worker.process.errors import JobError
 from worker.process.memory import holding, take_memory
 from worker.process.slots import Threads
+from worker.table.avro_files import (
+    SCHEMAS_KEPT,
+    AvroFile,
+    CorruptMetadataError,
+    UnsupportedTableError,
+)
 from worker.table.files import DataFile, DataFiles, DeleteFile, FileContent, PartitionKey, SnapshotFiles
 
 DELETED = 2  # manifest entry status
 FILE_PATH_FIELD_ID = 2147483546  # `file_path` of position delete files
-_READ_THREADS = 8
-_SCHEMAS_KEPT = 64
-_HEADER_KEPT = 100_000  # characters; Iceberg's have 8,000
-_READ_AHEAD = 64  # manifests whose files are held apart at most
+READ_THREADS = 8
+READ_AHEAD = 64  # manifests whose files are held apart at most
 _KEPT_BYTES = 96 * 1024**2
 _MANIFEST_BYTES = 3_000  # that one takes besides its files, once it was read
-_FACTOR = 10  # by which a metadata file is larger in memory while it is read
 DATA_FILE_BYTES, DELETE_FILE_BYTES = 250, 1_500
 """That a live file of a snapshot takes in memory, about."""
-
-
-class UnsupportedTableError(JobError):
-    """The table's metadata holds something that can't be read here. A retry can't help."""
-
-    code = "unsupported_table"
-    title = "The table can't be planned"
-    remedy = "Convert it with another tool."
-
-
-class EncryptedTableError(UnsupportedTableError):
-    """Manifests and their lists are encrypted, so that nobody without the keys knows the table's files."""
-
-    code = "encrypted_table"
-    title = "The table is encrypted"
-    remedy = ENCRYPTED_REMEDY
-
-
-class CorruptMetadataError(UnsupportedTableError):
-    """A manifest or manifest list is damaged. Nothing may be concluded from what is left of it."""
-
-    code = "metadata_damaged"
-    title = "A metadata file of the table is damaged"
-    remedy = "Restore that file, or roll the table back to a snapshot before it; nothing was changed."
 
 
 class MissingMetadataError(JobError):
@@ -128,12 +97,12 @@ def read_snapshot_files(
     def name(manifest: Manifest) -> Hashable:
         return table, manifest, told.get(manifest.partition_spec_id)
 
-    with Threads(_READ_THREADS) as threads:
+    with Threads(READ_THREADS) as threads:
 
         def data_files() -> Iterator[DataFiles]:
             nonlocal room
-            for start in range(0, len(manifests), _READ_AHEAD):
-                some = manifests[start : start + _READ_AHEAD]
+            for start in range(0, len(manifests), READ_AHEAD):
+                some = manifests[start : start + READ_AHEAD]
                 known = [find(manifest) for manifest in some]
                 new = [one for one, found in zip(some, known, strict=True) if found is None]
                 read = threads.map(lambda one: read_manifest(io, one, specs), new)
@@ -153,201 +122,9 @@ def read_snapshot_files(
     )
 
 
-def delete_files_of_all_snapshots(metadata: TableMetadata, io: FileIO) -> set[str]:
-    """The path of every delete file that some snapshot of the table shows. Reads every delete manifest."""
-    manifests = manifests_of_all_snapshots(metadata, io, ManifestContent.DELETES)
-    return {file.path for _, deletes in _entries(metadata, io, manifests) for file in deletes}
-
-
-def data_files_of_all_snapshots(metadata: TableMetadata, io: FileIO) -> set[str]:
-    """The path of every data file that some snapshot of the table shows. Reads every data manifest."""
-    manifests = manifests_of_all_snapshots(metadata, io, ManifestContent.DATA)
-    return {path for files, _ in _entries(metadata, io, manifests) for path in _paths(files)}
-
-
-def paths_of_all_snapshots(
-    metadata: TableMetadata, io: FileIO, read_before: set[str] | None = None, *, may_be_gone: bool = False
-) -> set[str]:
-    """Every path that some snapshot needs: of manifest lists, manifests, data and delete files.
-
-    read_before: manifests that are not read again; those that are read join them. may_be_gone: what is
-    missing of the metadata is left out.
-    """
-    manifests = manifests_of_all_snapshots(metadata, io, may_be_gone=may_be_gone)
-    needed = {snapshot.manifest_list for snapshot in metadata.snapshots} | manifests.keys()
-    read_before = set() if read_before is None else read_before
-    new = {path: one for path, one in manifests.items() if path not in read_before}
-    for files, deletes in _entries(metadata, io, new, may_be_gone=may_be_gone):
-        needed.update(_paths(files), (file.path for file in deletes))
-    read_before |= new.keys()
-    return needed
-
-
-def manifests_of_all_snapshots(
-    metadata: TableMetadata, io: FileIO, content: ManifestContent | None = None, *, may_be_gone: bool = False
-) -> dict[str, Manifest]:
-    """Of whatever snapshot, by path. content: of this alone. Reads every manifest list."""
-    snapshots = {snapshot.manifest_list: snapshot for snapshot in metadata.snapshots}
-
-    def read(snapshot: Snapshot) -> list[Manifest]:
-        with suppress(*(FileNotFoundError,) * may_be_gone):
-            return read_manifest_list(io, snapshot)
-        return []
-
-    with Threads(_READ_THREADS) as threads:
-        lists = threads.map(read, snapshots.values())
-        return {one.path: one for of_list in lists for one in of_list if content in (None, one.content)}
-
-
-def _entries(
-    metadata: TableMetadata, io: FileIO, manifests: Mapping[str, Manifest], *, may_be_gone: bool = False
-) -> Iterator[tuple[DataFiles, list[DeleteFile]]]:
-    """What manifests name. A path that some snapshot shows is live in a manifest of its."""
-    specs, all_of_them = {spec.spec_id: spec for spec in metadata.partition_specs}, [*manifests.values()]
-
-    def read(manifest: Manifest) -> tuple[DataFiles, list[DeleteFile]] | None:
-        with suppress(*(FileNotFoundError,) * may_be_gone):
-            return read_manifest(io, manifest, specs)
-        return None
-
-    with Threads(_READ_THREADS) as threads:
-        for start in range(0, len(all_of_them), _READ_AHEAD):
-            yield from filter(None, threads.map(read, all_of_them[start : start + _READ_AHEAD]))
-
-
-def _paths(files: DataFiles) -> Iterator[str]:
-    return (path for piece in files.path_pieces() for path in piece.to_pylist())
-
-
 def _counts_files(snapshot: Snapshot) -> bool:
     counted = snapshot.summary.additional_properties if snapshot.summary else {}
     return any(int(counted.get(name, 0)) for name in ("total-data-files", "total-delete-files"))
-
-
-@dataclass(frozen=True, slots=True)
-class ColumnBounds:
-    """What a manifest says of a column of a file: single values as Iceberg serialises them."""
-
-    lower: bytes
-    upper: bytes
-    null_count: int | None
-
-
-def read_bounds(
-    snapshot: Snapshot, io: FileIO, paths: Set[str], field_ids: Iterable[int]
-) -> dict[tuple[str, int], ColumnBounds]:
-    """(path, field id) -> bounds, of those files whose manifests have both."""
-    fields = [
-        NestedField(100, "file_path", StringType(), required=True),
-        NestedField(110, "null_value_counts", MapType(121, IntegerType(), 122, LongType()), required=False),
-        NestedField(125, "lower_bounds", MapType(126, IntegerType(), 127, BinaryType()), required=False),
-        NestedField(128, "upper_bounds", MapType(129, IntegerType(), 130, BinaryType()), required=False),
-    ]
-    schema = Schema(
-        NestedField(0, "status", IntegerType(), required=True),
-        NestedField(2, "data_file", StructType(*fields), required=True),
-    )
-    found = {}
-    for manifest in read_manifest_list(io, snapshot):
-        for status, (path, nulls, lower, upper) in _AvroFile(io, manifest.path).rows(schema):
-            if status == DELETED or path not in paths:
-                continue
-            for field_id in field_ids:
-                low, high = (lower or {}).get(field_id), (upper or {}).get(field_id)
-                if low is not None and high is not None:
-                    found[path, field_id] = ColumnBounds(low, high, (nulls or {}).get(field_id))
-    return found
-
-
-def read_file_sequence_numbers(io: FileIO, manifest: Manifest) -> Iterator[tuple[str, int, int | None]]:
-    """The path of each live file, with which sequence number it was committed, and by which snapshot.
-
-    That of the manifest where an entry does not say it: it was no later. Raises as `read_snapshot_files`.
-    """
-    schema = Schema(
-        NestedField(0, "status", IntegerType(), required=True),
-        NestedField(1, "snapshot_id", LongType(), required=False),
-        NestedField(4, "file_sequence_number", LongType(), required=False),
-        NestedField(
-            2,
-            "data_file",
-            StructType(NestedField(100, "file_path", StringType(), required=True)),
-            required=True,
-        ),
-    )
-    for status, snapshot_id, number, (path,) in _AvroFile(io, manifest.path).rows(schema):
-        if status != DELETED:
-            yield path, number or manifest.sequence_number, snapshot_id or manifest.added_snapshot_id
-
-
-@dataclass(frozen=True, slots=True)
-class EntryValues:
-    """What an entry of a manifest says of the values in its file, also where the file was removed.
-
-    paths: of the file, and of the data file that it names, if it does. bounds: field id -> lower and upper,
-    single values as Iceberg serialises them. partition: as `PartitionKey.values`.
-    """
-
-    paths: tuple[str, ...]
-    is_removed: bool
-    bounds: Mapping[int, tuple[bytes | None, bytes | None]]
-    partition: str
-
-
-def read_entry_values(io: FileIO, manifest: Manifest, spec: PartitionSpec) -> Iterator[EntryValues]:
-    """Of each entry of a manifest. Raises as `read_snapshot_files`."""
-    file = _AvroFile(io, manifest.path)
-    with file.told_as_corrupt():
-        partition_type = _partition_type(file.schema)
-    fields = [
-        NestedField(100, "file_path", StringType(), required=True),
-        NestedField(102, "partition", partition_type, required=True),
-        NestedField(125, "lower_bounds", MapType(126, IntegerType(), 127, BinaryType()), required=False),
-        NestedField(128, "upper_bounds", MapType(129, IntegerType(), 130, BinaryType()), required=False),
-        NestedField(143, "referenced_data_file", StringType(), required=False),
-    ]
-    schema = Schema(
-        NestedField(0, "status", IntegerType(), required=True),
-        NestedField(2, "data_file", StructType(*fields), required=True),
-    )
-    with file.told_as_corrupt():
-        for status, (path, values, lower, upper, referenced) in file.rows(schema):
-            low, high = lower or {}, upper or {}
-            bounds = {
-                field_id: (low.get(field_id), high.get(field_id)) for field_id in low.keys() | high.keys()
-            }
-            paths = (path,) if referenced is None else (path, referenced)
-            yield EntryValues(
-                paths, status == DELETED, bounds, _partition_values(values, partition_type, spec)
-            )
-
-
-@dataclass(frozen=True, slots=True)
-class ListValues:
-    """What a manifest list says of the values of partitions in a manifest.
-
-    bounds: of each field of its spec, lower and upper, single values as Iceberg serialises them.
-    """
-
-    manifest_path: str
-    partition_spec_id: int
-    bounds: tuple[tuple[bytes | None, bytes | None], ...]
-
-
-def read_list_values(io: FileIO, location: str) -> list[ListValues]:
-    """Of each manifest of a list. Raises as `read_snapshot_files`."""
-    file = _AvroFile(io, location)
-    with holding(file.held_bytes), file.told_as_corrupt():
-        return [
-            ListValues(path, spec_id, tuple((lower, upper) for lower, upper in summaries or ()))
-            for path, spec_id, summaries in file.rows(_LIST_VALUES)
-        ]
-
-
-def read_header(io: FileIO, location: str) -> tuple[Schema, Mapping[str, str]]:
-    """The columns of a file of Avro, and what it says of itself. Raises as `read_snapshot_files`."""
-    file = _AvroFile(io, location)
-    return file.schema, file.properties
 
 
 def is_global(spec: PartitionSpec) -> bool:
@@ -355,7 +132,7 @@ def is_global(spec: PartitionSpec) -> bool:
     return all(isinstance(field.transform, VoidTransform) for field in spec.fields)
 
 
-@lru_cache(_SCHEMAS_KEPT)
+@lru_cache(SCHEMAS_KEPT)
 def _entry_schema(partition_type: StructType, content: ManifestContent) -> Schema:
     """The columns that planning needs: statistics are skipped but for the bounds of delete files."""
     fields = [
@@ -384,93 +161,6 @@ def _entry_schema(partition_type: StructType, content: ManifestContent) -> Schem
     )
 
 
-class _SkippingAccessor(SchemaPartnerAccessor):
-    """Lets the read schema leave out structs, lists and maps, such as statistics: they are skipped."""
-
-    def field_partner(
-        self, partner_struct: IcebergType | None, field_id: int, field_name: str
-    ) -> IcebergType | None:
-        return None if partner_struct is None else super().field_partner(partner_struct, field_id, field_name)
-
-    def list_element_partner(self, partner_list: IcebergType | None) -> IcebergType | None:
-        return None if partner_list is None else super().list_element_partner(partner_list)
-
-    def map_key_partner(self, partner_map: IcebergType | None) -> IcebergType | None:
-        return None if partner_map is None else super().map_key_partner(partner_map)
-
-    def map_value_partner(self, partner_map: IcebergType | None) -> IcebergType | None:
-        return None if partner_map is None else super().map_value_partner(partner_map)
-
-
-class _Conversion(AvroSchemaConversion):
-    """Knows timestamps in nanoseconds too, by which a table may be partitioned."""
-
-    def _convert_logical_type(self, avro_logical_type: dict[str, Any]) -> IcebergType:
-        if avro_logical_type["logicalType"] == "timestamp-nanos":
-            return TimestamptzNanoType() if avro_logical_type.get("adjust-to-utc") else TimestampNanoType()
-        return super()._convert_logical_type(avro_logical_type)
-
-
-@lru_cache(_SCHEMAS_KEPT)
-def _written_schema(header: str) -> Schema:
-    """Most manifests of a table say the same, which takes longer to understand than their entries to read."""
-    return _Conversion().avro_to_iceberg(json.loads(header))
-
-
-class _AvroFile:
-    """A metadata file, of which only some columns are decoded.
-
-    The blocks are told apart by fastavro: PyIceberg takes one that was cut off for the end of the file.
-    Raises CorruptMetadataError, FileNotFoundError, or OSError (a retry can help).
-    """
-
-    def __init__(self, io: FileIO, location: str) -> None:
-        self._location = location
-        with self.told_as_corrupt():
-            with io.new_input(location).open() as source:
-                content = source.read()
-            if content.startswith(ENCRYPTED):
-                raise EncryptedTableError(f"{location} is encrypted")
-            content = readable_manifest(content)
-            self.held_bytes = _FACTOR * len(content)
-            self._blocks = fastavro.block_reader(BytesIO(content))
-            self.properties: Mapping[str, str] = self._blocks.metadata
-            header = self.properties["avro.schema"]
-            understand = _written_schema if len(header) <= _HEADER_KEPT else _written_schema.__wrapped__
-            self.schema = understand(header)
-
-    def rows(self, wanted: Schema) -> Iterator[Any]:
-        """Tuples of the columns of `wanted`."""
-        with self.told_as_corrupt():
-            # Made as PyIceberg makes its own.
-            reader: Any = visit_with_partner(self.schema, wanted, ReadSchemaResolver(), _SkippingAccessor())  # type: ignore[misc]
-            block: Any
-            for block in self._blocks:
-                content = block.bytes_.read()
-                decoder = new_decoder(content)
-                for _ in range(block.num_records):
-                    yield reader.read(decoder)
-                    if decoder.tell() > len(content):  # which the decoder does not look at
-                        raise ValueError("an entry reaches beyond its block")
-                if decoder.tell() < len(content):
-                    raise ValueError("a block goes on behind its last entry")
-
-    @contextmanager
-    def told_as_corrupt(self) -> Iterator[None]:
-        """Damaged bytes make decoders, and who works with the values, raise errors of many kinds; OSError is
-        the store's."""
-        try:
-            yield
-        except (UnsupportedTableError, OSError, MemoryError):
-            raise
-        except ValidationError as error:
-            raise UnsupportedTableError(f"{self._location}: {error}.") from error
-        except Exception as error:
-            raise CorruptMetadataError(
-                f"{self._location} is damaged: {type(error).__name__}: {error}"
-            ) from error
-
-
 @dataclass(frozen=True, slots=True)
 class Manifest:
     """A row of a manifest list. entries: how many are live, where the list says so (not in all of V1).
@@ -495,23 +185,6 @@ ReadManifest = tuple[DataFiles, list[DeleteFile]]
 """What a manifest names."""
 
 
-_LIST_VALUES = Schema(
-    NestedField(500, "manifest_path", StringType(), required=True),
-    NestedField(502, "partition_spec_id", IntegerType(), required=True),
-    NestedField(
-        507,
-        "partitions",
-        ListType(
-            508,
-            StructType(
-                NestedField(510, "lower_bound", BinaryType(), required=False),
-                NestedField(511, "upper_bound", BinaryType(), required=False),
-            ),
-            element_required=True,
-        ),
-        required=False,
-    ),
-)
 _MANIFEST_LIST = Schema(
     NestedField(500, "manifest_path", StringType(), required=True),
     NestedField(502, "partition_spec_id", IntegerType(), required=True),
@@ -528,7 +201,7 @@ _MANIFEST_LIST = Schema(
 
 def read_manifest_list(io: FileIO, snapshot: Snapshot) -> list[Manifest]:
     """Raises as `read_snapshot_files`."""
-    file = _AvroFile(io, snapshot.manifest_list)
+    file = AvroFile(io, snapshot.manifest_list)
     with holding(file.held_bytes), file.told_as_corrupt():
         found = [
             Manifest(
@@ -556,7 +229,7 @@ def read_manifest_list(io: FileIO, snapshot: Snapshot) -> list[Manifest]:
 def read_manifest(
     io: FileIO, manifest: Manifest, specs: Mapping[int, PartitionSpec]
 ) -> tuple[DataFiles, list[DeleteFile]]:
-    file = _AvroFile(io, manifest.path)
+    file = AvroFile(io, manifest.path)
     deletes: list[DeleteFile] = []
 
     def data_files() -> Iterator[DataFile]:
@@ -580,16 +253,16 @@ def read_removed(
     io: FileIO, manifest: Manifest, specs: Mapping[int, PartitionSpec]
 ) -> list[DataFile | DeleteFile]:
     """What the snapshot that added a manifest removed, as far as the manifest says it."""
-    file = _AvroFile(io, manifest.path)
+    file = AvroFile(io, manifest.path)
     with file.told_as_corrupt():
         return list(_files(file, manifest, specs[manifest.partition_spec_id], are_removed=True))
 
 
 def _files(
-    file: _AvroFile, manifest: Manifest, spec: PartitionSpec, *, are_removed: bool = False
+    file: AvroFile, manifest: Manifest, spec: PartitionSpec, *, are_removed: bool = False
 ) -> Iterator[DataFile | DeleteFile]:
     # The partition tuple is typed by the manifest itself, so specs whose columns were dropped read too.
-    partition_type = _partition_type(file.schema)
+    partition_type = partition_type_of(file.schema)
     schema = _entry_schema(partition_type, manifest.content)
     # Files of a partition share its key: there are millions of them. By `repr`, which tells -0.0 from 0.0.
     partitions: dict[str, PartitionKey] = {}
@@ -604,12 +277,12 @@ def _files(
         written = repr(data_file[3])
         partition = partitions.get(written)
         if partition is None:
-            values = _partition_values(data_file[3], partition_type, spec)
+            values = partition_values(data_file[3], partition_type, spec)
             partition = partitions[written] = PartitionKey(spec.spec_id, values)
         yield _content_file(data_file, partition, sequence_number, snapshot_id)
 
 
-def _partition_type(schema: Schema) -> StructType:
+def partition_type_of(schema: Schema) -> StructType:
     data_file = schema.find_field(2).field_type
     assert isinstance(data_file, StructType)
     partition = data_file.field(102)
@@ -618,7 +291,7 @@ def _partition_type(schema: Schema) -> StructType:
     return partition.field_type
 
 
-def _partition_values(values: Any, partition_type: StructType, spec: PartitionSpec) -> str:
+def partition_values(values: Any, partition_type: StructType, spec: PartitionSpec) -> str:
     by_field_id = {
         field.field_id: (field.field_type, value)
         for field, value in zip(partition_type.fields, values, strict=True)

@@ -34,8 +34,8 @@ from worker.lookup.resolution import Choice, explain
 from worker.process.errors import JobError
 from worker.process.plurals import counted
 from worker.query.errors import UnreadableError
+from worker.table.avro_files import UnsupportedTableError
 from worker.table.commit import CommitFate, CommittedSnapshot
-from worker.table.manifests import UnsupportedTableError
 from worker.table.row_delta import layout_of_new_rows
 from worker.writes import changes
 from worker.writes.changes import Changes

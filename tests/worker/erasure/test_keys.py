@@ -21,7 +21,7 @@ from worker.erasure.keys import ErasedKeys, partition_fields
 from worker.erasure.metadata_files import scalars
 from worker.erasure.orphan_files import _json_of
 from worker.keys.key_set import KeyColumn, KeySet
-from worker.table.manifests import EntryValues
+from worker.table.manifest_values import EntryValues
 
 NONE = FormerColumns()
 _NAMES = {1: {"who"}, 2: {"c2"}}

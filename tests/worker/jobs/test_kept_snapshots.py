@@ -11,7 +11,7 @@ import pytest
 from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
 
 from worker.erasure.holds import kept_by_age
-from worker.table.manifests import CorruptMetadataError
+from worker.table.avro_files import CorruptMetadataError
 
 NOW = datetime(2030, 1, 31, tzinfo=UTC)
 Made = tuple[int, int | None, float, Mapping[str, str]]

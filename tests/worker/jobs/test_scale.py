@@ -105,8 +105,8 @@ def test_a_build_has_as_many_tasks_and_commits_as_the_page_says(files: list[Data
 def test_planning_holds_no_more_of_a_data_file_than_the_page_says(monkeypatch: pytest.MonkeyPatch) -> None:
     """By what a table with more data files takes more; their paths' text lies in temporary files."""
     monkeypatch.setattr(planning, "FILES_PER_MANIFEST", 50)
-    monkeypatch.setattr(manifests, "_READ_THREADS", 1)  # so that what is on its way is always the same
-    monkeypatch.setattr(manifests, "_READ_AHEAD", 1)
+    monkeypatch.setattr(manifests, "READ_THREADS", 1)  # so that what is on its way is always the same
+    monkeypatch.setattr(manifests, "READ_AHEAD", 1)
     monkeypatch.setattr(paths, "PIECE", 100)
     monkeypatch.setattr(paths, "MEMORY_BYTES", 1)
     small, large = measure_planning(1_000, 10), measure_planning(2_500, 10)

@@ -25,8 +25,8 @@ from worker.contract.control_plane import AttemptId
 from worker.erasure import expiry
 from worker.io.storage import Storage
 from worker.process.errors import JobError
+from worker.table.avro_files import CorruptMetadataError
 from worker.table.commit_errors import CommitConflictError
-from worker.table.manifests import CorruptMetadataError
 
 pytestmark = pytest.mark.integration
 NewTable = Callable[..., TableBuilder]

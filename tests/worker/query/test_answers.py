@@ -14,7 +14,7 @@ from worker.contract.lookups import AskedKeys
 from worker.io.storage import Storage
 from worker.query.answers import Answers, TablePlace
 from worker.query.errors import UnreadableError
-from worker.table.manifests import CorruptMetadataError
+from worker.table.avro_files import CorruptMetadataError
 
 ASKED = AskedKeys(keys=[{"id": 1}, {"id": 2}], key_columns=["id"])
 

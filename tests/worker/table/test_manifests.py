@@ -30,7 +30,7 @@ from pyiceberg.types import (
 )
 
 from tests.benchmarks import planning
-from worker.table import manifests
+from worker.table import all_snapshots, avro_files, manifest_values, manifests
 from worker.table.files import DeleteFile, PartitionKey
 
 
@@ -39,12 +39,12 @@ def test_what_all_manifests_of_a_table_say_is_understood_once_unless_it_is_long(
     kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(planning, "FILES_PER_MANIFEST", 1)
-    monkeypatch.setattr(manifests, "_HEADER_KEPT", kept)
+    monkeypatch.setattr(avro_files, "_HEADER_KEPT", kept)
     metadata, snapshot = planning.make_snapshot(tmp_path, data_files=7, delete_files=3)
-    manifests._written_schema.cache_clear()
-    understand = manifests._Conversion.avro_to_iceberg
+    avro_files._written_schema.cache_clear()
+    understand = avro_files._Conversion.avro_to_iceberg
     with patch.object(
-        manifests._Conversion, "avro_to_iceberg", autospec=True, side_effect=understand
+        avro_files._Conversion, "avro_to_iceberg", autospec=True, side_effect=understand
     ) as seen:
         files = manifests.read_snapshot_files(metadata, snapshot, PyArrowFileIO())
     assert (len(files.data_files), len(files.equality_deletes)) == (7, 3)
@@ -70,9 +70,9 @@ def test_bounds_are_found_of_the_files_and_columns_that_are_asked_for(tmp_path: 
     metadata, snapshot = planning.make_snapshot(tmp_path, data_files=3, delete_files=1)
     files = manifests.read_snapshot_files(metadata, snapshot, PyArrowFileIO()).data_files
     asked = files[1].path
-    found = manifests.read_bounds(snapshot, PyArrowFileIO(), {asked}, [1, 2, planning.COLUMNS + 1])
+    found = manifest_values.read_bounds(snapshot, PyArrowFileIO(), {asked}, [1, 2, planning.COLUMNS + 1])
     bound = b"%016d" % 1
-    assert found == {(asked, column): manifests.ColumnBounds(bound, bound, 1) for column in (1, 2)}
+    assert found == {(asked, column): manifest_values.ColumnBounds(bound, bound, 1) for column in (1, 2)}
 
 
 def test_the_values_of_entries_are_those_of_their_files(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_the_values_of_entries_are_those_of_their_files(tmp_path: Path) -> None:
     io, specs = PyArrowFileIO(), metadata.specs()
     manifest = manifests.read_manifest_list(io, snapshot)[0]
     files, _ = manifests.read_manifest(io, manifest, specs)
-    entries = list(manifests.read_entry_values(io, manifest, specs[manifest.partition_spec_id]))
+    entries = list(manifest_values.read_entry_values(io, manifest, specs[manifest.partition_spec_id]))
     assert [(one.paths, one.partition, one.is_removed) for one in entries] == [
         ((file.path,), file.partition.values, False) for file in files
     ]
@@ -91,8 +91,8 @@ def test_what_any_snapshot_shows_is_told_by_its_content(tmp_path: Path) -> None:
     metadata, snapshot = planning.make_snapshot(tmp_path, data_files=3, delete_files=2)
     files = manifests.read_snapshot_files(metadata, snapshot, PyArrowFileIO())
     for found, known in (
-        (manifests.data_files_of_all_snapshots, files.data_files),
-        (manifests.delete_files_of_all_snapshots, files.delete_files),
+        (all_snapshots.data_files_of_all_snapshots, files.data_files),
+        (all_snapshots.delete_files_of_all_snapshots, files.delete_files),
     ):
         assert found(metadata, PyArrowFileIO()) == {file.path for file in known}
 
@@ -119,7 +119,7 @@ def test_a_manifest_with_fewer_live_files_than_its_list_says_is_damaged(
     monkeypatch.setattr(planning, "_entry", lambda *of: entry(*of) | {"status": manifests.DELETED})
     metadata, snapshot = planning.make_snapshot(tmp_path, data_files=1, delete_files=1)
     with pytest.raises(
-        manifests.CorruptMetadataError, match="names 0 live files, but its manifest list says 1"
+        avro_files.CorruptMetadataError, match="names 0 live files, but its manifest list says 1"
     ):
         manifests.read_snapshot_files(metadata, snapshot, PyArrowFileIO())
 
@@ -181,7 +181,7 @@ def test_a_partition_value_is_of_the_type_of_its_transform(
 
 def test_a_lack_of_memory_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     metadata, snapshot = planning.make_snapshot(tmp_path, data_files=1, delete_files=1)
-    monkeypatch.setattr(manifests, "new_decoder", Mock(side_effect=MemoryError))
+    monkeypatch.setattr(avro_files, "new_decoder", Mock(side_effect=MemoryError))
     with pytest.raises(MemoryError):
         manifests.read_snapshot_files(metadata, snapshot, PyArrowFileIO())
 
@@ -202,7 +202,7 @@ def _ids(columns: Iterable[NestedField]) -> set[tuple[int, str]]:
 def test_an_encrypted_list_of_manifests_is_told_as_such(tmp_path: Path) -> None:
     metadata, snapshot = planning.make_snapshot(tmp_path, data_files=1, delete_files=1)
     Path(snapshot.manifest_list.removeprefix("file:")).write_bytes(b"AGS1" + bytes(100))
-    with pytest.raises(manifests.EncryptedTableError, match="is encrypted") as refusal:
+    with pytest.raises(avro_files.EncryptedTableError, match="is encrypted") as refusal:
         manifests.read_snapshot_files(metadata, snapshot, PyArrowFileIO())
     assert not refusal.value.retryable
 

@@ -1,0 +1,136 @@
+"""Metadata files in Avro: only the columns that are asked for are decoded, and damage is told as such."""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import lru_cache
+from io import BytesIO
+from typing import Any
+
+import fastavro
+from pyiceberg.avro.decoder import new_decoder
+from pyiceberg.avro.resolver import ReadSchemaResolver, SchemaPartnerAccessor
+from pyiceberg.exceptions import ValidationError
+from pyiceberg.io import FileIO
+from pyiceberg.schema import Schema, visit_with_partner
+from pyiceberg.types import IcebergType, TimestampNanoType, TimestamptzNanoType
+from pyiceberg.utils.schema_conversion import AvroSchemaConversion
+
+from stores.manifest_files import readable_manifest
+from stores.table_metadata import ENCRYPTED, ENCRYPTED_REMEDY
+from worker.process.errors import JobError
+
+SCHEMAS_KEPT = 64
+_HEADER_KEPT = 100_000  # characters; Iceberg's have 8,000
+_FACTOR = 10  # by which a metadata file is larger in memory while it is read
+
+
+class UnsupportedTableError(JobError):
+    """The table's metadata holds something that can't be read here. A retry can't help."""
+
+    code = "unsupported_table"
+    title = "The table can't be planned"
+    remedy = "Convert it with another tool."
+
+
+class EncryptedTableError(UnsupportedTableError):
+    """Manifests and their lists are encrypted, so that nobody without the keys knows the table's files."""
+
+    code = "encrypted_table"
+    title = "The table is encrypted"
+    remedy = ENCRYPTED_REMEDY
+
+
+class CorruptMetadataError(UnsupportedTableError):
+    """A manifest or manifest list is damaged. Nothing may be concluded from what is left of it."""
+
+    code = "metadata_damaged"
+    title = "A metadata file of the table is damaged"
+    remedy = "Restore that file, or roll the table back to a snapshot before it; nothing was changed."
+
+
+class _SkippingAccessor(SchemaPartnerAccessor):
+    """Lets the read schema leave out structs, lists and maps, such as statistics: they are skipped."""
+
+    def field_partner(
+        self, partner_struct: IcebergType | None, field_id: int, field_name: str
+    ) -> IcebergType | None:
+        return None if partner_struct is None else super().field_partner(partner_struct, field_id, field_name)
+
+    def list_element_partner(self, partner_list: IcebergType | None) -> IcebergType | None:
+        return None if partner_list is None else super().list_element_partner(partner_list)
+
+    def map_key_partner(self, partner_map: IcebergType | None) -> IcebergType | None:
+        return None if partner_map is None else super().map_key_partner(partner_map)
+
+    def map_value_partner(self, partner_map: IcebergType | None) -> IcebergType | None:
+        return None if partner_map is None else super().map_value_partner(partner_map)
+
+
+class _Conversion(AvroSchemaConversion):
+    """Knows timestamps in nanoseconds too, by which a table may be partitioned."""
+
+    def _convert_logical_type(self, avro_logical_type: dict[str, Any]) -> IcebergType:
+        if avro_logical_type["logicalType"] == "timestamp-nanos":
+            return TimestamptzNanoType() if avro_logical_type.get("adjust-to-utc") else TimestampNanoType()
+        return super()._convert_logical_type(avro_logical_type)
+
+
+@lru_cache(SCHEMAS_KEPT)
+def _written_schema(header: str) -> Schema:
+    """Most manifests of a table say the same, which takes longer to understand than their entries to read."""
+    return _Conversion().avro_to_iceberg(json.loads(header))
+
+
+class AvroFile:
+    """A metadata file, of which only some columns are decoded.
+
+    The blocks are told apart by fastavro: PyIceberg takes one that was cut off for the end of the file.
+    Raises CorruptMetadataError, FileNotFoundError, or OSError (a retry can help).
+    """
+
+    def __init__(self, io: FileIO, location: str) -> None:
+        self._location = location
+        with self.told_as_corrupt():
+            with io.new_input(location).open() as source:
+                content = source.read()
+            if content.startswith(ENCRYPTED):
+                raise EncryptedTableError(f"{location} is encrypted")
+            content = readable_manifest(content)
+            self.held_bytes = _FACTOR * len(content)
+            self._blocks = fastavro.block_reader(BytesIO(content))
+            self.properties: Mapping[str, str] = self._blocks.metadata
+            header = self.properties["avro.schema"]
+            understand = _written_schema if len(header) <= _HEADER_KEPT else _written_schema.__wrapped__
+            self.schema = understand(header)
+
+    def rows(self, wanted: Schema) -> Iterator[Any]:
+        """Tuples of the columns of `wanted`."""
+        with self.told_as_corrupt():
+            # Made as PyIceberg makes its own.
+            reader: Any = visit_with_partner(self.schema, wanted, ReadSchemaResolver(), _SkippingAccessor())  # type: ignore[misc]
+            block: Any
+            for block in self._blocks:
+                content = block.bytes_.read()
+                decoder = new_decoder(content)
+                for _ in range(block.num_records):
+                    yield reader.read(decoder)
+                    if decoder.tell() > len(content):  # which the decoder does not look at
+                        raise ValueError("an entry reaches beyond its block")
+                if decoder.tell() < len(content):
+                    raise ValueError("a block goes on behind its last entry")
+
+    @contextmanager
+    def told_as_corrupt(self) -> Iterator[None]:
+        """Damaged bytes make decoders, and who works with the values, raise errors of many kinds; OSError is
+        the store's."""
+        try:
+            yield
+        except (UnsupportedTableError, OSError, MemoryError):
+            raise
+        except ValidationError as error:
+            raise UnsupportedTableError(f"{self._location}: {error}.") from error
+        except Exception as error:
+            raise CorruptMetadataError(
+                f"{self._location} is damaged: {type(error).__name__}: {error}"
+            ) from error
