@@ -223,10 +223,8 @@ class Poller:
             if len(known) == len(heard):
                 now = time.monotonic()
                 for table_id, lane in known.items():
-                    table = lane.tables[table_id]
-                    is_free = not table.is_busy and (table.is_notified or self._room(lane))
-                    if is_free and now >= lane.next_at and not self._is_stopping:
-                        self._start_poll(lane, table_id)
+                    if now >= lane.next_at:
+                        self._start_at_once(lane, table_id, lane.tables[table_id])
                 return
         self.poll_due()  # one of them has just been enrolled
 
@@ -380,6 +378,13 @@ class Poller:
     def _room(self, lane: _Lane) -> int:
         return max(self._settings.polls_per_catalog * _QUEUED_POLLS - lane.busy, 0)
 
+    def _start_at_once(self, lane: _Lane, table_id: str, table: _Tracked) -> None:
+        """Poll a table with news before its time has come, if a thread is free soon; what somebody tells of
+        waits for none."""
+        is_kept = lane.tables.get(table_id) is table and not self._is_stopping
+        if is_kept and not table.is_busy and (table.is_notified or self._room(lane)):
+            self._start_poll(lane, table_id)
+
     def _start_poll(self, lane: _Lane, table_id: str) -> None:
         table = lane.tables[table_id]
         table.is_busy = True
@@ -446,9 +451,8 @@ class Poller:
                 if table_id not in same:
                     table.fresh_until = table.next_at = 0.0
                     table.tells = False
-                    has_moved = table.identifier in locations and lane.tables.get(table_id) is table
-                    if has_moved and self._room(lane) and not self._is_stopping:
-                        self._start_poll(lane, table_id)
+                    if table.identifier in locations:  # it has moved
+                        self._start_at_once(lane, table_id, table)
             if not self._is_stopping:
                 self._start_sweeps(catalog_id, lane, utc_now())
 
@@ -481,9 +485,8 @@ class Poller:
                 table.fresh_until = now + _LONGEST_FRESH_SECONDS * random.uniform(0.5, 1)  # noqa: S311 - no secret
             if found.is_reachable:
                 lane.failures, lane.next_at = 0, 0.0
-                is_kept = lane.tables.get(table_id) is table and not self._is_stopping
-                if table.is_notified and is_kept:  # while it was polled
-                    self._start_poll(lane, table_id)
+                if table.is_notified:  # while it was polled
+                    self._start_at_once(lane, table_id, table)
             else:
                 lane.failures += 1
                 doubled = self._settings.poll_interval_seconds * 2.0 ** min(lane.failures, 30)
