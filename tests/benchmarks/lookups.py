@@ -43,7 +43,7 @@ from worker.index.commit import commit_index
 from worker.index.compaction import LiveRowAddresses, choose_merge, compaction_tasks
 from worker.index.dictionary import assign_row_addresses
 from worker.index.key_set_index import KeySetIndex, database_name, open_index
-from worker.index.sorted_runs import IndexWarehouse
+from worker.index.warehouse import IndexWarehouse
 from worker.io.cache import Cache
 from worker.io.storage import Storage
 from worker.keys.read import key_reader

@@ -25,7 +25,7 @@ from tests.slow_store import SlowStore
 from worker.index import footers
 from worker.index.dictionary import PARTITION_ID
 from worker.index.key_set_index import ROW_ADDRESS
-from worker.index.sorted_runs import ROW_GROUP_ROWS, RunFile, RunWriter
+from worker.index.run_files import ROW_GROUP_ROWS, RunFile, RunWriter
 from worker.io.storage import Storage
 from worker.keys.key_set import NULL_MASK
 from worker.lookup.index_lookup import DeleteKeys, RowAddressMatches, lookup_tasks, rows_to_read

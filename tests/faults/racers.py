@@ -7,7 +7,9 @@ from typing import Any
 import pyarrow as pa
 
 from tests.patience import PATIENCE_SECONDS
-from worker.index.sorted_runs import IndexCommitConflictError, IndexWarehouse, write_run
+from worker.index.run_files import write_run
+from worker.index.sorted_runs import IndexCommitConflictError
+from worker.index.warehouse import IndexWarehouse
 from worker.io.storage import Storage
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False)])

@@ -25,7 +25,8 @@ from worker.index.commit import commit_index, forget_files
 from worker.index.compaction import LiveRowAddresses, choose_merge, choose_merge_of_new, compaction_tasks
 from worker.index.dictionary import assign_row_addresses, dictionary_rows
 from worker.index.key_set_index import DamagedIndexError, KeySetIndex, open_index
-from worker.index.sorted_runs import IndexCommitConflictError, LiveFiles, RunFile, write_run
+from worker.index.run_files import RunFile, write_run
+from worker.index.sorted_runs import IndexCommitConflictError, LiveFiles
 from worker.io.storage import Storage
 from worker.keys.key_set import KeyColumn, KeySet
 from worker.keys.read import KeyReader

@@ -39,7 +39,9 @@ from staging.history import CLEARED
 from tests.faults.injection import FAULTS_FILE_VARIABLE, Faults, InjectedError
 from worker.attempt.job import Job
 from worker.contract.control_plane import AttemptReport, ControlPlane, ControlPlaneError
-from worker.index.sorted_runs import IndexWarehouse, RunTable, RunWriter
+from worker.index.run_files import RunWriter
+from worker.index.sorted_runs import RunTable
+from worker.index.warehouse import IndexWarehouse
 from worker.io.storage import Storage
 from worker.jobs.file_rewriting import BYTES
 from worker.spark.tasks import TaskRunner

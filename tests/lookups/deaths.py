@@ -11,7 +11,7 @@ from unittest.mock import patch
 from pypaimon.filesystem.local_file_io import LocalFileIO
 
 from worker.index.checksums import CheckedFiles
-from worker.index.sorted_runs import IndexWarehouse
+from worker.index.warehouse import IndexWarehouse
 from worker.io.storage import Storage
 
 

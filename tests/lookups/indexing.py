@@ -17,7 +17,7 @@ from worker.attempt.job import Job
 from worker.attempt.pinned_table import PinnedTable
 from worker.contract.control_plane import Assignment
 from worker.index.key_set_index import database_name, indexed_key_sets, open_index
-from worker.index.sorted_runs import IndexWarehouse
+from worker.index.warehouse import IndexWarehouse
 from worker.jobs.indexing import _compact, index_key_set
 from worker.keys.schema_fields import resolve_key_set
 from worker.spark.tasks import TaskRunner

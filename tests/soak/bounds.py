@@ -3,7 +3,7 @@
 SMALL_BOUNDS = {
     "worker.io.file_formats.BATCH_ROWS": 3,
     "worker.keys.read.BATCH_ROWS": 3,
-    "worker.index.sorted_runs.ROW_GROUP_ROWS": 2,
+    "worker.index.run_files.ROW_GROUP_ROWS": 2,
     "worker.lookup.index_lookup._READ_ROWS": 5,
     "worker.lookup.index_lookup._TASK_ROWS": 4,
     "worker.index.build.RUN_ROWS": 8,

@@ -13,7 +13,7 @@ from tests.soak.model import Position, State
 from tests.soak.modelled import ModelledTable
 from tests.soak.values import in_json, shown
 from worker.index.key_set_index import database_name, open_index
-from worker.index.sorted_runs import IndexWarehouse
+from worker.index.warehouse import IndexWarehouse
 from worker.io.cache import Cache
 from worker.io.storage import Storage
 from worker.keys.schema_fields import resolve_key_set

@@ -21,7 +21,7 @@ from worker.acceptance.orders import COLUMNS, TYPES
 from worker.acceptance.report import Problem
 from worker.contract.control_plane import Limits
 from worker.index.key_set_index import databases_of
-from worker.index.sorted_runs import IndexWarehouse
+from worker.index.warehouse import IndexWarehouse
 from worker.io.storage import Storage, StoredFile
 from worker.jobs.foreign_errors import meaning_of
 from worker.process.errors import JobError, StorageError

@@ -6,7 +6,7 @@ from contextlib import suppress
 from worker.attempt.job import Job
 from worker.attempt.pinned_table import PinnedTable
 from worker.index.key_set_index import DamagedIndexError, KeySetIndex, indexed_key_sets, open_index
-from worker.index.sorted_runs import IndexWarehouse
+from worker.index.warehouse import IndexWarehouse
 from worker.io.cache import Cache
 from worker.keys.key_set import KeyColumnError, KeySet
 from worker.keys.schema_fields import field_ids_of, resolve_key_set

@@ -11,7 +11,7 @@ from worker.contract.control_plane import AttemptId
 from worker.index.compaction import LiveRowAddresses
 from worker.index.key_set_index import dead_share
 from worker.index.layout import partition_reports, run_reports
-from worker.index.sorted_runs import IndexWarehouse
+from worker.index.warehouse import IndexWarehouse
 from worker.keys.key_set import KeyColumnError
 from worker.keys.schema_fields import resolve_key_set
 from worker.table.files import SnapshotFiles

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from worker.index.dictionary import PARTITION_ID, IndexedFile
 from worker.index.key_set_index import ROW_ADDRESS
-from worker.index.sorted_runs import RunFile, write_run
+from worker.index.run_files import RunFile, write_run
 from worker.io.sorting import sort_rows
 from worker.io.storage import Storage
 from worker.keys.key_set import KeyColumnError

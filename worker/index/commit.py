@@ -14,7 +14,7 @@ from worker.index.dictionary import (
     read_parts,
 )
 from worker.index.key_set_index import KeySetIndex
-from worker.index.sorted_runs import RunFile, write_run
+from worker.index.run_files import RunFile, write_run
 from worker.table.files import DataFiles
 
 DICTIONARY_FILES = 16  # that a compaction leaves at most, more or less

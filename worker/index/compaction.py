@@ -26,7 +26,7 @@ from worker.index.build import RUN_BYTES, RUN_ROWS
 from worker.index.dictionary import FileDictionary, IndexedFile, owners
 from worker.index.footers import Footer, footer
 from worker.index.key_set_index import ROW_ADDRESS, KeySetIndex, entries_schema
-from worker.index.sorted_runs import TOP_LEVEL, RunFile, RunWriter, runs_of
+from worker.index.run_files import TOP_LEVEL, RunFile, RunWriter, runs_of
 from worker.io.row_groups import RowGroups
 from worker.io.sorting import Int64Array, sort_rows
 from worker.io.storage import Storage

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from worker.index.checksums import read_footer
-from worker.index.sorted_runs import ROW_GROUP_ROWS, RunFile
+from worker.index.run_files import ROW_GROUP_ROWS, RunFile
 from worker.io.paths import PIECE, Paths
 from worker.io.row_groups import RowGroups
 from worker.io.sorting import Int64Array

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from worker.index.checksums import read_footer
 from worker.index.dictionary import PARTITION_ID
-from worker.index.sorted_runs import DECODED_BYTES, ROW_GROUP_ROWS, SYSTEM_COLUMNS, RunFile
+from worker.index.run_files import DECODED_BYTES, ROW_GROUP_ROWS, SYSTEM_COLUMNS, RunFile
 from worker.io.cache import Cache
 from worker.io.row_groups import side_by_side
 from worker.io.sorting import Int64Array

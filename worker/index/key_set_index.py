@@ -21,14 +21,9 @@ import pyarrow as pa
 
 from worker.index.checksums import read_footer
 from worker.index.dictionary import DICTIONARY_SCHEMA, PARTITION_ID, FileDictionary, read_parts
-from worker.index.sorted_runs import (
-    BUCKET,
-    TABLE_FOLDERS,
-    IndexWarehouse,
-    LiveFiles,
-    RunTable,
-    told_as_latest,
-)
+from worker.index.run_files import BUCKET
+from worker.index.sorted_runs import TABLE_FOLDERS, LiveFiles, RunTable, told_as_latest
+from worker.index.warehouse import IndexWarehouse
 from worker.io.row_groups import RowGroups, side_by_side
 from worker.io.storage import Storage, lacks_own_memory
 from worker.keys.key_set import KeySet

@@ -13,7 +13,7 @@ from pyiceberg.partitioning import PartitionSpec
 
 from worker.index.compaction import LiveRowAddresses
 from worker.index.key_set_index import dead_share
-from worker.index.sorted_runs import RunFile, runs_of
+from worker.index.run_files import RunFile, runs_of
 from worker.table.files import DataFiles, PartitionKey
 
 RUNS_TOLD = 100

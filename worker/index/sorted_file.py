@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from worker.index.checksums import read_footer
 from worker.index.key_set_index import decode
-from worker.index.sorted_runs import DECODED_BYTES, SYSTEM_COLUMNS, RunFile
+from worker.index.run_files import DECODED_BYTES, SYSTEM_COLUMNS, RunFile
 from worker.io.row_groups import RowGroups
 from worker.io.sorting import Int64Array, contiguous
 from worker.io.storage import Storage

@@ -1,4 +1,4 @@
-"""Paimon primary-key tables as sorted runs of Parquet files: write a run, commit it, list what is live.
+"""Paimon primary-key tables as sorted runs of Parquet files: commit a run, list what is live.
 
 pypaimon folds rows one by one in Python; here files are written and read by Arrow and only their metadata
 goes through pypaimon. Invariant: every table stays a valid Paimon table (thin mode, bucket 0) that any
@@ -13,63 +13,30 @@ import json
 import math
 import re
 import time
-import uuid
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from io import BytesIO
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
-from pyarrow import fs as pafs
-from pypaimon import CatalogFactory, Schema
-from pypaimon.catalog.catalog import Catalog
-from pypaimon.catalog.catalog_exception import DatabaseNotExistException
-from pypaimon.common.identifier import Identifier
-from pypaimon.common.options.options import Options
-from pypaimon.filesystem.pyarrow_file_io import PyArrowFileIO
 from pypaimon.manifest.manifest_file_manager import ManifestFileManager
 from pypaimon.manifest.manifest_list_manager import ManifestListManager
 from pypaimon.manifest.schema.data_file_meta import DataFileMeta
 from pypaimon.manifest.schema.simple_stats import SimpleStats
-from pypaimon.schema.table_schema import TableSchema
 from pypaimon.table.file_store_table import FileStoreTable
 from pypaimon.table.row.generic_row import GenericRow
 from pypaimon.table.row.internal_row import InternalRow
 from pypaimon.write.commit_message import CommitMessage
 
-from worker.index import checksums
-from worker.index.checksums import CheckedFiles, FooterSink
+from worker.index.run_files import BUCKET, RunFile, runs_of
 from worker.index.snapshots import NextSnapshot
-from worker.io.sorting import is_bytes
 from worker.io.storage import Storage, StoredFile, causes_of
 from worker.process.errors import JobError
 
-ROW_GROUP_ROWS = 8_192
-DECODED_BYTES = "icestream.decoded-bytes"  # in memory; encoded sizes say little about keys with long prefixes
-BUCKET = "bucket-0"
-SYSTEM_COLUMNS = ("_SEQUENCE_NUMBER", "_VALUE_KIND")
 TABLE_FOLDERS = ("snapshot", "manifest", BUCKET)  # of a Paimon table, beside that of its schemas
-REPORTS = (
-    "duplicates"  # the folder beside the tables of a database that worker.jobs.report_duplicates writes to
-)
-_FOLDERS = frozenset((*TABLE_FOLDERS, "schema"))
-_HINTS = frozenset(("LATEST", "EARLIEST"))  # of snapshots, which indexes do without
 BESIDE = "icestream.beside"  # property of a snapshot, see `LiveFiles`
 TABLE_ID = "icestream.table-id"  # option of a table and property of its snapshots: a name may be used again
 _SNAPSHOT_FILE = re.compile(r"snapshot-(\d+)")
 _ADDED = 0  # the kind of an entry of a manifest
-TOP_LEVEL = 9  # of the LSM tree; with Paimon's default of 5, large indexes are rewritten more often
-_TABLE_OPTIONS = {
-    "bucket": "1",
-    "file.format": "parquet",
-    "data-file.thin-mode": "true",
-    "num-levels": str(TOP_LEVEL + 1),
-}
 
 
 class IndexCommitConflictError(JobError):
@@ -82,125 +49,6 @@ class IndexCommitConflictError(JobError):
         " what is there now."
     )
     retryable = True
-
-
-@dataclass(frozen=True, slots=True)
-class RunFile:
-    """One Parquet file of a sorted run. Keys are the first and last primary key, in column order."""
-
-    location: str
-    file_name: str
-    size_bytes: int
-    rows: int
-    min_key: tuple[Any, ...]
-    max_key: tuple[Any, ...]
-    lower_bounds: tuple[Any, ...]  # the smallest value of each key column by itself; None: unknown
-    upper_bounds: tuple[Any, ...]
-    level: int = 0
-
-
-class RunWriter:
-    """Writes one file of a run from tables that follow each other in primary-key order.
-
-    Nothing is visible until `commit_files`. Any call may raise OSError (a retry can help).
-    """
-
-    def __init__(
-        self, storage: Storage, table_location: str, primary_key: Sequence[str], level: int = 0
-    ) -> None:
-        """primary_key: the leading columns of the tables."""
-        self._file_name = f"data-{uuid.uuid4()}-0.parquet"
-        self._location = f"{table_location}/{BUCKET}/{self._file_name}"
-        self._storage = storage
-        self._primary_key = primary_key
-        self._level = level
-        self._sink: FooterSink | None = None
-        self._writer: pq.ParquetWriter | None = None
-        self._rows = self._decoded_bytes = 0
-        self._min_key: tuple[Any, ...] = ()
-        self._max_key: tuple[Any, ...] = ()
-        self._bounds: list[tuple[Any, Any]] = []
-
-    def write(self, rows: pa.Table) -> None:
-        if not rows.num_rows:
-            return
-        physical = _with_system_columns(rows)
-        if self._writer is None:
-            self._sink = FooterSink(self._storage.open_output(self._location))
-            self._writer = pq.ParquetWriter(
-                pa.PythonFile(self._sink, mode="w"),
-                physical.schema,
-                compression="zstd",
-                use_dictionary=False,
-                column_encoding=_encodings(physical.schema),
-                write_page_index=False,
-                # Neither zstd nor an encoding notices a flipped bit: it would be another row's address.
-                write_page_checksum=True,
-            )
-        self._writer.write_table(physical, row_group_size=ROW_GROUP_ROWS)
-        keys = [rows[name] for name in self._primary_key]
-        bounds = [pc.min_max(column).as_py() for column in keys]
-        known = self._bounds or [(bound["min"], bound["max"]) for bound in bounds]
-        self._bounds = [
-            (min(low, bound["min"]), max(high, bound["max"]))
-            for (low, high), bound in zip(known, bounds, strict=True)
-        ]
-        self._min_key = self._min_key or tuple(column[0].as_py() for column in keys)
-        self._max_key = tuple(column[-1].as_py() for column in keys)
-        self._rows += rows.num_rows
-        self._decoded_bytes += rows.nbytes
-
-    def close(self) -> list[RunFile]:
-        """The file; none if there were no rows."""
-        if self._writer is None or self._sink is None:
-            return []
-        self._writer.add_key_value_metadata(
-            {DECODED_BYTES: str(self._decoded_bytes), checksums.NAME: checksums.BLANK}
-        )
-        self._sink.footer_follows()
-        self._writer.close()
-        size_bytes = self._sink.close()
-        return [
-            RunFile(
-                self._location,
-                self._file_name,
-                size_bytes,
-                self._rows,
-                self._min_key,
-                self._max_key,
-                tuple(low for low, _ in self._bounds),
-                tuple(high for _, high in self._bounds),
-                self._level,
-            )
-        ]
-
-
-def write_run(
-    storage: Storage, table_location: str, rows: pa.Table, *, primary_key: Sequence[str]
-) -> list[RunFile]:
-    """Writes rows, sorted by `primary_key` (their leading columns), as a run of one file; none if empty."""
-    writer = RunWriter(storage, table_location, primary_key)
-    writer.write(rows)
-    return writer.close()
-
-
-def _with_system_columns(rows: pa.Table) -> pa.Table:
-    """Thin-mode layout: sequence number and kind (INSERT) before the table's own columns."""
-    zeros = np.zeros(rows.num_rows, np.int64)
-    system = dict(zip(SYSTEM_COLUMNS, (pa.array(zeros), pa.array(zeros.astype(np.int8))), strict=True))
-    fields = [pa.field(name, array.type, nullable=False) for name, array in system.items()]
-    return pa.Table.from_arrays([*system.values(), *rows.columns], schema=pa.schema([*fields, *rows.schema]))
-
-
-def _encodings(schema: pa.Schema) -> dict[str, str]:
-    """Delta encodings: sorted keys and dense addresses shrink to a few bits a value, and decode fast."""
-    encodings = {}
-    for field in schema:
-        if pa.types.is_integer(field.type):
-            encodings[field.name] = "DELTA_BINARY_PACKED"
-        elif is_bytes(field.type):
-            encodings[field.name] = "DELTA_BYTE_ARRAY"
-    return encodings
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,14 +77,6 @@ class LiveFiles:
         return len(runs_of(self.files))
 
 
-def runs_of(files: Sequence[RunFile]) -> list[list[RunFile]]:
-    """Each run's files, the smallest run first: level-0 files are a run each, a level above is one run."""
-    by_run: dict[Any, list[RunFile]] = defaultdict(list)
-    for file in files:
-        by_run[file.level or file.file_name].append(file)
-    return sorted(by_run.values(), key=lambda run: sum(file.rows for file in run))
-
-
 @dataclass(frozen=True, slots=True)
 class CleanedUp:
     """How many files were deleted, and their size."""
@@ -245,143 +85,8 @@ class CleanedUp:
     size_bytes: int
 
 
-class IndexWarehouse:
-    """A Paimon filesystem catalog that holds the index tables of many Iceberg tables."""
-
-    def __init__(self, location: str, storage: Storage) -> None:
-        self.location = location.rstrip("/")
-        self.storage = storage
-        if storage.is_local(self.location):
-            self._catalog: Catalog = CatalogFactory.create({"warehouse": self.location})
-        else:
-            self._catalog = CatalogFactory.create({"warehouse": "file:/"})
-            self._catalog.warehouse = self.location
-            self._catalog.file_io = _StoreFileIO(self.location, storage)
-        CheckedFiles(self._catalog.file_io)
-
-    def open(self, database: str, name: str) -> RunTable | None:
-        """The table, or None if it does not exist. Raises OSError, or anything if its schema is damaged.
-
-        A table of an index keeps its first schema, so no request finds out which one is the latest.
-        """
-        file_io, place = self._catalog.file_io, self.place_of(database, name)
-        try:
-            with file_io.new_input_stream(f"{place}/schema/schema-0") as source:
-                schema = TableSchema.from_json(source.read().decode())
-        except FileNotFoundError:
-            return None
-        identifier = Identifier.from_string(f"{database}.{name}")
-        return RunTable(FileStoreTable(file_io, identifier, place, schema), self.storage)
-
-    def create(
-        self,
-        database: str,
-        name: str,
-        schema: pa.Schema,
-        primary_key: Sequence[str],
-        options: Mapping[str, str],
-    ) -> RunTable:
-        """The table, created if needed. Raises OSError when the warehouse can't be written."""
-        paimon_schema = Schema.from_pyarrow_schema(
-            schema,
-            primary_keys=list(primary_key),
-            options={**_TABLE_OPTIONS, TABLE_ID: uuid.uuid4().hex, **options},
-        )
-        with _unwrapped():
-            self._catalog.create_database(database, True)
-            self._catalog.create_table(f"{database}.{name}", paimon_schema, True)
-        table = self.open(database, name)
-        assert table is not None
-        return table
-
-    def databases(self) -> list[str]:
-        with _unwrapped():
-            return list(self._catalog.list_databases())
-
-    def table_names(self, database: str) -> list[str]:
-        try:
-            return [name for name in self._catalog.list_tables(database) if name != REPORTS]
-        except DatabaseNotExistException:
-            return []
-
-    def place_of(self, database: str, name: str) -> str:
-        """Where something of a database lies."""
-        return str(self._catalog.get_table_path(Identifier.from_string(f"{database}.{name}")))
-
-    def drop_table(self, database: str, name: str) -> None:
-        """Deletes all that lies in the table's directory, if anything does.
-
-        Also without a schema, by which Paimon knows a table: a worker that slept while another dropped it may
-        write on when it wakes.
-        """
-        self._catalog.file_io.delete(self.place_of(database, name), True)
-
-    def drop(self, database: str) -> None:
-        """Deletes every index table of a database, if it exists, and what lies beside them."""
-        self._catalog.drop_database(database, ignore_if_not_exists=True, cascade=True)
-
-
-class _StoreFileIO(PyArrowFileIO):  # type: ignore[misc]
-    """pypaimon's, of any store, with our credentials.
-
-    Its own knows fewer, and waits ten minutes for one that does not answer.
-    """
-
-    def __init__(self, location: str, storage: Storage) -> None:
-        self._location, self._storage = location, storage
-        super().__init__("s3://none", Options({}))
-
-    @property
-    def filesystem(self) -> pafs.FileSystem:
-        """With the keys that are good now."""
-        return self._storage.resolve(self._location)[0]
-
-    @filesystem.setter
-    def filesystem(self, _: pafs.FileSystem) -> None:
-        """pypaimon's own is for nothing here."""
-
-    def to_filesystem_path(self, path: str) -> str:
-        # pypaimon also asks for what it has been told already.
-        return self._storage.resolve(path)[1].rstrip("/") if "://" in path else path
-
-    # On S3 a folder is what names have in common, so nobody makes one, or asks whether it is there.
-
-    def exists(self, path: str) -> bool:
-        if not self._storage.is_on_s3(path):
-            return bool(super().exists(path))
-        name = path.rstrip("/").rpartition("/")[2]
-        if name in _HINTS:
-            return False
-        return name.endswith(Catalog.DB_SUFFIX) or name in _FOLDERS or self._storage.exists(path.rstrip("/"))
-
-    def mkdirs(self, path: str) -> bool:
-        return self._storage.is_on_s3(path) or bool(super().mkdirs(path))
-
-    def new_input_stream(self, path: str) -> Any:
-        if self._storage.is_on_s3(path):
-            return BytesIO(self._storage.read(path))
-        return super().new_input_stream(path)
-
-    def new_output_stream(self, path: str) -> Any:
-        if self._storage.is_on_s3(path):
-            return self._storage.open_output(path)
-        return super().new_output_stream(path)
-
-    def list_status(self, path: str) -> list[pafs.FileInfo]:
-        if not isinstance(self.filesystem, pafs.GcsFileSystem):
-            return list(super().list_status(path))
-        # Of Google's store, Arrow lists no folder that was not created as one: they follow from the files.
-        place = self.to_filesystem_path(path)
-        found: dict[str, pafs.FileInfo] = {}
-        for info in self.filesystem.get_file_info(pafs.FileSelector(place, recursive=True)):
-            name, slash, _ = info.path.removeprefix(f"{place}/").partition("/")
-            folder = pafs.FileInfo(f"{place}/{name}", pafs.FileType.Directory)
-            found.setdefault(name, folder if slash else info)
-        return list(found.values())
-
-
 @contextmanager
-def _unwrapped() -> Iterator[None]:
+def unwrapped() -> Iterator[None]:
     """What the store said, which pypaimon wraps in errors of its own."""
     try:
         yield
@@ -492,7 +197,7 @@ class RunTable:
         commit.file_store_commit.commit_max_retries = 0
         try:
             message = CommitMessage((), 0, [self._meta(file) for file in added], deleted_files=dead)
-            with _unwrapped():  # while it writes manifests
+            with unwrapped():  # while it writes manifests
                 commit.commit([message])
         except RuntimeError as error:
             if next_snapshot.error is not None:

@@ -18,7 +18,7 @@ from worker.contract.control_plane import (
     StaleAttemptError,
 )
 from worker.index.dictionary import uncovered_files
-from worker.index.sorted_runs import IndexWarehouse
+from worker.index.warehouse import IndexWarehouse
 from worker.jobs.foreign_errors import meaning_of
 from worker.jobs.indexing import index_key_set
 from worker.process.errors import JobCancelledError, JobError, UnexpectedError

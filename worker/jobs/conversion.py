@@ -15,7 +15,7 @@ from worker.attempt.outcome import Outcome, Unconvertible, outcome
 from worker.attempt.pinned_table import PinnedTable, pin_again, pin_table
 from worker.deletes.locations import DeleteFileLocations
 from worker.deletes.write import WrittenDeletes
-from worker.index.sorted_runs import IndexWarehouse
+from worker.index.warehouse import IndexWarehouse
 from worker.jobs.after_commit import AfterCommit, index_new_files
 from worker.jobs.conversion_plan import COMMITS_LEFT, PLAN, Part, Plan, counts
 from worker.jobs.orphan_files import remove_orphan_files

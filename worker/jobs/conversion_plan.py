@@ -15,7 +15,7 @@ from worker.deletes.commit import check_overtaken, commit_deletes
 from worker.deletes.merge import Blocked
 from worker.deletes.stage import LOST_TYPE, DeletesStage, partitions_without_type
 from worker.deletes.write import WrittenDeletes
-from worker.index.sorted_runs import IndexWarehouse
+from worker.index.warehouse import IndexWarehouse
 from worker.lookup.deviations import Deviation
 from worker.lookup.resolution import find_rows
 from worker.table.commit import CommitFate, CommittedSnapshot, told_key_sets

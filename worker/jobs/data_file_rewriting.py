@@ -21,7 +21,7 @@ from py4j.protocol import Py4JError
 from worker.attempt.job import Job
 from worker.attempt.outcome import Outcome
 from worker.attempt.pinned_table import PinnedTable, pin_again, read_files
-from worker.index.sorted_runs import IndexWarehouse
+from worker.index.warehouse import IndexWarehouse
 from worker.io.paths import may_repeat
 from worker.jobs import spark_actions
 from worker.jobs.after_commit import index_new_files

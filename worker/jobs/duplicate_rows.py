@@ -30,7 +30,7 @@ from worker.index.compaction import KeyRange, Prefix, cuts_between, rows_inside
 from worker.index.dictionary import PARTITION_ID
 from worker.index.footers import Footer, footer, footers
 from worker.index.key_set_index import ROW_ADDRESS
-from worker.index.sorted_runs import RunFile, write_run
+from worker.index.run_files import RunFile, write_run
 from worker.io.row_groups import RowGroups
 from worker.io.sorting import Int64Array, contiguous, sort_order, sort_rows, take
 from worker.io.storage import Storage

@@ -33,7 +33,7 @@ from worker.index.key_set_index import (
     indexed_key_sets,
     open_index,
 )
-from worker.index.sorted_runs import REPORTS, IndexWarehouse
+from worker.index.warehouse import REPORTS, IndexWarehouse
 from worker.io.file_formats import open_columns
 from worker.io.storage import StoredFile
 from worker.jobs.indexing import index_key_set

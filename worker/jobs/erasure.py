@@ -49,7 +49,7 @@ from worker.erasure.report import Findings
 from worker.erasure.rewrite import Rewrite
 from worker.erasure.snapshot_properties import DELETE, MANIFESTS, STEP, Totals
 from worker.erasure.trace import unreadable
-from worker.index.sorted_runs import IndexWarehouse
+from worker.index.warehouse import IndexWarehouse
 from worker.io.storage import Storage, StoredFile
 from worker.jobs.conversion import Conversion
 from worker.jobs.conversion_plan import counts as counts_of

@@ -29,7 +29,7 @@ from worker.contract.control_plane import AnnouncedPlan
 from worker.deletes.locations import data_file_folder, unannounced_plan
 from worker.deletes.stage import announce
 from worker.deletes.write import delete_files
-from worker.index.sorted_runs import IndexWarehouse
+from worker.index.warehouse import IndexWarehouse
 from worker.jobs import spark_actions
 from worker.jobs.after_commit import AfterCommit
 from worker.jobs.orphan_files import remove_orphan_files

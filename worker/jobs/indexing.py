@@ -29,7 +29,9 @@ from worker.index.key_set_index import (
     indexed_key_sets,
     open_index,
 )
-from worker.index.sorted_runs import IndexCommitConflictError, IndexWarehouse, RunFile
+from worker.index.run_files import RunFile
+from worker.index.sorted_runs import IndexCommitConflictError
+from worker.index.warehouse import IndexWarehouse
 from worker.io.storage import Storage
 from worker.jobs.orphan_files import remove_orphan_files
 from worker.keys.key_set import KeyColumnError, KeySet

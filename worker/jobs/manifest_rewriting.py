@@ -19,7 +19,7 @@ from stores.table_metadata import JOB_ID
 from worker.attempt.job import Job
 from worker.attempt.outcome import Outcome, outcome
 from worker.attempt.pinned_table import PinnedTable, pin_again
-from worker.index.sorted_runs import IndexWarehouse
+from worker.index.warehouse import IndexWarehouse
 from worker.jobs import spark_actions
 from worker.jobs.after_commit import AfterCommit
 from worker.jobs.own_commits import OwnCommit, commit_result

@@ -38,7 +38,7 @@ from worker.erasure.metadata_files import (
     read_whole,
     statistics_files,
 )
-from worker.index.sorted_runs import IndexWarehouse
+from worker.index.warehouse import IndexWarehouse
 from worker.io.storage import Storage, StoredFile
 from worker.jobs.own_places import FilesElsewhereError, check_own_places
 from worker.jobs.spark_actions import ActionError, actions, check_manifests, nothing_deleted

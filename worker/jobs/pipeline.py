@@ -7,7 +7,7 @@ from worker.attempt.job import Job, Reporter, Usage
 from worker.attempt.outcome import Outcome
 from worker.attempt.pinned_table import PinnedTable, index_storage, pin_table
 from worker.contract.control_plane import Assignment, ControlPlaneError, StaleAttemptError
-from worker.index.sorted_runs import IndexWarehouse
+from worker.index.warehouse import IndexWarehouse
 from worker.jobs.conversion import convert_table
 from worker.jobs.data_file_rewriting import rewrite_data_files
 from worker.jobs.erasure import erase

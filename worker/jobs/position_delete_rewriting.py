@@ -16,7 +16,7 @@ from worker.attempt.outcome import Outcome
 from worker.attempt.pinned_table import PinnedTable
 from worker.deletes.existing import FILES_AT_ONCE, UnreadableDeleteFileError, named_data_files
 from worker.deletes.merge import DeleteGranularity
-from worker.index.sorted_runs import IndexWarehouse
+from worker.index.warehouse import IndexWarehouse
 from worker.jobs import spark_actions
 from worker.jobs.file_rewriting import Choice, FileRewriting
 from worker.process.slots import Threads

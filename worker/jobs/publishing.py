@@ -18,7 +18,7 @@ from staging.history import RENEWED, SKIPPED, SNAPSHOT_ID, Publication, StagingE
 from worker.attempt.job import Job
 from worker.attempt.outcome import Outcome, outcome
 from worker.attempt.pinned_table import PinnedTable, pin_again
-from worker.index.sorted_runs import IndexWarehouse
+from worker.index.warehouse import IndexWarehouse
 from worker.jobs.after_commit import AfterCommit, index_new_files
 from worker.jobs.orphan_files import remove_orphan_files
 from worker.jobs.own_commits import Made, OwnCommit, commit_result

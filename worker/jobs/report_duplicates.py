@@ -28,7 +28,8 @@ from worker.deletes.puffin import bitmap_of
 from worker.index.build import RUN_BYTES, RUN_ROWS, build_tasks
 from worker.index.dictionary import IndexedFile
 from worker.index.key_set_index import KeySetIndex, damage_of, entries_schema
-from worker.index.sorted_runs import BUCKET, REPORTS, IndexWarehouse, RunFile
+from worker.index.run_files import BUCKET, RunFile
+from worker.index.warehouse import REPORTS, IndexWarehouse
 from worker.io.sorting import Int64Array
 from worker.jobs.duplicate_rows import (
     SHOWN_KEYS,

@@ -30,7 +30,7 @@ from worker.deletes.stage import announce
 from worker.erasure import expiry
 from worker.erasure.holds import Hold, is_never_deleted_from, kept_by_age
 from worker.erasure.metadata_files import metadata_files
-from worker.index.sorted_runs import IndexWarehouse
+from worker.index.warehouse import IndexWarehouse
 from worker.jobs.after_commit import AfterCommit
 from worker.jobs.orphan_files import remove_orphan_files
 from worker.jobs.own_places import check_own_places

@@ -34,8 +34,9 @@ from worker.index.key_set_index import (
     newest_generation,
     open_index,
 )
+from worker.index.run_files import RunFile
 from worker.index.sorted_file import Key, SortedFile, faults_of
-from worker.index.sorted_runs import IndexWarehouse, RunFile
+from worker.index.warehouse import IndexWarehouse
 from worker.io.sorting import Int64Array, contiguous
 from worker.io.storage import Storage
 from worker.jobs.indexing import index_key_set

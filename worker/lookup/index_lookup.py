@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from worker.index.dictionary import PARTITION_ID, FileDictionary, owners
 from worker.index.footers import Footer, KeyRanges, comparable, footer, footers
 from worker.index.key_set_index import ROW_ADDRESS
-from worker.index.sorted_runs import ROW_GROUP_ROWS, RunFile
+from worker.index.run_files import ROW_GROUP_ROWS, RunFile
 from worker.io.row_groups import GAP_BYTES, RowGroups
 from worker.io.sorting import Int64Array, contiguous, sort_rows
 from worker.io.storage import Storage

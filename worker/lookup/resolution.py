@@ -20,7 +20,8 @@ from worker.attempt.outcome import Unconvertible
 from worker.attempt.pinned_table import PinnedTable
 from worker.contract.control_plane import StaleAttemptError
 from worker.index.key_set_index import DamagedIndexError, KeySetIndex, damage_of
-from worker.index.sorted_runs import ROW_GROUP_ROWS, IndexWarehouse
+from worker.index.run_files import ROW_GROUP_ROWS
+from worker.index.warehouse import IndexWarehouse
 from worker.io.sorting import Int64Array
 from worker.keys.key_set import KeyColumnError, KeySet
 from worker.keys.read import KeyReader, key_reader

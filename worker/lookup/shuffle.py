@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from worker.attempt.outcome import Unconvertible
 from worker.index.dictionary import PARTITION_ID
-from worker.index.sorted_runs import RunFile
+from worker.index.run_files import RunFile
 from worker.io.sorting import Int64Array, contiguous, sort_order, sort_rows
 from worker.io.storage import Storage
 from worker.keys.key_set import NULL_MASK, KeyColumnError

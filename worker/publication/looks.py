@@ -25,7 +25,7 @@ from worker.deletes.locations import layout_of
 from worker.deletes.puffin import positions_of
 from worker.deletes.stage import DeletesStage
 from worker.deletes.write import WrittenDeletes
-from worker.index.sorted_runs import IndexWarehouse
+from worker.index.warehouse import IndexWarehouse
 from worker.io.storage import Storage
 from worker.lookup.deviations import Deviation
 from worker.lookup.index_lookup import Matches

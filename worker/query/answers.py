@@ -37,7 +37,8 @@ from worker.index.key_set_index import (
     indexed_key_sets,
     open_index,
 )
-from worker.index.sorted_runs import TABLE_ID, IndexWarehouse
+from worker.index.sorted_runs import TABLE_ID
+from worker.index.warehouse import IndexWarehouse
 from worker.io.cache import Cache
 from worker.io.cached_files import CachedFiles
 from worker.io.storage import Storage

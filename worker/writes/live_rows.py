@@ -20,7 +20,7 @@ from worker.attempt.job import Job
 from worker.attempt.pinned_table import PinnedTable
 from worker.contract.control_plane import StaleAttemptError
 from worker.index.key_set_index import KeySetIndex, damage_of
-from worker.index.sorted_runs import IndexWarehouse
+from worker.index.warehouse import IndexWarehouse
 from worker.io.cache import Cache
 from worker.io.sorting import Int64Array
 from worker.keys.key_set import KeySet

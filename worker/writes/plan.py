@@ -26,7 +26,7 @@ from worker.deletes.commit import check_overtaken, commit_deletes, head_of
 from worker.deletes.merge import Blocked
 from worker.deletes.stage import DeletesStage
 from worker.deletes.write import WrittenDeletes
-from worker.index.sorted_runs import IndexWarehouse
+from worker.index.warehouse import IndexWarehouse
 from worker.keys.key_set import KeySet
 from worker.keys.schema_fields import column_names_of, field_ids_of, resolve_key_set
 from worker.lookup.cost import Source

@@ -18,13 +18,14 @@ import pytest
 
 from tests.slow_store import SlowStore
 from tests.worker.lookup.test_lookup import key_set_of, write_data_file
-from worker.index import checksums, footers, sorted_runs
+from worker.index import checksums, footers, run_files
 from worker.index.build import build_tasks
 from worker.index.checksums import CheckedFiles, read_footer
 from worker.index.commit import commit_index
 from worker.index.dictionary import assign_row_addresses
 from worker.index.key_set_index import DamagedIndexError, decode, open_index
-from worker.index.sorted_runs import IndexWarehouse, write_run
+from worker.index.run_files import write_run
+from worker.index.warehouse import IndexWarehouse
 from worker.io.storage import Storage
 from worker.keys.read import KeyReader
 from worker.lookup.index_lookup import GLOBAL, DeleteKeys, LiveRows, Matches, lookup_tasks
@@ -112,7 +113,7 @@ def subject(tmp_path_factory: pytest.TempPathFactory) -> Subject:
     index = open_index(warehouse(folder), DATABASE, KEY_SET, create=True)
     assert index is not None
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(sorted_runs, "ROW_GROUP_ROWS", 16)
+        patched.setattr(run_files, "ROW_GROUP_ROWS", 16)
         for file in files:
             indexed = assign_row_addresses([file], index.end_address, index.dictionary.partitions())
             (task,) = build_tasks(reader, Storage(), index.entries_table.location, indexed, 1)

@@ -27,7 +27,7 @@ from worker.index.compaction import (
     choose_merge_of_new,
 )
 from worker.index.key_set_index import entries_schema
-from worker.index.sorted_runs import TOP_LEVEL, RunFile, write_run
+from worker.index.run_files import TOP_LEVEL, RunFile, write_run
 from worker.io.sorting import sort_rows
 from worker.io.storage import Storage
 from worker.keys.key_set import KeyColumn, KeySet

@@ -16,7 +16,8 @@ from worker.index.build import build_tasks
 from worker.index.commit import commit_index, forget_files
 from worker.index.dictionary import assign_row_addresses, read_parts
 from worker.index.key_set_index import DamagedIndexError, IndexState, KeySetIndex, open_index
-from worker.index.sorted_runs import RunFile, RunTable, write_run
+from worker.index.run_files import RunFile, write_run
+from worker.index.sorted_runs import RunTable
 from worker.io.storage import Storage
 from worker.keys.read import KeyReader
 from worker.table.files import DataFile, DataFiles

@@ -7,7 +7,7 @@ from pyiceberg.transforms import DayTransform, IdentityTransform
 
 from worker.index.compaction import LiveRowAddresses
 from worker.index.layout import PARTITIONS_TOLD, RUNS_TOLD, partition_reports, run_reports
-from worker.index.sorted_runs import TOP_LEVEL, RunFile
+from worker.index.run_files import TOP_LEVEL, RunFile
 from worker.table.files import DataFile, DataFiles, PartitionKey
 
 

@@ -20,8 +20,8 @@ from pyspark.sql import SparkSession
 from tests.factories import Catalog, TableBuilder
 from tests.jobs import Jobs
 from tests.worker.index.paimon_readers import JavaReader, PaimonTable, Row, read_with_pypaimon
-from worker.index import build, compaction, sorted_runs
-from worker.index.sorted_runs import TOP_LEVEL
+from worker.index import build, compaction, run_files
+from worker.index.run_files import TOP_LEVEL
 
 pytestmark = pytest.mark.integration
 
@@ -107,7 +107,7 @@ def states(
         )
 
     with pytest.MonkeyPatch.context() as limits:
-        limits.setattr(sorted_runs, "ROW_GROUP_ROWS", 8)
+        limits.setattr(run_files, "ROW_GROUP_ROWS", 8)
         limits.setattr(build, "RUN_ROWS", 30)
         add(120, files=2)  # a run of each file, and the two of a region overlap
         first_load = table.snapshot_id

@@ -8,7 +8,7 @@ from worker.index.build import build_tasks
 from worker.index.commit import commit_index
 from worker.index.dictionary import assign_row_addresses
 from worker.index.key_set_index import open_index
-from worker.index.sorted_runs import IndexWarehouse
+from worker.index.warehouse import IndexWarehouse
 from worker.io.storage import Storage
 from worker.keys.read import KeyReader
 

@@ -13,7 +13,7 @@ from tests.patience import PATIENCE_SECONDS
 from worker.index.dictionary import PARTITION_ID
 from worker.index.footers import footers
 from worker.index.key_set_index import ROW_ADDRESS, decode
-from worker.index.sorted_runs import RunFile, write_run
+from worker.index.run_files import RunFile, write_run
 from worker.io.row_groups import REQUESTS, RowGroups
 from worker.io.storage import Storage
 from worker.keys.key_set import NULL_MASK

@@ -23,7 +23,7 @@ from pyiceberg.types import LongType, PrimitiveType, StringType
 from pyroaring import BitMap64
 
 from worker.index.key_set_index import entries_schema
-from worker.index.sorted_runs import RunFile, write_run
+from worker.index.run_files import RunFile, write_run
 from worker.io.sorting import sort_rows
 from worker.io.storage import Storage
 from worker.jobs.duplicate_rows import (
@@ -112,7 +112,7 @@ def cases(draw: st.DrawFn) -> Case:
 def test_exactly_the_keys_with_more_than_one_live_row_are_found(case: Case, sorts_anew: bool) -> None:
     with (
         tempfile.TemporaryDirectory() as folder,
-        patch("worker.index.sorted_runs.ROW_GROUP_ROWS", case.row_group_rows),
+        patch("worker.index.run_files.ROW_GROUP_ROWS", case.row_group_rows),
     ):
         place = Path(folder).as_uri()
         files = case.runs(place)
@@ -151,7 +151,7 @@ def test_many_partitions_with_the_same_keys_are_cut_into_ranges_once_they_are_so
     tmp_path: Path,
 ) -> None:
     rows: list[tuple[int, int, Key]] = [(0, at // 20, (at % 20, "a")) for at in range(400)]
-    with patch("worker.index.sorted_runs.ROW_GROUP_ROWS", 20):
+    with patch("worker.index.run_files.ROW_GROUP_ROWS", 20):
         files = Case(rows, set(), 40, 20).runs(tmp_path.as_uri())
         plan = plan_ranges(Storage(), files, KEY_SET, 40, 10**9, 2)
         assert (len(plan.ranges), plan.scattered) == (1, tuple(files))

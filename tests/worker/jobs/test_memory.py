@@ -25,7 +25,7 @@ from worker.index.build import build_tasks
 from worker.index.compaction import CompactionTask
 from worker.index.dictionary import assign_row_addresses
 from worker.index.footers import comparable
-from worker.index.sorted_runs import RunWriter
+from worker.index.run_files import RunWriter
 from worker.io.storage import Storage
 from worker.jobs.foreign_errors import lacks_memory
 from worker.keys.read import KeyReader
@@ -216,7 +216,7 @@ def test_index_jobs_that_hold_less_work_in_more_parts(
     monkeypatch.setattr("worker.index.build.RUN_ROWS", 200)
     monkeypatch.setattr("worker.index.compaction.TASK_ROWS", 200)
     monkeypatch.setattr("worker.io.file_formats.BATCH_ROWS", 10)
-    monkeypatch.setattr("worker.index.sorted_runs.ROW_GROUP_ROWS", 10)
+    monkeypatch.setattr("worker.index.run_files.ROW_GROUP_ROWS", 10)
     table = TableBuilder.create(spark, table_name, format_version=3)
     table.append([{"id": i, "region": "eu", "value": 0} for i in range(200)])
 

@@ -27,7 +27,8 @@ from worker.attempt import pinned_table
 from worker.attempt.job import Job
 from worker.deletes import stage
 from worker.index import compaction, footers
-from worker.index.sorted_runs import TOP_LEVEL, RunTable
+from worker.index.run_files import TOP_LEVEL
+from worker.index.sorted_runs import RunTable
 from worker.jobs import conversion
 from worker.lookup import positions, resolution
 from worker.lookup.cost import COMMIT_SECONDS, WRITTEN_FILE_SECONDS
@@ -421,7 +422,7 @@ def test_runs_are_merged_by_size_into_levels_that_paimon_reads(
 ) -> None:
     monkeypatch.setattr(compaction, "TASK_ROWS", 40)
     monkeypatch.setattr(compaction, "RUNS_KEPT", 3)
-    monkeypatch.setattr("worker.index.sorted_runs.ROW_GROUP_ROWS", 8)
+    monkeypatch.setattr("worker.index.run_files.ROW_GROUP_ROWS", 8)
     monkeypatch.setattr(
         "worker.lookup.cost.INDEX_FILE_SECONDS", 0
     )  # so many tiny files are not worth a lookup

@@ -14,7 +14,7 @@ from tests.staging import lake as lake
 from tests.thorough import V2_FIRST, V3_FIRST, first_always
 from worker.attempt import indexes
 from worker.index.dictionary import read_parts
-from worker.index.sorted_runs import RunFile
+from worker.index.run_files import RunFile
 from worker.io.storage import Storage
 from worker.publication.plan import PublicationError
 

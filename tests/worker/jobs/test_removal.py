@@ -9,7 +9,7 @@ import pytest
 from tests.jobs import RecordingReporter
 from worker.contract.control_plane import Assignment
 from worker.index.key_set_index import database_name
-from worker.index.sorted_runs import IndexWarehouse
+from worker.index.warehouse import IndexWarehouse
 from worker.io.storage import Storage
 from worker.jobs.pipeline import run_job
 from worker.process.errors import JobCancelledError

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from tests.factories import TableBuilder, garble
 from tests.jobs import Jobs
 from tests.thorough import first_always
-from worker.index import sorted_runs
+from worker.index import run_files
 from worker.jobs import duplicate_rows
 from worker.jobs.report_duplicates import UndecidedRowsError
 from worker.process.errors import JobCancelledError, JobError
@@ -130,10 +130,10 @@ def test_ranges_of_keys_and_files_sorted_anew_make_no_difference(
         table.append(rows(*range(40), region=region))
     table.append(rows(*[5] * 30, value=9))
     jobs.run("index", key_sets=[["id"]])
-    monkeypatch.setattr(sorted_runs, "ROW_GROUP_ROWS", 40)
+    monkeypatch.setattr(run_files, "ROW_GROUP_ROWS", 40)
     monkeypatch.setattr("worker.jobs.report_duplicates.RUN_ROWS", 15)
     jobs.run("rebuild", key_sets=[["id"]])
-    monkeypatch.setattr(sorted_runs, "ROW_GROUP_ROWS", 4)
+    monkeypatch.setattr(run_files, "ROW_GROUP_ROWS", 4)
     table.append(rows(3, 4, 100))
     with patch.object(
         duplicate_rows.SortTask, "run", autospec=True, side_effect=duplicate_rows.SortTask.run

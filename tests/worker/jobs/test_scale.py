@@ -22,7 +22,7 @@ from worker.deletes.write import write_deletion_vectors
 from worker.index.build import COMMIT_ROWS, RUN_ROWS, build_tasks, commit_batches
 from worker.index.compaction import FILE_ROWS
 from worker.index.dictionary import IndexedFile
-from worker.index.sorted_runs import ROW_GROUP_ROWS
+from worker.index.run_files import ROW_GROUP_ROWS
 from worker.io import paths
 from worker.io.storage import Storage
 from worker.keys.read import KeyReader

@@ -23,10 +23,12 @@ from tests.factories import Catalog, TableBuilder, equality_delete_files, visibl
 from tests.jobs import Jobs
 from tests.thorough import thorough_unless
 from tests.worker.index.test_paimon_readers import COLUMNS, KEYS, row
-from worker.index import build, checksums, compaction, footers, sorted_runs
+from worker.index import build, checksums, compaction, footers, run_files
 from worker.index.dictionary import owners
 from worker.index.fingerprints import Blocks
-from worker.index.sorted_runs import TOP_LEVEL, IndexWarehouse, RunFile, RunTable
+from worker.index.run_files import TOP_LEVEL, RunFile
+from worker.index.sorted_runs import RunTable
+from worker.index.warehouse import IndexWarehouse
 from worker.io.storage import Storage
 from worker.jobs import verification
 from worker.lookup import resolution
@@ -135,7 +137,7 @@ def indexed(
     folder = tmp_path_factory.mktemp("indexes") / "index"
     jobs = Jobs(spark, catalog, table.identifier, folder)
     with pytest.MonkeyPatch.context() as limits:
-        limits.setattr(sorted_runs, "ROW_GROUP_ROWS", 8)
+        limits.setattr(run_files, "ROW_GROUP_ROWS", 8)
         limits.setattr(build, "RUN_ROWS", 60)
         assert jobs.run("index").result["key_sets"][0]["sorted_runs_written"] == 4
     return folder
@@ -557,7 +559,7 @@ def test_a_right_index_is_never_blamed(
         jobs.run("index", key_sets=[key.split() for key in KEYS])
 
     entries_name = "entries_2_3_g1"
-    monkeypatch.setattr(sorted_runs, "ROW_GROUP_ROWS", 8)
+    monkeypatch.setattr(run_files, "ROW_GROUP_ROWS", 8)
     monkeypatch.setattr(build, "RUN_ROWS", 30)
     append(120, files=2)
     index_all()

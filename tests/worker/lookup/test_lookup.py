@@ -15,13 +15,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyiceberg.types import BooleanType, LongType, PrimitiveType, StringType
 
-from worker.index import sorted_runs
+from worker.index import run_files
 from worker.index.build import build_tasks
 from worker.index.commit import commit_index
 from worker.index.dictionary import assign_row_addresses, row_addresses_needed, uncovered_files
 from worker.index.footers import footer
 from worker.index.key_set_index import KeySetIndex, open_index
-from worker.index.sorted_runs import ROW_GROUP_ROWS, IndexWarehouse, RunFile
+from worker.index.run_files import ROW_GROUP_ROWS, RunFile
+from worker.index.warehouse import IndexWarehouse
 from worker.io.storage import Storage
 from worker.keys.key_set import KeyColumn, KeySet
 from worker.keys.read import KeyReader
@@ -106,7 +107,7 @@ def test_index_and_scan_find_the_rows_of_a_brute_force_join(
     partitions_are_named_twice: bool,
     row_group_rows: int,
 ) -> None:
-    with patch.object(sorted_runs, "ROW_GROUP_ROWS", row_group_rows):
+    with patch.object(run_files, "ROW_GROUP_ROWS", row_group_rows):
         _compare_with_a_brute_force_join(tmp_path_factory, table, split, partitions_are_named_twice)
 
 

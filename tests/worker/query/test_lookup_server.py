@@ -33,12 +33,13 @@ from tests.service.conftest import run_apart
 from tests.service.iceberg_tables import ARROW, IcebergCatalog
 from trust.arrow_streams import STREAM_TYPE
 from worker.contract.lookups import SECONDS_LEFT
-from worker.index import key_set_index, sorted_runs
+from worker.index import key_set_index, run_files
 from worker.index.build import build_tasks
 from worker.index.commit import commit_index
 from worker.index.dictionary import IndexedFile, assign_row_addresses
 from worker.index.key_set_index import database_name, open_index
-from worker.index.sorted_runs import IndexWarehouse, RunFile
+from worker.index.run_files import RunFile
+from worker.index.warehouse import IndexWarehouse
 from worker.io import cached_files, file_formats, parquet_pages, parquet_rows
 from worker.io.cache import Cache
 from worker.io.storage import Storage
@@ -711,7 +712,7 @@ def test_reading_stops_when_the_time_is_over(
 ) -> None:
     """It passes while the first of several things is read."""
     monkeypatch.setattr(file_formats, "BATCH_ROWS", 1)
-    monkeypatch.setattr(sorted_runs, "ROW_GROUP_ROWS", 2)
+    monkeypatch.setattr(run_files, "ROW_GROUP_ROWS", 2)
     monkeypatch.setattr(index_lookup, "_READ_ROWS", 1)
     # One after the other: several files may be begun at once.
     monkeypatch.setattr(rows, "_decoders", Threads(1, "rows"))
