@@ -30,7 +30,8 @@ from service.errors import ConflictError, InvalidError, NotFoundError
 from service.http.paging import Page, PageRequest, Sorting, read_page, within
 from service.jobs import queue
 from service.jobs.models import JobView
-from service.jobs.service import refuse_paused, views
+from service.jobs.service import refuse_paused
+from service.jobs.views import views
 from service.policies.effective import effective_policy
 from service.records.catalogs import Catalog
 from service.records.erasures import Erasure, ErasureTable

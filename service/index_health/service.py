@@ -12,7 +12,7 @@ from service.index_health.models import HealthView, KeySetView, Watch
 from service.index_health.reader_cost import view_reader_cost
 from service.index_health.status import conversion_late_at, judge, publication_late_at
 from service.jobs.queue import is_system_paused
-from service.jobs.service import pause_reason
+from service.jobs.views import pause_reason
 from service.policies.effective import effective_policy
 from service.policies.models import EffectivePolicy
 from service.records.catalogs import Catalog

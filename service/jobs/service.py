@@ -2,15 +2,11 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass
-from datetime import UTC, datetime, timedelta
-from itertools import pairwise
-from math import ceil
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Literal
-from weakref import WeakKeyDictionary
 
-from sqlalchemy import ColumnElement, Engine, Float, String, cast, func
-from sqlalchemy.orm import aliased
+from sqlalchemy import ColumnElement, func
 from sqlmodel import Session, col, select
 
 from service import __version__
@@ -32,10 +28,8 @@ from service.http.paging import (
     within,
 )
 from service.http.problem_documents import problem_of
-from service.jobs import claims, orphan_removals, queue
-from service.jobs.caveats import caveat_of
+from service.jobs import orphan_removals, queue
 from service.jobs.models import (
-    AttemptView,
     BulkItem,
     BulkRequest,
     BulkResult,
@@ -44,16 +38,15 @@ from service.jobs.models import (
     SystemView,
 )
 from service.jobs.queue import check_index_unused
+from service.jobs.views import pause_reason, view, views
 from service.policies.effective import effective_policy
 from service.policies.models import EffectivePolicy
-from service.quantities import counted
 from service.records.catalogs import Catalog
 from service.records.health import TableHealth
-from service.records.jobs import FAILED, NEVER, REQUEST, Attempt, Job, JobKind, JobStatus
+from service.records.jobs import FAILED, REQUEST, Job, JobKind, JobStatus
 from service.records.keys import Role
 from service.records.system import SystemState
 from service.records.tables import EnrolledTable, get_table
-from telemetry.traces import trace_id_of
 
 SORTING = Sorting(
     {
@@ -82,14 +75,6 @@ MAINTENANCE: dict[JobKind, tuple[str, ...]] = {
     JobKind.REWRITE_MANIFESTS: (),
 }
 """The kinds of jobs that maintain tables, with what of their policies is a parameter of theirs."""
-_DIGITS = 19
-"""So many, or more, no figure of a job has."""
-_STRETCH_SECONDS = 600
-_STRETCHES = 24 * 3600 // _STRETCH_SECONDS
-_SETTLED_AFTER = timedelta(minutes=10)
-"""Nothing is written any more that ended before, by a clock that is not far off."""
-LISTED_CONVERSIONS = 5_000
-"""So many conversions of a table are listed one by one."""
 
 
 def request_job(session: Session, principal: Principal, table_id: str, request: JobRequest) -> JobView:
@@ -269,137 +254,6 @@ def last_failure_at(session: Session) -> datetime | None:
     return session.exec(select(func.max(Job.ended_at)).where(FAILED)).one()
 
 
-_CONVERTING = [JobKind.CONVERT.value, JobKind.REWRITE_DATA_FILES.value, JobKind.ERASE.value]
-"""A rewriting converts what is pending first, an erasure what is in its way."""
-
-
-@dataclass(frozen=True)
-class Converted:
-    """What jobs that converted came to; those that converted nothing are none."""
-
-    jobs: int
-    equality_deletes: int
-    rows: int
-    bytes: int
-    """Read and written."""
-
-
-_CONVERTED: WeakKeyDictionary[Engine, dict[int, Converted]] = WeakKeyDictionary()
-"""By stretches since 1970."""
-
-
-def converted_since(session: Session, since: datetime, now: datetime) -> Converted:
-    """All jobs that converted and succeeded since a time, which is a day ago or less if this is to be fast.
-
-    Of a day, stretches that are over are read once by each process: nothing in them changes any more.
-    """
-    first = ceil(since.timestamp() / _STRETCH_SECONDS)
-    over = int((now - _SETTLED_AFTER).timestamp() // _STRETCH_SECONDS)
-    if not first < over <= first + _STRETCHES:
-        return _converted(session, since)
-    known = _CONVERTED.setdefault(session.get_bind().engine, {})
-    for gone in [number for number in list(known) if number < over - _STRETCHES]:
-        known.pop(gone, None)
-    begins = [datetime.fromtimestamp(number * _STRETCH_SECONDS, UTC) for number in range(first, over + 1)]
-    parts = [_converted(session, since, begins[0]), _converted(session, begins[-1])]
-    for number, (begin, end) in enumerate(pairwise(begins), first):
-        if number not in known:
-            known[number] = _converted(session, begin, end)
-        parts.append(known[number])
-    return Converted(*(sum(figures) for figures in zip(*map(astuple, parts), strict=True)))
-
-
-def _converted(session: Session, since: datetime, until: datetime | None = None) -> Converted:
-    done = list(_has_converted(since))
-    if until is not None:
-        done.append(col(Job.ended_at) < until)
-    # Only these figures: reading all of each result takes seconds where many tables are converted.
-    resolved, deleted = (
-        cast(col(Job.result)[name].as_string(), String)
-        for name in ("equality_deletes_resolved", "rows_deleted")
-    )
-    # As a float: SQLite's sum of integers fails beyond 64 bits.
-    of_attempts = select(func.sum(cast(Attempt.bytes, Float))).where(col(Attempt.job_id) == col(Job.id))
-    moved = func.coalesce(func.sum(of_attempts.correlate(Job).scalar_subquery()), 0)
-    alike = select(resolved, deleted, func.count(), moved).where(*done).group_by(resolved, deleted)
-    results = session.exec(alike).all()
-    return Converted(
-        jobs=sum(number for *_, number, _ in results),
-        equality_deletes=sum(_amount(told) * number for told, _, number, _ in results),
-        rows=sum(_amount(told) * number for _, told, number, _ in results),
-        bytes=int(sum(part for *_, part in results)),
-    )
-
-
-def first_conversion(session: Session) -> JobView | None:
-    """The first of those that are kept that has converted anything."""
-    first = select(Job).where(*_has_converted(NEVER)).order_by(col(Job.ended_at)).limit(1)
-    return next(iter(views(session, session.exec(first).all())), None)
-
-
-def first_dry_run(session: Session) -> Job | None:
-    """The first of those that are kept that told what a conversion of an enrolled table would do."""
-    first = (
-        select(Job)
-        .join(EnrolledTable, col(EnrolledTable.id) == col(Job.table_id))
-        .where(
-            Job.kind == JobKind.CONVERT.value,
-            # As in `_has_converted`: the times lead to fewer than the status.
-            col(Job.status).not_in([one.value for one in JobStatus if one is not JobStatus.SUCCEEDED]),
-            Job.dry_run,
-            col(EnrolledTable.deleted_at).is_(None),
-        )
-    )
-    return session.exec(first.order_by(col(Job.created_at)).limit(1)).first()
-
-
-def latest_conversion(session: Session, table_id: str | None = None) -> JobView | None:
-    """The conversion, or dry run of one, that was asked for last, of a table or of all that are enrolled."""
-    latest = (
-        select(Job)
-        .join(EnrolledTable, col(EnrolledTable.id) == col(Job.table_id))
-        .where(Job.kind == JobKind.CONVERT.value, col(EnrolledTable.deleted_at).is_(None))
-        .order_by(col(Job.created_at).desc())
-        .limit(1)
-    )
-    if table_id is not None:
-        latest = latest.where(Job.table_id == table_id)
-    return next(iter(views(session, session.exec(latest).all())), None)
-
-
-def _amount(told: str | None) -> int:
-    """0 for what is none, as a worker of another version may have reported it."""
-    return int(told) if told is not None and told.isdecimal() and len(told) < _DIGITS else 0
-
-
-def list_conversion_times(session: Session, table_id: str, since: datetime) -> list[datetime]:
-    """When jobs that converted a table's deletes ended since a time, oldest first.
-
-    Of more than LISTED_CONVERSIONS every second, third, ... one, counted from the latest.
-    """
-    done = (col(Job.table_id) == table_id, *_has_converted(since))
-    number = session.exec(select(func.count()).select_from(Job).where(*done)).one()
-    age = func.row_number().over(order_by=col(Job.ended_at).desc())
-    aged = select(col(Job.ended_at), age.label("age")).where(*done).subquery()
-    every = max(1, ceil(number / LISTED_CONVERSIONS))
-    listed = select(aged.c.ended_at).where(aged.c.age % every == 1 % every).order_by(aged.c.ended_at)
-    return list(session.exec(listed))
-
-
-def _has_converted(since: datetime) -> tuple[ColumnElement[bool], ...]:
-    """Conditions of jobs that ended since a time and removed equality deletes, as their workers say."""
-    # As text: workers of any version reported it, and PostgreSQL fails on a number that is none.
-    removed = cast(col(Job.result)["equality_delete_files_removed"].as_string(), String)
-    return (
-        col(Job.kind).in_(_CONVERTING),
-        # As most are: an index of the table, or of the time, leads to fewer.
-        col(Job.status).not_in([status.value for status in JobStatus if status is not JobStatus.SUCCEEDED]),
-        ~col(Job.dry_run),
-        col(Job.ended_at) >= since,
-        removed != "0",
-    )
-
-
 def get_job(session: Session, job_id: str) -> JobView:
     return view(session, queue.get_job(session, job_id))
 
@@ -517,125 +371,6 @@ def pause_system(session: Session, principal: Principal, *, paused: bool) -> Sys
     session.add(state)
     session.flush()
     return system_view(session)
-
-
-def pause_reason(table: EnrolledTable, catalog: Catalog, *, is_system_paused: bool) -> str | None:
-    """Why no job of a table starts, or None."""
-    if table.paused and table.deleted_at is None:
-        return f"table {table.name} is paused"
-    if catalog.paused:
-        return f"catalog {catalog.name} is paused"
-    return "the system is paused" if is_system_paused else None
-
-
-def view(session: Session, job: Job) -> JobView:
-    return views(session, [job])[0]
-
-
-def views(session: Session, jobs: Sequence[Job]) -> list[JobView]:
-    """Jobs with their attempts, in the given order."""
-    session.flush()
-    attempts: dict[str, list[AttemptView]] = {job.id: [] for job in jobs}
-    rows = select(Attempt).where(col(Attempt.job_id).in_(list(attempts))).order_by(col(Attempt.attempt))
-    for row in session.exec(rows):
-        attempts[row.job_id].append(AttemptView.model_validate(row, from_attributes=True))
-    tables = {
-        table.id: table
-        for table in session.exec(
-            select(EnrolledTable).where(col(EnrolledTable.id).in_({job.table_id for job in jobs}))
-        )
-    }
-    catalogs = {
-        catalog.id: catalog
-        for catalog in session.exec(
-            select(Catalog).where(col(Catalog.id).in_({table.catalog_id for table in tables.values()}))
-        )
-    }
-    others = read_others(session, [job for job in jobs if job.status == JobStatus.QUEUED.value])
-    result = []
-    for job in jobs:
-        table = tables[job.table_id]
-        catalog = catalogs[table.catalog_id]
-        result.append(
-            JobView(
-                **job.model_dump(include=JobView.model_fields.keys() & Job.model_fields.keys()),
-                table=table.name,
-                catalog=catalog.name,
-                branch=table.branch,
-                waiting_for=waiting_for(job, table, catalog, others),
-                cancel_requested=job.cancel_requested_at is not None,
-                trace_id=trace_id_of(job.traceparent),
-                attempts=attempts[job.id],
-                caveat=caveat_of(JobKind(job.kind), job.result, dry_run=job.dry_run)
-                if job.status == JobStatus.SUCCEEDED.value
-                else None,
-            )
-        )
-    return result
-
-
-@dataclass(frozen=True)
-class Others:
-    """What goes on besides some queued jobs."""
-
-    is_system_paused: bool
-    writers: Mapping[str, Job]
-    """Running jobs that write tables of theirs, by the tables' UUIDs."""
-    begun: Mapping[str, Job]
-    """Jobs that go first although they do not run, by the ids of those that wait for them."""
-    running: Mapping[str, int]
-    """Number of jobs that run, by the ids of catalogs."""
-
-
-def read_others(session: Session, queued: Sequence[Job]) -> Others:
-    """For any number of queued jobs with the same few queries; none for no jobs."""
-    if not queued:
-        return Others(is_system_paused=False, writers={}, begun={}, running={})
-    writers = session.exec(
-        select(Job).where(
-            col(Job.table_uuid).in_({job.table_uuid for job in queued}),
-            Job.status == JobStatus.RUNNING.value,
-            col(Job.writes),
-        )
-    )
-    waiting = aliased(Job)
-    begun = session.exec(
-        select(waiting.id, Job)
-        .where(Job.table_uuid == waiting.table_uuid, claims.goes_first(Job, waiting))
-        .where(col(waiting.id).in_([job.id for job in queued]))
-        .order_by(col(Job.id).desc())
-    )
-    return Others(
-        is_system_paused=queue.is_system_paused(session),
-        writers={job.table_uuid: job for job in writers},
-        begun=dict(begun.all()),
-        running=claims.running_by_catalog(session),
-    )
-
-
-def waiting_for(job: Job, table: EnrolledTable, catalog: Catalog, others: Others) -> str | None:
-    """What holds a queued job up, in a sentence; None for other jobs."""
-    if job.status != JobStatus.QUEUED.value:
-        return None
-    paused = pause_reason(table, catalog, is_system_paused=others.is_system_paused)
-    if paused is not None:
-        return f"Waits: {paused}."
-    if job.held_because is not None:
-        return f"Waits until {job.available_at:%Y-%m-%d %H:%M:%S} UTC: {job.held_because}."
-    if job.available_at > utc_now():
-        if job.attempt == 0:
-            return f"Waits until {job.available_at:%Y-%m-%d %H:%M:%S} UTC, as requested."
-        return f"Waits until {job.available_at:%H:%M:%S} UTC before the next attempt."
-    if job.writes and job.table_uuid in others.writers:
-        running = others.writers[job.table_uuid]
-        return f"Waits for job {running.id} ({JobKind(running.kind).words}), which writes the same table."
-    if (begun := others.begun.get(job.id)) is not None:
-        words = JobKind(begun.kind).words
-        return f"Waits for job {begun.id} ({words}), which has begun to write the same table, to end."
-    limit = catalog.max_running_jobs
-    if limit is not None and others.running.get(catalog.id, 0) >= limit:
-        return f"Waits: {counted(limit, 'job')} of catalog {catalog.name} run, as many as it allows."
-    return "Waits for a free worker."
 
 
 def _check_dry_run(kind: JobKind, *, dry_run: bool) -> None:

@@ -9,7 +9,8 @@ from service.db.database import utc_now
 from service.errors import ConflictError
 from service.jobs import queue
 from service.jobs.models import JobView
-from service.jobs.service import refuse_paused, view
+from service.jobs.service import refuse_paused
+from service.jobs.views import view
 from service.policies.effective import effective_policy
 from service.records.jobs import Job, JobKind, JobStatus
 from service.records.keys import Role

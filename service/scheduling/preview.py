@@ -9,7 +9,7 @@ from heapq import merge
 from sqlmodel import Session, col, select
 
 from service.catalogs.measure import Past, Volume
-from service.jobs.service import read_others, waiting_for
+from service.jobs.views import read_others, waiting_for
 from service.policies.effective import effective_policy
 from service.policies.models import EffectivePolicy
 from service.policies.schedules import fires, openings

@@ -15,7 +15,7 @@ from service.index_health.reader_cost import fresh_shape
 from service.jobs import queue
 from service.jobs.budgets import spent_budget, spent_budget_of
 from service.jobs.index_reports import rewritable
-from service.jobs.service import pause_reason
+from service.jobs.views import pause_reason
 from service.policies.models import EffectivePolicy
 from service.reader_cost import SMALL_SHARE, shape_of
 from service.records.catalogs import Catalog

@@ -14,7 +14,7 @@ from service.http.paging import Page, PageRequest
 from service.http.problem_documents import UNREACHABLE_RESPONSE
 from service.http.routing import ApiRoute
 from service.jobs.models import JobView
-from service.jobs.service import view
+from service.jobs.views import view
 from service.policies.effective import explain_policy
 from service.policies.models import EffectivePolicyView
 from service.records import tables as rows

@@ -15,8 +15,9 @@ from service.catalogs import service as catalogs
 from service.catalogs.service import EMBEDDED
 from service.http.paging import PageRequest
 from service.index_health.samples import samples_around
-from service.jobs import service as jobs
+from service.jobs import conversions
 from service.jobs.models import JobView
+from service.jobs.views import view
 from service.reader_cost import HEADLINE, model
 from service.records.health import HealthSample, TableHealth
 from service.records.jobs import JobStatus
@@ -83,7 +84,7 @@ def first_hour(session: Session, settings: Settings, request: Request, now: date
     # Few pages ask for more than this: most installations are older.
     if known and known[0][0] < now - _YOUNG and tables.is_any_enrolled(session):
         return None
-    first = jobs.first_conversion(session)
+    first = conversions.first_conversion(session)
     if first is not None:
         ended_at = first.ended_at or now
         health = session.get(TableHealth, first.table_id)
@@ -98,8 +99,8 @@ def first_hour(session: Session, settings: Settings, request: Request, now: date
             left=_left(after or health),
         )
         return FirstHour(first.catalog, converted=converted)
-    dry_run = jobs.first_dry_run(session)
-    latest = jobs.latest_conversion(session, dry_run.table_id if dry_run else None)
+    dry_run = conversions.first_dry_run(session)
+    latest = conversions.latest_conversion(session, dry_run.table_id if dry_run else None)
     # What was tried stays the one to convert, whatever else comes to hold more.
     tried = dry_run.table_id if dry_run else latest.table_id if latest else None
     table = (
@@ -114,7 +115,7 @@ def first_hour(session: Session, settings: Settings, request: Request, now: date
     return FirstHour(
         catalog=table.catalog,
         table=table,
-        dry_run=jobs.view(session, dry_run) if dry_run is not None else None,
+        dry_run=view(session, dry_run) if dry_run is not None else None,
         active=latest if latest and not latest.status.is_final else None,
         stuck=latest if latest and _came_to_nothing(latest) else None,
     )

@@ -13,6 +13,7 @@ from service.db.database import CurrentDatabase, ReadSession, utc_now
 from service.http.paging import EVERYTHING, PageRequest
 from service.index_health.summary import summarize, total_pending
 from service.jobs import service as jobs
+from service.jobs.conversions import converted_since
 from service.overview.endpoints import trouble_of_lookups
 from service.overview.service import concerns
 from service.records.health import GRAVITY, HealthStatus
@@ -80,7 +81,7 @@ def show_overview(
         plot_moments=moments([drawn], VALUES_SHOWN) if drawn else [],
         days=days,
         spans=_SPANS,
-        converted=jobs.converted_since(session, now - _DAY, now),
+        converted=converted_since(session, now - _DAY, now),
         active=active[:_JOBS_SHOWN],
         running=numbers[JobStatus.RUNNING],
         waiting=numbers[JobStatus.QUEUED],

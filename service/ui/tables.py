@@ -22,6 +22,7 @@ from service.index_health.models import HealthSampleView, HealthView
 from service.index_health.samples import list_history, unseen_after
 from service.jobs import events
 from service.jobs import service as jobs
+from service.jobs.conversions import list_conversion_times
 from service.jobs.models import JobRequest, JobView, RequestableKind, SnapshotAge, SnapshotsRetained
 from service.policies.effective import explain_policy
 from service.policies.settings import NO_BRANCH
@@ -129,7 +130,7 @@ def _table_page(
     days = days if days in SPANS else 1
     now = utc_now()
     since = now - timedelta(days=days)
-    conversions = jobs.list_conversion_times(session, row.id, since)
+    conversions = list_conversion_times(session, row.id, since)
     health = index_health.get_health(session, row)
     samples = _samples(session, row.id, since, now, days)
     plots = _plots(samples, conversions, health, since, now, unseen_after(settings))

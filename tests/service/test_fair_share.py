@@ -10,7 +10,7 @@ from sqlmodel import col, select
 
 from service.auth.models import SYSTEM
 from service.db.database import Database
-from service.jobs.service import view, views
+from service.jobs.views import view, views
 from service.policies.models import AttachmentRequest, PolicyPatch, PolicyRequest
 from service.policies.service import attach_policy, create_policy, update_policy
 from service.records.catalogs import Catalog

@@ -16,8 +16,9 @@ from service.db.database import Database, utc_now
 from service.http.paging import COUNTED, EVERYTHING, PageRequest, Total, count_rows
 from service.index_health.summary import failed_polls, failed_with_their_catalogs
 from service.jobs import service as jobs
+from service.jobs.conversions import converted_since, list_conversion_times
 from service.jobs.runs import attempts_within
-from service.jobs.service import converted_since, last_failure_at, list_conversion_times, list_jobs
+from service.jobs.service import last_failure_at, list_jobs
 from service.policies.places import namespace_target
 from service.policies.service import tables_under
 from service.records.audit import AuditEntry

@@ -22,7 +22,7 @@ from service.jobs.contract import (
     ErrorReport,
     HeartbeatRequest,
 )
-from service.jobs.service import view
+from service.jobs.views import view
 from service.policies.effective import effective_policy
 from service.policies.models import AttachmentRequest, PolicyRequest
 from service.policies.service import attach_policy, create_policy

@@ -18,7 +18,7 @@ from service.db.database import Database
 from service.index_health import summary
 from service.index_health.samples import record_sample
 from service.index_health.summary import total_pending
-from service.jobs.service import converted_since
+from service.jobs.conversions import converted_since
 from service.policies.effective import effective_policy
 from service.records.health import MERGED_CHANGES, PendingChange, TableHealth, health_of
 from service.records.jobs import Attempt, Job

@@ -10,7 +10,7 @@ from sqlmodel import select
 
 from service.db.database import utc_now
 from service.index_health.samples import append_sample
-from service.jobs import service as jobs
+from service.jobs import conversions
 from service.records.health import HealthSample, TableHealth, count_pending
 from service.records.jobs import Job
 from service.settings import Settings
@@ -175,12 +175,12 @@ def test_what_converted_nothing_is_neither_marked_nor_counted_as_a_conversion(fl
 def test_conversions_too_many_to_be_marked_one_by_one_share_marks_and_the_page_says_so(
     fleet: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jobs, "LISTED_CONVERSIONS", 300)
+    monkeypatch.setattr(conversions, "LISTED_CONVERSIONS", 300)
     now = utc_now()
     measured(fleet, now, [("a", 100, 7), ("a", 50, 0)])
     table = ended(fleet, now, [(minutes / 10, 1, {}) for minutes in range(1000)])
     with fleet.database.read() as session:
-        listed = jobs.list_conversion_times(session, table, now - timedelta(days=1))
+        listed = conversions.list_conversion_times(session, table, now - timedelta(days=1))
     assert len(listed) == 250
     assert listed == sorted(listed)
     assert listed[-1] == now
