@@ -15,7 +15,7 @@ from service.catalogs.secrets import mask_secrets
 from service.catalogs.threads import waits_for_catalog
 from service.db.database import CurrentDatabase, ReadSession
 from service.discovery import patterns
-from service.errors import IcestreamError, InvalidError, NotFoundError
+from service.errors import IcestreamError, InvalidError
 from service.http.paging import EVERYTHING, PageRequest, Search
 from service.policies import service as policies
 from service.records.catalogs import CatalogStatus, CatalogType
@@ -208,8 +208,6 @@ def update_catalog(
         body = typed.read(CatalogPatch, said | {"properties": said["properties"] | removed})
         with database.write() as session:
             catalogs.update_catalog(session, settings, sender, catalog_id, body, typed.if_match)
-    except NotFoundError:
-        raise
     except IcestreamError as error:
         with database.read() as session:
             catalog = catalogs.view(session, catalogs.get_catalog(session, catalog_id))
@@ -230,8 +228,6 @@ def delete_catalog(
     try:
         with database.write() as session:
             catalogs.delete_catalog(session, sender, catalog_id, if_match=typed.if_match)
-    except NotFoundError:
-        raise
     except IcestreamError as error:
         form = typed.refused(error)
         with database.read() as session:

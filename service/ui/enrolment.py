@@ -16,7 +16,7 @@ from service.catalogs.threads import waits_for_catalog
 from service.db.database import CurrentDatabase, ReadSession
 from service.discovery import candidates, patterns
 from service.discovery.models import StandingPatternPatch, StandingPatternRequest
-from service.errors import ForbiddenError, IcestreamError, InvalidError, NotFoundError, PreconditionError
+from service.errors import ForbiddenError, IcestreamError, InvalidError, PreconditionError
 from service.http.paging import PageRequest, Search
 from service.jobs import service as jobs
 from service.jobs.models import JobRequest
@@ -255,8 +255,6 @@ def update_pattern(
         )
         with database.write() as session:
             patterns.update_pattern(session, sender, pattern_id, body, typed.if_match)
-    except NotFoundError:
-        raise
     except IcestreamError as error:
         with database.read() as session:
             form = typed.refused(error, **_FIELDS).beside(_form_of(session, pattern_id))

@@ -112,8 +112,6 @@ def update_policy(
             policies.update_policy(
                 session, settings, sender, policy_id, body, typed.if_match, leave_staged=leaves
             )
-    except NotFoundError:
-        raise
     except IcestreamError as error:
         with database.read() as session:
             row = policies.get_policy(session, policy_id)
@@ -173,8 +171,6 @@ def delete_policy(
     try:
         with database.write() as session:
             policies.delete_policy(session, sender, policy_id, if_match=typed.if_match)
-    except NotFoundError:
-        raise
     except IcestreamError as error:
         with database.read() as session:
             return _policy_page(request, session, sender, policy_id, Form.of().refused(error))

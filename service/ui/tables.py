@@ -15,7 +15,7 @@ from service.catalogs import service as catalogs
 from service.catalogs.endpoints import OpenCatalogs
 from service.catalogs.threads import waits_for_catalog
 from service.db.database import CurrentDatabase, ReadSession, utc_now
-from service.errors import IcestreamError, NotFoundError
+from service.errors import IcestreamError
 from service.http.paging import EVERYTHING, PageRequest, page_request
 from service.index_health import service as index_health
 from service.index_health.models import HealthSampleView, HealthView
@@ -187,8 +187,6 @@ def update_table(
             tables.update_table(
                 session, settings, sender, table_id, body, typed.if_match, columns, leave_staged=leaves
             )
-    except NotFoundError:
-        raise
     except IcestreamError as error:
         with database.read() as session:
             table = tables.view(session, settings, get_table(session, table_id))
@@ -246,8 +244,6 @@ def delete_table(
                 if_match=typed.if_match,
             )
             target = f"/jobs/{job.id}" if job else "/tables"
-    except NotFoundError:
-        raise
     except IcestreamError as error:
         form = typed.refused(error)
         with database.read() as session:

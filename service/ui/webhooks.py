@@ -8,7 +8,7 @@ from sqlmodel import Session
 from service.auth.access import Admin
 from service.auth.models import Principal
 from service.db.database import CurrentDatabase, ReadSession
-from service.errors import IcestreamError, NotFoundError, PreconditionError
+from service.errors import IcestreamError, PreconditionError
 from service.http.paging import PageRequest, Search
 from service.records.webhooks import DeliveryStatus
 from service.settings import CurrentSettings
@@ -115,8 +115,6 @@ def update_webhook(
         )
         with database.write() as session:
             webhooks.update_webhook(session, settings, sender, webhook_id, body, typed.if_match)
-    except NotFoundError:
-        raise
     except IcestreamError as error:
         with database.read() as session:
             form = typed.refused(error, **_FIELDS).beside(_filled(session, webhook_id))
