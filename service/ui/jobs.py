@@ -20,15 +20,8 @@ from service.records.jobs import JobKind, JobStatus
 from service.records.tables import get_table
 from service.ui.formats import rfc3339
 from service.ui.forms import Typed
-from service.ui.job_story import (
-    differences_of,
-    duplicates_of,
-    earlier_stages_of,
-    figures_of,
-    key_set_table,
-    stages_of,
-    timeline_of,
-)
+from service.ui.job_results import differences_of, duplicates_of, figures_of, key_set_table
+from service.ui.job_story import earlier_stages_of, stages_of, timeline_of
 from service.ui.pages import PageRoute, TypedTime, render
 
 router = APIRouter(route_class=PageRoute)

@@ -12,7 +12,7 @@ from service.policies.models import EffectivePolicy
 from service.policies.settings import PolicySettings
 from service.ui import formats
 from service.ui.formats import size
-from service.ui.job_story import Figure, figures_of
+from service.ui.job_results import Figure, figures_of
 
 _NBSP = "\N{NO-BREAK SPACE}"
 
