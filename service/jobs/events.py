@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import func, or_
+from sqlalchemy import Connection, func, or_
 from sqlmodel import Session, col, select
 
 from service.http.paging import Page, PageRequest, Sorting, read_page, within
@@ -98,8 +98,12 @@ def list_events(
     return read_page(session, query, page, SORTING, lambda rows: [view(row) for row in rows], *rest)
 
 
-def latest_event_id(session: Session) -> int:
-    return session.exec(select(func.max(Event.id))).one() or 0
+# Made once: streams ask twice a second, and it would take longer than the answer.
+_LATEST_ID = select(func.max(Event.id))
+
+
+def latest_event_id(asked: Session | Connection) -> int:
+    return asked.execute(_LATEST_ID).scalar_one() or 0
 
 
 def events_after(session: Session, event_id: int, limit: int) -> list[EventView]:
