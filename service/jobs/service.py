@@ -43,7 +43,7 @@ from service.policies.effective import effective_policy
 from service.policies.models import EffectivePolicy
 from service.records.catalogs import Catalog
 from service.records.health import TableHealth
-from service.records.jobs import FAILED, REQUEST, Job, JobKind, JobStatus
+from service.records.jobs import FAILED, REQUEST, UNSUCCESSFUL, Job, JobKind, JobStatus
 from service.records.keys import Role
 from service.records.system import SystemState
 from service.records.tables import EnrolledTable, get_table
@@ -59,6 +59,7 @@ SORTING = Sorting(
     default="-created_at",
 )
 
+_UNSUCCESSFUL = frozenset((JobStatus.FAILED, JobStatus.CANCELLED))
 _COUNTED = 1_000
 """Of each status: what a page shows beside the list."""
 MAINTENANCE: dict[JobKind, tuple[str, ...]] = {
@@ -135,10 +136,12 @@ def list_jobs(
     """Jobs made from `since` until before `until`; `catalog` is a name or id."""
     chosen = _chosen(session, table_id, catalog, kinds, trigger, since, until)
     query = select(Job).where(*chosen.of_table, *chosen.of_catalog, *chosen.times, *chosen.rest)
-    if JobStatus.SUCCEEDED in statuses:
-        # Most have: an index of statuses would lead to nearly all jobs, to be sorted for the first page.
+    if JobStatus.SUCCEEDED in statuses or (statuses and {*statuses} <= _UNSUCCESSFUL):
+        # Many have: an index of statuses would lead to all of these jobs, to be sorted for the first page.
         others = [one.value for one in JobStatus if one not in statuses]
         query = query.where(col(Job.status).not_in(others))
+        if JobStatus.SUCCEEDED not in statuses:
+            query = query.where(UNSUCCESSFUL)
     elif statuses:
         query = query.where(col(Job.status).in_([status.value for status in statuses]))
 

@@ -136,6 +136,8 @@ NEVER = datetime(1970, 1, 1, tzinfo=UTC)
 _QUEUED = text("status = 'queued'")
 FAILED = text("status = 'failed'")
 """Written out: with a parameter, no database takes the index of those that failed."""
+UNSUCCESSFUL = text("status NOT IN ('queued', 'running', 'succeeded')")
+"""Likewise; by what they are not, since SQLite would look for what is named in the index of all statuses."""
 _RUNNING_WRITER = text("status = 'running' AND writes")
 _NEVER_STARTED = text("status = 'queued' AND attempt = 0 AND kind NOT IN ('upsert', 'delete', 'erase')")
 _MAY_HAVE_LEFT_FILES = text("plans IS NOT NULL")
@@ -194,6 +196,13 @@ class Job(SQLModel, table=True):
         Index("ix_jobs_created_at_id", "created_at", "id"),
         Index("ix_jobs_ended_at", "ended_at"),
         Index("ix_jobs_failed", "status", "ended_at", sqlite_where=FAILED, postgresql_where=FAILED),
+        Index(
+            "ix_jobs_unsuccessful",
+            "created_at",
+            "id",
+            sqlite_where=UNSUCCESSFUL,
+            postgresql_where=UNSUCCESSFUL,
+        ),
     )
 
     id: str = Field(default_factory=new_id, primary_key=True)

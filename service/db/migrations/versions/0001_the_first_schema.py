@@ -482,6 +482,14 @@ def _create_tables() -> None:
         postgresql_where=sa.text("status = 'failed'"),
     )
     op.create_index(
+        "ix_jobs_unsuccessful",
+        "jobs",
+        ["created_at", "id"],
+        unique=False,
+        sqlite_where=sa.text("status NOT IN ('queued', 'running', 'succeeded')"),
+        postgresql_where=sa.text("status NOT IN ('queued', 'running', 'succeeded')"),
+    )
+    op.create_index(
         "ix_jobs_status_catalog_id_table_id", "jobs", ["status", "catalog_id", "table_id"], unique=False
     )
     op.create_index("ix_jobs_table_id_created_at", "jobs", ["table_id", "created_at"], unique=False)
