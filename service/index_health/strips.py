@@ -1,7 +1,7 @@
 """How tables did over time, in equal intervals: what a strip of a timeline is coloured by."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 
@@ -128,21 +128,21 @@ def _strip(
         held = found.pop(_BEFORE)[2]
     following = dict(pairwise([-1, *sorted(found)]))
 
-    def judge(held: _Held, after: int) -> _Held:
+    def judge(held: _Held, after: int) -> None:
         """Whether what was pending still was when the next interval with samples began, as these tell; where
         all samples are read, nothing changed between two of them."""
         later = following.get(after)
         if intervals.resolution is Resolution.ALL:
-            grows = True
-        elif later is None:
-            grows = now <= intervals.until
+            return
+        if later is None:
+            held.grows = now <= intervals.until
         else:
             began = intervals.since + timedelta(seconds=intervals.seconds * later)
-            grows = found[later][1] >= held.lag_at(began) - _TOLERANCE_SECONDS
-        return replace(held, grows=grows)
+            held.grows = found[later][1] >= held.lag_at(began) - _TOLERANCE_SECONDS
 
     strip = Strip([], [])
-    held = held and judge(held, -1)
+    if held is not None:
+        judge(held, -1)
     for number, end in enumerate(intervals):
         began = end - timedelta(seconds=intervals.seconds)
         pending: int | None = None
@@ -151,8 +151,8 @@ def _strip(
             if held is not None and held.holds and began < seen_until:
                 pending, lag = held.pending, held.lag_at(max(began, held.at))
             if number in found:
-                most, longest, last = found[number]
-                held = judge(last, number)
+                most, longest, held = found[number]
+                judge(held, number)
                 pending, lag = max(pending or 0, most), max(lag or 0.0, longest)
             if held is not None and held.holds and began < seen_until:
                 lag = max(lag or 0.0, held.lag_at(min(end, seen_until)))
