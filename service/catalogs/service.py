@@ -430,11 +430,11 @@ def _views(session: Session, rows: Sequence[Catalog]) -> list[CatalogView]:
 
 
 def _count_tables(session: Session, catalog_ids: Sequence[str]) -> Counter[tuple[str, HealthStatus]]:
-    """Enrolled tables by catalog and health; one that was never polled has no row of it."""
-    status = func.coalesce(TableHealth.status, HealthStatus.UNKNOWN.value)
+    """Enrolled tables by catalog and health."""
+    status = col(TableHealth.status)
     counted = session.exec(
         select(EnrolledTable.catalog_id, status, func.count())
-        .join(TableHealth, col(TableHealth.table_id) == col(EnrolledTable.id), isouter=True)
+        .join(TableHealth, col(TableHealth.table_id) == col(EnrolledTable.id))
         .where(col(EnrolledTable.catalog_id).in_(catalog_ids), col(EnrolledTable.deleted_at).is_(None))
         .group_by(col(EnrolledTable.catalog_id), status)
     )

@@ -31,6 +31,7 @@ EVERYTHING = 10_000
 """More than is shown of anything that is not paged through."""
 Row = TypeVar("Row")
 Item = TypeVar("Item")
+Ordered = QueryableAttribute[Any] | ColumnElement[Any]
 
 
 class Page(Message, Generic[Item]):
@@ -69,11 +70,21 @@ class PageRequest:
     """Whether the total is wanted, which the first page has."""
 
 
+@dataclass(frozen=True)
+class Joined:
+    """A column of another table, which has a row for each item: an index of that table has the order."""
+
+    column: Any
+    key: Any
+    """The items' key, as that table has it."""
+
+
 class Sorting:
     """By what a list can be sorted; ties are broken by `key`, and nulls come last either way."""
 
     def __init__(self, columns: Mapping[str, Any], *, key: Any, default: str) -> None:
-        self.columns: Mapping[str, QueryableAttribute[Any]] = columns
+        self.columns = columns
+        """Each an attribute, an expression or `Joined`."""
         self.key: QueryableAttribute[Any] = key
         self.default = default
         self.page_request = page_request(list(columns), default)
@@ -143,23 +154,20 @@ def read_page(
     """
     sort = page.sort or sorting.default
     is_descending = sort.startswith("-")
-    column = sorting.columns[sort.removeprefix("-")]
+    column, key = sorting.columns[sort.removeprefix("-")], sorting.key
     is_first = page.cursor is None
     every, query = query, query.where(*rest) if rest else query
+    if isinstance(column, Joined):
+        column, key = column.column, column.key
+        query = query.join(key.class_, key == sorting.key)
     if page.cursor is not None:
-        query = query.where(_follows(column, sorting.key, _decode(page, sort, column, sorting.key), sort))
-    order: list[ColumnElement[Any]] = [
-        part.desc() if is_descending else part.asc() for part in (column, sorting.key)
-    ]
+        query = query.where(_follows(column, key, _decode(page, sort, column, key), sort))
+    order: list[ColumnElement[Any]] = [part.desc() if is_descending else part.asc() for part in (column, key)]
     if _is_nullable(column):
         order.insert(0, column.is_(None))
-    rows = session.exec(query.order_by(*order).limit(page.limit + 1)).all()
-    shown = rows[: page.limit]
-    following = None
-    if len(rows) > page.limit:
-        following = make_cursor(
-            page, sort, getattr(shown[-1], column.key), getattr(shown[-1], sorting.key.key)
-        )
+    rows = session.execute(query.add_columns(column, key).order_by(*order).limit(page.limit + 1)).all()
+    shown = [row[0] for row in rows[: page.limit]]
+    following = make_cursor(page, sort, *rows[page.limit - 1][1:]) if len(rows) > page.limit else None
     counted = Total(None)
     if page.counts and is_first and following is None:
         counted = Total(len(shown))
@@ -222,7 +230,7 @@ def within(
 
 
 def _follows(
-    column: QueryableAttribute[Any], key: QueryableAttribute[Any], last: tuple[Any, Any], sort: str
+    column: Ordered, key: QueryableAttribute[Any], last: tuple[Any, Any], sort: str
 ) -> ColumnElement[bool]:
     """Whether a row comes after the one with the sort value and key `last`."""
     value, last_key = last
@@ -235,9 +243,9 @@ def _follows(
     return or_(beyond, column.is_(None)) if _is_nullable(column) else beyond
 
 
-def _is_nullable(column: QueryableAttribute[Any]) -> bool:
+def _is_nullable(column: Ordered) -> bool:
     # What is computed is never null.
-    return bool(getattr(column.property.columns[0], "nullable", False))
+    return isinstance(column, QueryableAttribute) and bool(column.property.columns[0].nullable)
 
 
 def make_cursor(page: PageRequest, sort: str, *values: Any) -> str:
@@ -246,9 +254,7 @@ def make_cursor(page: PageRequest, sort: str, *values: Any) -> str:
     return base64.urlsafe_b64encode(json.dumps([page.scope, sort, *written]).encode()).decode()
 
 
-def _decode(
-    page: PageRequest, sort: str, column: QueryableAttribute[Any], key: QueryableAttribute[Any]
-) -> tuple[Any, Any]:
+def _decode(page: PageRequest, sort: str, column: Ordered, key: QueryableAttribute[Any]) -> tuple[Any, Any]:
     """Sort value and key of the last row on the previous page."""
 
     def read(value: Any, last_key: Any) -> tuple[Any, Any]:
@@ -276,7 +282,7 @@ def read_cursor(page: PageRequest, sort: str, read: Callable[..., Item]) -> Item
         raise InvalidError("invalid-cursor", f"{page.cursor!r} cannot be read.") from error
 
 
-def _read(value: Any, column: QueryableAttribute[Any]) -> Any:
+def _read(value: Any, column: Ordered) -> Any:
     """A value of a column that its database can take. Raises ValueError."""
     for problem in unusable_values(value, "the cursor"):
         raise ValueError(problem)

@@ -28,7 +28,7 @@ _LOOKING = [one.value for one in (JobKind.CONVERT, JobKind.PUBLISH, JobKind.REWR
 
 
 def view_indexes(session: Session, table: EnrolledTable) -> IndexView:
-    health = session.get(TableHealth, table.id) or TableHealth(table_id=table.id)
+    health = session.get_one(TableHealth, table.id)
     now = utc_now()
     kept = session.get(IndexLayouts, table.id)
     layouts = {tuple(sorted(one["equality_field_ids"])): one for one in (kept.layouts if kept else [])}

@@ -1,9 +1,10 @@
 """What was seen of each table, over time: samples of its figures, and lists of these."""
 
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
-from sqlalchemy import bindparam
+from sqlalchemy import ColumnElement, bindparam
+from sqlalchemy import select as select_columns
 from sqlmodel import Session, col, select
 
 from service.http.paging import Page, PageRequest, Sorting, read_page, within
@@ -144,10 +145,7 @@ def list_history(
     until: datetime | None = None,
 ) -> Page[HealthSampleView]:
     """Samples from `since` until before `until`: all that are kept, or the last of each hour or day."""
-    query = select(HealthSample).where(HealthSample.table_id == table_id)
-    if resolution is not Resolution.ALL:
-        query = query.where(col(HealthSample.resolution).in_(at_least(resolution)))
-    query = query.where(*within(col(HealthSample.at), since, until))
+    query = select(HealthSample).where(*_of_history(table_id, resolution, since, until))
     return read_page(
         session,
         query,
@@ -155,3 +153,43 @@ def list_history(
         SORTING,
         lambda rows: [HealthSampleView.model_validate(row, from_attributes=True) for row in rows],
     )
+
+
+def _of_history(
+    table_id: str, resolution: Resolution, since: datetime | None, until: datetime | None
+) -> list[ColumnElement[bool]]:
+    conditions = [col(HealthSample.table_id) == table_id, *within(col(HealthSample.at), since, until)]
+    if resolution is not Resolution.ALL:
+        conditions.append(col(HealthSample.resolution).in_(at_least(resolution)))
+    return conditions
+
+
+class DrawnSample(NamedTuple):
+    """What plots show of a sample."""
+
+    at: datetime
+    status: str
+    pending_equality_deletes: int
+    lag_seconds: float
+    coverage: float | None
+    bytes: int
+    sorted_runs: int
+    dead_ratio: float
+    staged_rows: int
+    staged_age_seconds: float
+
+
+def drawn_samples(
+    session: Session,
+    table_id: str,
+    most: int,
+    *,
+    since: datetime | None = None,
+    until: datetime,
+    resolution: Resolution = Resolution.ALL,
+) -> list[DrawnSample]:
+    """So many of `list_history`, the latest first."""
+    columns = (getattr(HealthSample, name) for name in DrawnSample._fields)
+    query = select_columns(*columns).where(*_of_history(table_id, resolution, since, until))
+    rows = session.execute(query.order_by(col(HealthSample.id).desc()).limit(most))
+    return [DrawnSample(*row) for row in rows]

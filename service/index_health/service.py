@@ -110,7 +110,7 @@ def begins_to_lag_at(
 def get_health(session: Session, table: EnrolledTable, policy: EffectivePolicy | None = None) -> HealthView:
     """The health of a table now. policy: of the table, if it is known already."""
     now = utc_now()
-    health = session.get(TableHealth, table.id) or TableHealth(table_id=table.id)
+    health = session.get_one(TableHealth, table.id)
     key_sets = view_key_sets(health, now)
     totals = total(key_sets)
     catalog = session.get_one(Catalog, table.catalog_id)

@@ -118,9 +118,6 @@ def summarize(session: Session, now: datetime) -> Summary:
     tables: Counter[HealthStatus] = Counter()
     for status, _, number, *_ in found:
         tables[HealthStatus(status)] += number
-    enrolled = select(func.count()).select_from(EnrolledTable).where(col(EnrolledTable.deleted_at).is_(None))
-    # Those that nothing is known of have no row.
-    tables[HealthStatus.UNKNOWN] += max(session.exec(enrolled).one() - tables.total(), 0)
     of_all = _added_up(rows)
     of = _added_up(found)
     return Summary(

@@ -8,7 +8,7 @@ from sqlmodel import Session
 
 from service.jobs.contract import IndexReport
 from service.policies.effective import effective_policy
-from service.records.health import TableHealth, health_of, store_layouts
+from service.records.health import TableHealth, store_layouts
 from service.records.jobs import Job, JobKind
 from service.records.reports import JobResult
 from service.records.tables import EnrolledTable
@@ -40,7 +40,7 @@ def apply_report(
     has_verified: bool = False,
 ) -> None:
     """Store a worker's report; the poller measures the pending figures again at once."""
-    row = health_of(session, job.table_id)
+    row = session.get_one(TableHealth, job.table_id)
     blocked = {delete.file_path for delete in report.unconvertible}
     row.report_snapshot_id = report.iceberg_snapshot_id
     if has_indexed:
@@ -78,7 +78,7 @@ def apply_publication(session: Session, job: Job, result: JobResult | None) -> N
     policy = effective_policy(session, session.get_one(EnrolledTable, job.table_id))
     if result.staging_branch != policy.publish.source:
         return
-    row = health_of(session, job.table_id)
+    row = session.get_one(TableHealth, job.table_id)
     row.stopped_at = result.stopped_at.model_dump() if result.stopped_at is not None else None
     session.add(row)
 

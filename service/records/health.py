@@ -53,17 +53,22 @@ _FAILED = text("poll_error IS NOT NULL")
 
 
 class TableHealth(SQLModel, table=True):
-    """The latest: pending figures from polling, the index from the last worker's report."""
+    """The latest: pending figures from polling, the index from the last worker's report.
+
+    Each table has one from its enrolment on."""
 
     __tablename__ = "table_health"
     __table_args__ = (
+        Index("ix_table_health_status", "status", "is_removed", "table_id"),
+        Index("ix_table_health_pending_equality_deletes", "pending_equality_deletes", "table_id"),
+        Index("ix_table_health_read_overhead_seconds", "read_overhead_seconds", "table_id"),
         Index("ix_table_health_oldest_equality_delete_at", "oldest_equality_delete_at"),
         Index("ix_table_health_oldest_staged_at", "oldest_staged_at"),
         Index("ix_table_health_failed", "table_id", sqlite_where=_FAILED, postgresql_where=_FAILED),
     )
 
     table_id: str = Field(foreign_key="tables.id", primary_key=True)
-    status: str = Field(default=HealthStatus.UNKNOWN.value, index=True)
+    status: str = HealthStatus.UNKNOWN.value
     """As of the last poll, with its reason."""
     status_reason: str = ""
     what_to_do: str | None = None
@@ -226,12 +231,14 @@ def store_layouts(session: Session, table_id: str, layouts: Sequence[IndexLayout
 
 
 _LASTING = text("resolution <> 'all'")
+_MOST = ("hour_most_deletes", "hour_longest_lag_seconds", "day_most_deletes", "day_longest_lag_seconds")
 
 
 class HealthSample(SQLModel, table=True):
     __tablename__ = "health_samples"
     __table_args__ = (
-        Index("ix_health_samples_table_id_id", "table_id", "id"),
+        # With all that a strip is made of: samples of a table lie far from each other.
+        Index("ix_health_samples_table_id_id", "table_id", "id", "at", "resolution", *_MOST),
         Index(
             "ix_health_samples_most",
             *("resolution", "at", "table_id", "hour_most_deletes", "day_most_deletes"),
@@ -385,16 +392,6 @@ def add_change(session: Session, minute: int, part: int, change: int) -> None:
 def minute_of(moment: datetime) -> int:
     """As PendingChange numbers them."""
     return int(moment.timestamp() // 60)
-
-
-def health_of(session: Session, table_id: str) -> TableHealth:
-    """The stored health of a table; a new row for one that was never measured."""
-    row = session.get(TableHealth, table_id)
-    if row is None:
-        row = TableHealth(table_id=table_id)
-        session.add(row)
-        session.flush()
-    return row
 
 
 def age_seconds(oldest: datetime | None, now: datetime) -> float:

@@ -4,15 +4,13 @@ Parts of an identifier may hold dots, so dotted names are for people and filters
 """
 
 from datetime import datetime
-from typing import Any
 
-from sqlalchemy import BigInteger, Index, case, func, inspect, select, text
-from sqlalchemy.orm import column_property
-from sqlmodel import Field, Session, SQLModel, col
+from sqlalchemy import BigInteger, Index, text
+from sqlmodel import Field, Session, SQLModel
 
 from service.db.database import FOR_UPDATE, Json, UtcDateTime, new_id, utc_now
 from service.errors import NotFoundError
-from service.records.health import GRAVITY, HealthStatus, TableHealth
+from service.records.health import TableHealth
 
 
 class EnrolledTable(SQLModel, table=True):
@@ -62,23 +60,6 @@ class EnrolledTable(SQLModel, table=True):
     deleted_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
 
 
-def _of_health(value: Any, otherwise: Any) -> Any:
-    """A column of the table's health. Read only where it is asked for: by lists that are sorted by it."""
-    found = select(value).where(col(TableHealth.table_id) == EnrolledTable.id).scalar_subquery()
-    return column_property(found if otherwise is None else func.coalesce(found, otherwise), deferred=True)
-
-
-for _name, _column in {
-    "gravity": _of_health(
-        case({status: rank for rank, status in enumerate(GRAVITY)}, value=TableHealth.status),
-        GRAVITY.index(HealthStatus.UNKNOWN),
-    ),
-    "pending_equality_deletes": _of_health(TableHealth.pending_equality_deletes, 0),
-    "read_overhead_seconds": _of_health(TableHealth.read_overhead_seconds, 0.0),
-}.items():
-    inspect(EnrolledTable).add_property(_name, _column)
-
-
 class AddressCounter(SQLModel, table=True):
     """The next free row address of an Iceberg table's index; outlives enrolments, as the index does."""
 
@@ -86,6 +67,13 @@ class AddressCounter(SQLModel, table=True):
 
     table_uuid: str = Field(primary_key=True)
     next_address: int = Field(default=0, sa_type=BigInteger)
+
+
+def add_table(session: Session, table: EnrolledTable) -> None:
+    """Enrol it, with a health that nothing is known of."""
+    session.add(table)
+    session.flush()
+    session.add(TableHealth(table_id=table.id))
 
 
 def get_table(session: Session, table_id: str, *, for_update: bool = False) -> EnrolledTable:

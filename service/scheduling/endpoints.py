@@ -26,7 +26,7 @@ def preview_table_policy(session: ReadSession, _caller: Viewer, table_id: TableI
     """Show what the policy would start within the next 24 hours, when and why, if nothing is written
     meanwhile."""
     table = get_table(session, table_id)
-    health = session.get(TableHealth, table.id) or TableHealth(table_id=table.id)
+    health = session.get_one(TableHealth, table.id)
     return preview(session, table, health, utc_now())
 
 
@@ -41,5 +41,5 @@ def replay_table_policy(
     """Try other settings on what the table saw in the last seven days; nothing is changed."""
     table = get_table(session, table_id)
     refuse_mistakes(find_mistakes(session, settings, body.settings))
-    health = session.get(TableHealth, table.id) or TableHealth(table_id=table.id)
+    health = session.get_one(TableHealth, table.id)
     return replay(session, table, health, body.settings, body.policy, utc_now())

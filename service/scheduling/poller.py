@@ -51,7 +51,7 @@ from service.jobs.stream import settled_after
 from service.policies.effective import effective_policy
 from service.reader_cost import shape_of
 from service.records.catalogs import Catalog, CatalogType
-from service.records.health import TableHealth, health_of
+from service.records.health import TableHealth
 from service.records.jobs import JobKind, JobStatus
 from service.records.notifications import Notification
 from service.records.policies import Level, Policy, PolicyAttachment
@@ -512,7 +512,7 @@ class Poller:
             if table is None or table.deleted_at is not None:
                 return Polled(is_reachable=True)
             catalog = session.get_one(Catalog, table.catalog_id)
-            known = session.get(TableHealth, table_id) or TableHealth(table_id=table_id)
+            known = session.get_one(TableHealth, table_id)
             source = effective_policy(session, table).publish.source
         try:
             with self._budget():
@@ -527,7 +527,7 @@ class Poller:
             polled = self._store(session, table_id, loaded, found, staged, source)
             if basis is not None and polled.metadata_location is not None:
                 every_seconds = self._every_seconds(polled.look_within, is_told=basis.is_told(polled))
-                health_of(session, table_id).last_poll = basis.note(polled, every_seconds)
+                session.get_one(TableHealth, table_id).last_poll = basis.note(polled, every_seconds)
             return polled
 
     def _look(
@@ -546,7 +546,7 @@ class Poller:
 
     def _store_failure(self, session: Session, table_id: str, error: IcestreamError) -> None:
         now = utc_now()
-        health = health_of(session, table_id)
+        health = session.get_one(TableHealth, table_id)
         problem = {"code": error.slug, "title": error.title, "detail": error.detail, "remedy": error.remedy}
         if health.poll_error != problem:
             record_table_event(session, table_id, "poll.failed", error.detail, now, level="error", **problem)
@@ -574,7 +574,7 @@ class Poller:
         policy = effective_policy(session, table)
         # Before the table's health: where a job ends, they are locked in this order, too.
         cancel_publications_but(session, table_id, policy.publish.source, now)
-        health = health_of(session, table_id)
+        health = session.get_one(TableHealth, table_id)
         if health.poll_error is not None:
             record_table_event(session, table_id, "poll.recovered", "The table can be read again.", now)
             health.poll_error = None

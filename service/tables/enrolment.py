@@ -28,7 +28,7 @@ from service.policies.staging import check_staging, lock_enrolments
 from service.problems import PROBLEM_PATH
 from service.records.catalogs import Catalog
 from service.records.keys import Role
-from service.records.tables import EnrolledTable
+from service.records.tables import EnrolledTable, add_table
 from service.settings import Settings
 from service.tables.models import PatternMiss, PatternRequest, PatternResult, TableRequest, TableView
 from service.tables.service import check_key_sets, view
@@ -130,7 +130,7 @@ def enroll_table(
         raise _already_enrolled(existing)
     try:
         with session.begin_nested():
-            session.add(row)
+            add_table(session, row)
     except IntegrityError as error:
         winner = _find_enrolled(session, loaded, request.branch)
         if winner is None:

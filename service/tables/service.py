@@ -2,9 +2,10 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, func, inspect, or_
+from sqlalchemy import ColumnElement, and_, case, func, or_
 from sqlmodel import Session, col, select
 from sqlmodel.sql.expression import SelectOfScalar
 
@@ -15,7 +16,7 @@ from service.catalogs.service import find_catalog, index_warehouse
 from service.db.database import Database, utc_now
 from service.errors import InvalidError, UnreachableError
 from service.http.etags import check_version, store_change
-from service.http.paging import Page, PageRequest, Sorting, read_page
+from service.http.paging import Joined, Page, PageRequest, Sorting, read_page
 from service.jobs import queue
 from service.jobs.events import record_table_event
 from service.jobs.queue import check_index_unused
@@ -29,7 +30,7 @@ from service.policies.staging import (
     staging_branches,
 )
 from service.records.catalogs import Catalog
-from service.records.health import HealthStatus, TableHealth, count_pending, health_of
+from service.records.health import GRAVITY, HealthStatus, TableHealth, count_pending
 from service.records.jobs import Job, JobKind
 from service.records.keys import Role
 from service.records.policies import Policy, PolicyAttachment
@@ -42,9 +43,12 @@ SORTING = Sorting(
         "name": EnrolledTable.name,
         "created_at": EnrolledTable.created_at,
         "updated_at": EnrolledTable.updated_at,
-        "status": inspect(EnrolledTable).all_orm_descriptors["gravity"],
-        "pending_equality_deletes": inspect(EnrolledTable).all_orm_descriptors["pending_equality_deletes"],
-        "read_overhead_seconds": inspect(EnrolledTable).all_orm_descriptors["read_overhead_seconds"],
+        "status": Joined(
+            case({status: rank for rank, status in enumerate(GRAVITY)}, value=TableHealth.status),
+            TableHealth.table_id,
+        ),
+        "pending_equality_deletes": Joined(TableHealth.pending_equality_deletes, TableHealth.table_id),
+        "read_overhead_seconds": Joined(TableHealth.read_overhead_seconds, TableHealth.table_id),
     },
     key=EnrolledTable.id,
     default="name",
@@ -70,12 +74,8 @@ def choose_tables(session: Session, which: TableFilter) -> SelectOfScalar[Enroll
     """The query of `list_tables`, in no order."""
     query = select(EnrolledTable).where(*_of_any_status(session, which))
     if which.status is not None:
-        stored = select(TableHealth.table_id).where(TableHealth.status == which.status)
-        others = select(TableHealth.table_id).where(TableHealth.status != HealthStatus.UNKNOWN)
-        is_status = col(EnrolledTable.id).in_(stored)
-        # One that was never polled has no row.
-        never = ~col(EnrolledTable.id).in_(others)
-        query = query.where(never if which.status is HealthStatus.UNKNOWN else is_status)
+        of_status = select(TableHealth.table_id).where(TableHealth.status == which.status)
+        query = query.where(col(EnrolledTable.id).in_(of_status))
     return query
 
 
@@ -86,15 +86,14 @@ def is_any_enrolled(session: Session) -> bool:
 
 def count_by_status(session: Session, which: TableFilter) -> Counter[HealthStatus]:
     """How many tables `list_tables` would list of each status."""
-    status = func.coalesce(TableHealth.status, HealthStatus.UNKNOWN.value)
-    counted = session.exec(
-        select(status, func.count())
-        .select_from(EnrolledTable)
-        .join(TableHealth, col(TableHealth.table_id) == col(EnrolledTable.id), isouter=True)
-        .where(*_of_any_status(session, which))
-        .group_by(status)
-    )
-    return Counter({HealthStatus(word): number for word, number in counted})
+    counted = select(TableHealth.status, func.count()).group_by(col(TableHealth.status))
+    if replace(which, status=None) == TableFilter():
+        # An index has the answer.
+        counted = counted.where(~col(TableHealth.is_removed))
+    else:
+        counted = counted.join(EnrolledTable, col(EnrolledTable.id) == col(TableHealth.table_id))
+        counted = counted.where(*_of_any_status(session, which))
+    return Counter({HealthStatus(word): number for word, number in session.exec(counted)})
 
 
 def _of_any_status(session: Session, which: TableFilter) -> list[ColumnElement[bool]]:
@@ -267,7 +266,7 @@ def delete_table(
     job = None
     if drop_index:
         job, _ = queue.enqueue(session, row, JobKind.DROP_INDEX, policy, now, requested_by=principal.name)
-    health = health_of(session, row.id)
+    health = session.get_one(TableHealth, row.id)
     health.is_removed = True
     session.add(health)
     count_pending(session, health, 0, now)
@@ -292,7 +291,6 @@ def views(session: Session, settings: Settings, rows: Sequence[EnrolledTable]) -
     )
     known = session.exec(select(TableHealth).where(col(TableHealth.table_id).in_(ids)))
     health = {one.table_id: one for one in known}
-    never = TableHealth(table_id="")
     staging = staging_branches(session, rows)
     now = utc_now()
     return [
@@ -314,7 +312,7 @@ def views(session: Session, settings: Settings, rows: Sequence[EnrolledTable]) -
             measured_at=measured.measured_at,
         )
         for row in rows
-        for measured in [health.get(row.id, never)]
+        for measured in [health[row.id]]
     ]
 
 

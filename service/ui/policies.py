@@ -154,7 +154,7 @@ def _try(
         wanted = body.settings or PolicySettings()
         refuse_mistakes(find_mistakes(session, settings, wanted, row))
         table = find_table(session, typed["table"])
-        health = session.get(TableHealth, table.id) or TableHealth(table_id=table.id)
+        health = session.get_one(TableHealth, table.id)
         reaches = row is not None and bool(policies.tables_under(session, row, 1))
         tried = replay(session, table, health, wanted, row.id if row and reaches else None, utc_now())
     except IcestreamError as error:

@@ -18,8 +18,8 @@ from service.db.database import CurrentDatabase, ReadSession, utc_now
 from service.errors import IcestreamError
 from service.http.paging import EVERYTHING, PageRequest, page_request
 from service.index_health import service as index_health
-from service.index_health.models import HealthSampleView, HealthView
-from service.index_health.samples import list_history, unseen_after
+from service.index_health.models import HealthView
+from service.index_health.samples import DrawnSample, drawn_samples, unseen_after
 from service.jobs import events
 from service.jobs import service as jobs
 from service.jobs.conversions import list_conversion_times
@@ -149,7 +149,7 @@ def _table_page(
         mark_words=_mark_words(plots, days, settings),
         days=days,
         spans=SPANS,
-        plan=preview(session, row, session.get(TableHealth, row.id) or TableHealth(table_id=row.id), now),
+        plan=preview(session, row, session.get_one(TableHealth, row.id), now),
         no_index=_why_no_index(session, row.id),
         published=_last_published(session, row.id),
         jobs=jobs.list_jobs(session, _LATEST_JOBS, table_id=table_id).items,
@@ -292,21 +292,13 @@ def coarse_resolution(days: int) -> Resolution:
     return Resolution.HOUR if days <= _BY_HOUR_DAYS else Resolution.DAY
 
 
-def _samples(
-    session: Session, table_id: str, since: datetime, now: datetime, days: int
-) -> list[HealthSampleView]:
+def _samples(session: Session, table_id: str, since: datetime, now: datetime, days: int) -> list[DrawnSample]:
     """What plots of so many days are drawn from, oldest first; the first may be from before: it held then."""
-    drawn = list_history(session, PageRequest(limit=_DRAWN_SAMPLES), table_id, since=since, until=now).items
+    drawn = drawn_samples(session, table_id, _DRAWN_SAMPLES, since=since, until=now)
     if len(drawn) == _DRAWN_SAMPLES:
-        drawn += list_history(
-            session,
-            PageRequest(limit=EVERYTHING),
-            table_id,
-            since=since,
-            until=drawn[-1].at,
-            resolution=coarse_resolution(days),
-        ).items
-    drawn += list_history(session, PageRequest(limit=1), table_id, until=since).items
+        older, resolution = drawn[-1].at, coarse_resolution(days)
+        drawn += drawn_samples(session, table_id, EVERYTHING, since=since, until=older, resolution=resolution)
+    drawn += drawn_samples(session, table_id, 1, until=since)
     return drawn[::-1]
 
 
@@ -344,13 +336,13 @@ def _mark_words(plots: Sequence[Plot], days: int, settings: Settings) -> str:
 
 
 def _unseen(
-    samples: Sequence[HealthSampleView], health: HealthView, now: datetime, unseen_after: timedelta
+    samples: Sequence[DrawnSample], health: HealthView, now: datetime, unseen_after: timedelta
 ) -> list[Span]:
     """When nobody could look at the table; samples: oldest first."""
     spans = [
         (sample.at, following.at)
         for sample, following in pairwise(samples)
-        if sample.status is HealthStatus.UNKNOWN
+        if sample.status == HealthStatus.UNKNOWN
     ]
     if health.measured_at is not None and now - health.measured_at > unseen_after:
         spans.append((max(health.measured_at, samples[-1].at), now))
@@ -358,7 +350,7 @@ def _unseen(
 
 
 def _plots(
-    samples: Sequence[HealthSampleView],
+    samples: Sequence[DrawnSample],
     conversions: Sequence[datetime],
     health: HealthView,
     since: datetime,

@@ -215,7 +215,15 @@ def _fill(session: Session, tables: int, jobs: int) -> Mapping[str, str]:
     """Paths of pages, by what they show."""
     ensure_built_in(session)
     now = utc_now()
-    catalog = Catalog(name="lake", type="sql", properties={"uri": "sqlite://"}, paused=True)
+    began = now - _SPAN
+    catalog = Catalog(
+        name="lake",
+        type="sql",
+        properties={"uri": "sqlite://"},
+        paused=True,
+        created_at=began,
+        updated_at=began,
+    )
     session.add(catalog)
     session.flush()
     ids = [new_id() for _ in range(tables)]

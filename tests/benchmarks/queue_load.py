@@ -42,7 +42,7 @@ from service.records.catalogs import Catalog
 from service.records.health import TableHealth
 from service.records.jobs import JobKind
 from service.records.policies import Level, Policy, PolicyAttachment
-from service.records.tables import EnrolledTable
+from service.records.tables import EnrolledTable, add_table
 from service.records.workers import Worker
 from service.settings import Settings
 from tests.benchmarks.measure import high_water_mark
@@ -367,7 +367,8 @@ def _add_tables(session: Session, catalog: Catalog, names: Sequence[str], locati
         )
         for name in names
     ]
-    session.add_all(tables)
+    for table in tables:
+        add_table(session, table)
     session.flush()
     return [table.id for table in tables]
 

@@ -15,7 +15,7 @@ from service.jobs.contract import Assignment, ErrorReport, FinishRequest
 from service.policies.effective import effective_policy
 from service.records.catalogs import Catalog
 from service.records.jobs import Job, JobKind, JobStatus
-from service.records.tables import EnrolledTable
+from service.records.tables import EnrolledTable, add_table
 from service.records.workers import Worker
 from service.settings import Settings
 
@@ -43,7 +43,8 @@ def add_tables(database: Database, uuids: list[str], catalog_name: str = "local"
             )
             for number, uuid in enumerate(uuids)
         ]
-        session.add_all(tables)
+        for table in tables:
+            add_table(session, table)
         return [table.id for table in tables]
 
 

@@ -7,7 +7,7 @@ from sqlmodel import col, select
 
 from service.db.database import Database
 from service.jobs import queue
-from service.records.health import TableHealth, health_of
+from service.records.health import TableHealth
 from service.records.jobs import Attempt, Event, Job, JobKind
 from service.records.policies import Policy, PolicyAttachment
 from service.records.tables import EnrolledTable
@@ -53,7 +53,7 @@ def table(database: Database) -> str:
     with database.write() as session:
         table = session.get_one(EnrolledTable, table_id)
         table.created_at = NOW - YEAR
-        health = health_of(session, table_id)
+        health = session.get_one(TableHealth, table_id)
         health.has_keys, health.new_data_files, health.key_sets = True, 1, [KEY_SET]
         health.pending_equality_delete_files = health.convertible_delete_files = 1
         health.oldest_convertible_at = NOW - DAY

@@ -16,7 +16,7 @@ from service.policies.built_in import BUILT_IN, STANDARD
 from service.policies.models import EffectivePolicy
 from service.quantities import sized
 from service.reader_cost import Shape
-from service.records.health import HealthStatus, TableHealth, health_of
+from service.records.health import HealthStatus, TableHealth
 from service.records.jobs import Job, JobKind
 from service.records.reports import KeySetReport
 from service.scheduling.simulation import Arrival, Beginning, Cost, Costs, JobCost, simulate
@@ -446,14 +446,14 @@ def test_a_table_recreated_under_its_name_starts_anew(service: Running, iceberg:
     table = service.enroll()
     service.poll(table["id"])
     with service.database.write() as session:
-        health = health_of(session, table["id"])
+        health = session.get_one(TableHealth, table["id"])
         health.indexed_snapshot_id, health.indexed_at = 7, utc_now()
         session.add(health)
     iceberg.catalog.drop_table("db.t")
     replaced = iceberg.create("db.t")
     service.poll(table["id"])
     with service.database.read() as session:
-        health = health_of(session, table["id"])
+        health = session.get_one(TableHealth, table["id"])
         assert (health.indexed_snapshot_id, health.indexed_at) == (None, None)
     assert service.admin.get(f"/tables/{table['id']}").json()["table_uuid"] == str(
         replaced.metadata.table_uuid

@@ -22,7 +22,7 @@ from service.jobs.service import last_failure_at, list_jobs
 from service.policies.places import namespace_target
 from service.policies.service import tables_under
 from service.records.audit import AuditEntry
-from service.records.health import health_of
+from service.records.health import TableHealth
 from service.records.jobs import Job, JobKind, JobStatus
 from service.records.policies import Policy, PolicyAttachment
 from service.records.tables import EnrolledTable
@@ -93,7 +93,11 @@ def test_of_the_tables_that_fail_with_their_catalog_only_one_is_read(database: D
     codes = ["host-unknown", "table-missing", "catalog-unreachable", "catalog-unreachable"]
     with database.write() as session:
         for table, code in zip(tables, codes, strict=True):
-            health_of(session, table).poll_error = {"code": code, "detail": "So it was.", "remedy": None}
+            session.get_one(TableHealth, table).poll_error = {
+                "code": code,
+                "detail": "So it was.",
+                "remedy": None,
+            }
     with database.read() as session:
         ((first, number),) = failed_with_their_catalogs(session)
         assert (first.table_id, first.error["code"], number) == (tables[0], "host-unknown", 3)

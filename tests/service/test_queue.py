@@ -27,7 +27,7 @@ from service.policies.effective import effective_policy
 from service.policies.models import AttachmentRequest, PolicyRequest
 from service.policies.service import attach_policy, create_policy
 from service.records.catalogs import Catalog
-from service.records.health import TableHealth, health_of
+from service.records.health import TableHealth
 from service.records.jobs import Event, Job, JobKind, JobStatus
 from service.records.policies import Level
 from service.records.system import SystemState
@@ -190,7 +190,7 @@ def test_a_rewriting_tells_from_which_share_of_deleted_rows_on_it_took_files(dat
     assert claim(database, add_worker(database)) is not None
     finish(database, job_id, 1, "succeeded", LATER)
     with database.write() as session:
-        row, health = session.get_one(EnrolledTable, table), health_of(session, table)
+        row, health = session.get_one(EnrolledTable, table), session.get_one(TableHealth, table)
         found = table_state(session, row, health, effective_policy(session, row), LATER)
     last = found.last[JobKind.REWRITE_DATA_FILES]
     assert (last.delete_ratio, last.succeeded_at) == (0.02, LATER)
@@ -391,7 +391,7 @@ def test_only_a_job_that_is_done_has_indexed_or_verified_what_its_worker_saw(
     pending = {"pending_equality_delete_files": 0, "pending_equality_deletes": 0}
     finish(database, job_id, 1, status, error=FATAL if status == "failed" else None, health=seen | pending)
     with database.read() as session:
-        health = health_of(session, table)
+        health = session.get_one(TableHealth, table)
         assert health.report_snapshot_id == 7
         assert (health.indexed_snapshot_id, health.verified_snapshot_id) == (
             7 if has_indexed else None,
@@ -423,7 +423,7 @@ def test_a_job_of_any_kind_has_indexed_what_it_leaves_covered(
     }
     finish(database, job_id, 1, "succeeded", health=health | changed)
     with database.read() as session:
-        found = health_of(session, table)
+        found = session.get_one(TableHealth, table)
         assert (found.indexed_snapshot_id == 7, found.indexed_at is not None) == (has_indexed,) * 2
 
 
@@ -437,7 +437,7 @@ def test_a_conversion_takes_new_files_along_where_an_index_job_would_come_soon(d
     for table, (kind, age, takes) in zip(tables, cases, strict=True):
         request(database, table, kind)
         with database.write() as session:
-            health = health_of(session, table)
+            health = session.get_one(TableHealth, table)
             health.indexed_at = START - timedelta(seconds=age) if age is not None else None
             session.add(health)
         assignment = claim(database, worker)
@@ -463,7 +463,7 @@ def test_a_conversion_takes_new_files_along_only_where_an_index_job_would_start_
     with database.write() as session:
         create_policy(session, SETTINGS, SYSTEM, PolicyRequest(name="p", settings=settings))
         attach_policy(session, SYSTEM, AttachmentRequest(level=Level.CATALOG, catalog="local", policy="p"))
-        health = health_of(session, table)
+        health = session.get_one(TableHealth, table)
         health.indexed_at = START
         session.add(health)
     job_id = request(database, table, JobKind.INDEX)
@@ -489,7 +489,7 @@ def test_what_a_conversion_costs_is_told_without_what_it_indexes(
     ended_at = START + timedelta(seconds=10)
     finish(database, job_id, 1, "succeeded", ended_at, result={"commits": 1, "stages": stages})
     with database.write() as session:
-        row, health = session.get_one(EnrolledTable, table), health_of(session, table)
+        row, health = session.get_one(EnrolledTable, table), session.get_one(TableHealth, table)
         state = table_state(session, row, health, effective_policy(session, row), ended_at)
         assert state.last[JobKind.CONVERT].seconds == known
 
@@ -503,7 +503,7 @@ def test_a_conversion_takes_no_new_files_along_after_an_attempt_that_may_have_di
     for table, status in zip(add_tables(database, ends), ends, strict=True):
         request(database, table, JobKind.CONVERT)
         with database.write() as session:
-            health = health_of(session, table)
+            health = session.get_one(TableHealth, table)
             health.indexed_at = START - timedelta(seconds=29)
             session.add(health)
         taken = []

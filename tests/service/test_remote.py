@@ -22,7 +22,7 @@ from service.command.main import app
 from service.command.operations import load_document, operations
 from service.confirmations import may_ask
 from service.db.database import new_id
-from service.records.tables import EnrolledTable
+from service.records.tables import EnrolledTable, add_table
 from service.settings import Settings
 from service.webhooks.signing import new_secret
 from tests.service.conftest import ADMIN_KEY, Running
@@ -328,8 +328,8 @@ def test_shells_complete_names_that_the_service_knows(
         for number in range(130):
             identifier = ["a", f"t{number:03}"]
             other = {"id": new_id(), "name": ".".join(identifier), "identifier": identifier}
-            session.add(EnrolledTable(**row | other | {"namespace": "a", "table_uuid": new_id()}))
-        session.add(EnrolledTable(**row | {"id": new_id(), "name": "z.x", "identifier": ["z", "x"]}))
+            add_table(session, EnrolledTable(**row | other | {"namespace": "a", "table_uuid": new_id()}))
+        add_table(session, EnrolledTable(**row | {"id": new_id(), "name": "z.x", "identifier": ["z", "x"]}))
     assert completed("icestream tables get local.z.") == ["local.z.x"]
     assert completed("icestream tables get local.a.t12") == [f"local.a.t12{end}" for end in range(10)]
     ends = completed("icestream tables get local.a.t")

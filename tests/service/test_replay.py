@@ -13,7 +13,7 @@ from sqlmodel import select
 
 from service.db.database import Database, utc_now
 from service.reader_cost import Shape, shape_of
-from service.records.health import HealthSample, TableHealth, health_of
+from service.records.health import HealthSample, TableHealth
 from service.records.jobs import Job, JobKind
 from service.records.tables import EnrolledTable
 from service.scheduling import replay
@@ -245,7 +245,7 @@ def test_intervals_lose_no_peak_and_no_job() -> None:
 def store(database: Database, table_id: str, known: History) -> None:
     with database.write() as session:
         table = session.get_one(EnrolledTable, table_id)
-        health = health_of(session, table_id)
+        health = session.get_one(TableHealth, table_id)
         health.partitions, health.has_keys = 0, True
         table.created_at = known.samples[0].at - timedelta(days=1)
         session.add_all([health, table])
@@ -308,7 +308,7 @@ def test_a_look_at_a_table_keeps_what_a_reader_has_to_do_with(
     service.poll(table["id"])
     with service.database.read() as session:
         shape = session.exec(select(HealthSample)).one().shape
-        now = shape_of(health_of(session, table["id"]).reader_shapes["now"])
+        now = shape_of(session.get_one(TableHealth, table["id"]).reader_shapes["now"])
     assert now.key_columns == 1
     assert shape == replace(now, key_columns=0), "a replay goes by what reads cost Spark"
     assert (shape.data_files, shape.rows, shape.equality_deletes) == (2, 6, 1)

@@ -16,7 +16,7 @@ from service.jobs import attempts, claims
 from service.jobs.contract import AnnouncedPlan, HeartbeatRequest
 from service.jobs.models import JobRequest
 from service.jobs.service import request_job, retry_job
-from service.records.health import health_of
+from service.records.health import TableHealth
 from service.records.jobs import Attempt, JobStatus
 from service.records.tables import get_table
 from service.scheduling.poller import Poller
@@ -190,7 +190,7 @@ def test_rows_that_are_seen_while_a_policy_changes_are_not_left_behind(
 
     with service.database.write() as session:  # as the poller does
         get_table(session, table_id, for_update=True)
-        health = health_of(session, table_id)
+        health = session.get_one(TableHealth, table_id)
         health.staged_snapshots, health.oldest_staged_at = 1, utc_now()
         session.flush()
         detaching = begin_and_wait(

@@ -20,7 +20,7 @@ from service.index_health.samples import record_sample
 from service.index_health.summary import total_pending
 from service.jobs.conversions import converted_since
 from service.policies.effective import effective_policy
-from service.records.health import MERGED_CHANGES, PendingChange, TableHealth, health_of
+from service.records.health import MERGED_CHANGES, PendingChange, TableHealth
 from service.records.jobs import Attempt, Job
 from service.records.tables import EnrolledTable, get_table
 from service.scheduling import retention
@@ -36,7 +36,7 @@ SETTINGS = Settings(fine_history_days=0.5, history_days=1, daily_history_days=2)
 def sample(database: Database, table_id: str, deletes: int, now: datetime) -> None:
     """As a poll of the table does it."""
     with database.write() as session:
-        table, health = get_table(session, table_id, for_update=True), health_of(session, table_id)
+        table, health = get_table(session, table_id, for_update=True), session.get_one(TableHealth, table_id)
         health.measured_at, health.pending_equality_deletes = now, deletes
         health.pending_equality_delete_files = min(deletes, 1)
         record_sample(session, table, health, effective_policy(session, table), now)

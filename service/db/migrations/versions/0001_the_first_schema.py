@@ -414,7 +414,21 @@ def _create_tables() -> None:
         sqlite_autoincrement=True,
     )
     op.create_index("ix_health_samples_at", "health_samples", ["at"], unique=False)
-    op.create_index("ix_health_samples_table_id_id", "health_samples", ["table_id", "id"], unique=False)
+    op.create_index(
+        "ix_health_samples_table_id_id",
+        "health_samples",
+        [
+            "table_id",
+            "id",
+            "at",
+            "resolution",
+            "hour_most_deletes",
+            "hour_longest_lag_seconds",
+            "day_most_deletes",
+            "day_longest_lag_seconds",
+        ],
+        unique=False,
+    )
     op.create_index(
         "ix_health_samples_most",
         "health_samples",
@@ -658,7 +672,11 @@ def _create_tables() -> None:
         ),
         sa.PrimaryKeyConstraint("table_id"),
     )
-    op.create_index("ix_table_health_status", "table_health", ["status"], unique=False)
+    op.create_index(
+        "ix_table_health_status", "table_health", ["status", "is_removed", "table_id"], unique=False
+    )
+    for sorted_by in ("pending_equality_deletes", "read_overhead_seconds"):
+        op.create_index(f"ix_table_health_{sorted_by}", "table_health", [sorted_by, "table_id"], unique=False)
     for oldest in ("oldest_equality_delete_at", "oldest_staged_at"):
         op.create_index(f"ix_table_health_{oldest}", "table_health", [oldest], unique=False)
     op.create_index(
