@@ -264,14 +264,14 @@ class _Readable(Protocol):
     def read(self, most_bytes: int, /) -> bytes: ...
 
 
-def read_bounded(source: _Readable, most_bytes: int, what: str) -> bytes:
-    """All that a file has. Raises LimitExceededError."""
+def read_bounded(source: _Readable, what: str) -> bytes:
+    """All that an answer or a file has. Raises LimitExceededError."""
     parts: list[bytes] = []
     size = 0
     while part := source.read(1024**2):
         check_time()
         size += len(part)
-        check_size(size, most_bytes, what)
+        check_size(size, ANSWER_BYTES, what)
         parts.append(part)
     return b"".join(parts)
 
@@ -280,7 +280,7 @@ def unpacked(content: bytes, what: str) -> bytes:
     """What gzip has packed. Raises LimitExceededError, and NotUnpackedError."""
     try:
         with gzip.open(io.BytesIO(content)) as source:
-            return read_bounded(source, ANSWER_BYTES, f"{what}, unpacked,")
+            return read_bounded(source, f"{what}, unpacked,")
     except (zlib.error, OSError, EOFError) as error:
         raise NotUnpackedError(f"{what} is not what gzip packs: {error}") from error
 

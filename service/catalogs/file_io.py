@@ -54,7 +54,7 @@ class _BoundedFile(PyArrowFile):
         if isinstance(self._filesystem, LocalFileSystem):
             self._check_regular()
         with super().open(seekable) as source:
-            content = read_bounded(source, ANSWER_BYTES, what)
+            content = read_bounded(source, what)
         if content.startswith(ENCRYPTED):
             raise EncryptedFileError(what)
         if content.startswith(_AVRO):
@@ -100,7 +100,7 @@ def _unpacked_bytes(codec: str, block: bytes, what: str) -> int:
         return len(bz2.BZ2Decompressor().decompress(block, most))
     if codec == "zstandard":
         with zstandard.ZstdDecompressor().stream_reader(io.BytesIO(block)) as source:
-            return len(read_bounded(source, ANSWER_BYTES, f"{what}, unpacked,"))
+            return len(read_bounded(source, f"{what}, unpacked,"))
     if codec == "snappy":  # it begins with its length
         told, shift = 0, 0
         for byte in block[:5]:

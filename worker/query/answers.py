@@ -21,7 +21,6 @@ from pyiceberg.table.metadata import TableMetadata
 
 from stores.table_metadata import parse_table_metadata
 from trust.bounds import (
-    ANSWER_BYTES,
     PACKED_METADATA,
     LimitExceededError,
     check_json,
@@ -93,7 +92,7 @@ class _Metadata:
         what = f"The file {location}"
         try:
             with storage.io.new_input(location).open() as source:
-                content = read_bounded(source, ANSWER_BYTES, what)
+                content = read_bounded(source, what)
             with _told_as_damaged(location):
                 if location.endswith(PACKED_METADATA):
                     content = unpacked(content, what)

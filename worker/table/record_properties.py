@@ -106,7 +106,10 @@ def table_file_io_properties(properties: Mapping[str, str]) -> dict[str, str]:
 
 def given_file_io_properties(properties: Mapping[str, str]) -> dict[str, str]:
     """What a catalog record says of files, for places that are no table's. properties: secrets resolved."""
-    return _of_files(properties)
+    given = {key: value for key, value in properties.items() if key.startswith(FILE_IO)}
+    warehouse = properties.get("warehouse", "")
+    # Tells whose account credentials are for.
+    return given | {"warehouse": warehouse} if azure_host(warehouse) else given
 
 
 def index_file_io_properties(properties: Mapping[str, str], index_warehouse: str) -> dict[str, str]:
@@ -135,17 +138,11 @@ def python_properties(java: Mapping[str, str]) -> dict[str, str]:
     """The file properties among Java's, in PyIceberg's words; `stores` knows Azure's in Java's, too."""
     # An empty one stands for a record's that is not to be used beside what a catalog vends. Where that is had
     # anew is for Java alone: they travel to tasks.
-    python = {key: value for key, value in _of_files(java).items() if value and key not in RENEWALS}
+    given = given_file_io_properties(java)
+    python = {key: value for key, value in given.items() if value and key not in RENEWALS}
     if "s3.path-style-access" in python:
         by_path = python.pop("s3.path-style-access").lower() == "true"
         python["s3.force-virtual-addressing"] = "false" if by_path else "true"
     if "client.region" in python:
         python.setdefault("s3.region", python["client.region"])
     return python
-
-
-def _of_files(properties: Mapping[str, str]) -> dict[str, str]:
-    given = {key: value for key, value in properties.items() if key.startswith(FILE_IO)}
-    warehouse = properties.get("warehouse", "")
-    # Tells whose account credentials are for.
-    return given | {"warehouse": warehouse} if azure_host(warehouse) else given
