@@ -165,7 +165,7 @@ def measure(
     with database.write() as session:
         paths = _fill(session, tables, jobs)
     if name == "PostgreSQL":  # as autovacuum does in time
-        execute(url, "ANALYZE")
+        execute(url, "VACUUM ANALYZE")
     database.dispose()
     environment = {
         "ICESTREAM_DATABASE_URL": url,

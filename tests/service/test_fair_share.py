@@ -165,7 +165,7 @@ class Budgeted:
             place = AttachmentRequest(level=Level.CATALOG, catalog="local", policy="budgeted")
             attach_policy(session, SYSTEM, place)
             for table in self.tables:
-                session.add(
+                session.merge(
                     TableHealth(
                         table_id=table,
                         pending_equality_delete_files=1,

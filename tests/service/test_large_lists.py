@@ -14,6 +14,7 @@ from service.auth.audit import list_entries
 from service.auth.models import SYSTEM, AuditFilter
 from service.db.database import Database, utc_now
 from service.http.paging import COUNTED, EVERYTHING, PageRequest, Total, count_rows
+from service.index_health.strips import divide, strips
 from service.index_health.summary import failed_polls, failed_with_their_catalogs
 from service.jobs import service as jobs
 from service.jobs.conversions import converted_since, list_conversion_times
@@ -22,13 +23,13 @@ from service.jobs.service import last_failure_at, list_jobs
 from service.policies.places import namespace_target
 from service.policies.service import tables_under
 from service.records.audit import AuditEntry
-from service.records.health import TableHealth
+from service.records.health import HealthStatus, TableHealth
 from service.records.jobs import Job, JobKind, JobStatus
 from service.records.policies import Policy, PolicyAttachment
 from service.records.tables import EnrolledTable
 from service.settings import Settings
 from service.tables.models import TableFilter
-from service.tables.service import list_tables, views
+from service.tables.service import count_by_status, list_tables, views
 from service.ui.first_hour import first_hour
 from service.ui.search import _found
 from service.ui.tables import rows_of
@@ -78,14 +79,46 @@ def test_a_list_of_workers_takes_as_many_statements_as_one_of_them(database: Dat
     assert statements() == for_one
 
 
-def test_tables_are_listed_by_name_without_sorting_all_of_them(database: Database) -> None:
-    add_tables(database, ["a"])
+@pytest.mark.parametrize(
+    ("sort", "index"),
+    [
+        ("name", "ix_tables_name"),
+        ("-pending_equality_deletes", "ix_table_health_pending_equality_deletes"),
+        ("-read_overhead_seconds", "ix_table_health_read_overhead_seconds"),
+    ],
+)
+def test_tables_are_listed_without_sorting_all_of_them(database: Database, sort: str, index: str) -> None:
+    add_tables(database, ["a", "b", "c"])
     with statements_of(database) as asked, database.read() as session:
-        list_tables(session, SETTINGS, PageRequest(limit=1), TableFilter())
-    statement, values = next(pair for pair in asked if "ORDER BY" in pair[0])
+        first = list_tables(session, SETTINGS, PageRequest(limit=2, sort=sort), TableFilter())
+        following = PageRequest(limit=2, sort=sort, cursor=first.next_cursor)
+        assert len(list_tables(session, SETTINGS, following, TableFilter()).items) == 1
+    listed = [
+        pair for pair in asked if "ORDER BY tables.name" in pair[0] or "ORDER BY table_health" in pair[0]
+    ]
+    assert len(listed) == 2
     with database.engine.connect() as connection:
-        steps = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", values).all()
-    assert ["ix_tables_name" in step[-1] for step in steps] == [True], steps
+        for statement, values in listed:
+            steps = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", values).all()
+            assert index in steps[0][-1], steps
+            assert "TEMP B-TREE" not in str(steps)
+
+
+def test_numbers_of_tables_by_status_and_what_strips_are_made_of_are_in_indexes(database: Database) -> None:
+    (table,) = add_tables(database, ["a"])
+    later = START + timedelta(days=20)
+    intervals = divide(START, later, later, fine_days=7, hourly_days=90)
+    with statements_of(database) as asked, database.read() as session:
+        assert count_by_status(session, TableFilter(status=HealthStatus.HEALTHY)) == {HealthStatus.UNKNOWN: 1}
+        strips(session, [table], intervals, later, timedelta(hours=1))
+    with database.engine.connect() as connection:
+        for word, index in (
+            ("count(*)", "ix_table_health_status"),
+            ("max(", "ix_health_samples_table_id_id"),
+        ):
+            statement, values = next(pair for pair in asked if word in pair[0] and "GROUP BY" in pair[0])
+            steps = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", values).all()
+            assert f"COVERING INDEX {index}" in str(steps), steps
 
 
 def test_of_the_tables_that_fail_with_their_catalog_only_one_is_read(database: Database) -> None:
@@ -161,6 +194,9 @@ def test_jobs_of_the_status_that_most_have_are_neither_all_read_nor_sorted(datab
     listed = plan_of(lambda session: list_jobs(session, page, statuses=[JobStatus.SUCCEEDED]))
     assert "ix_jobs_created_at_id" in listed
     assert "TEMP B-TREE" not in listed
+    failed = plan_of(lambda session: list_jobs(session, page, statuses=[JobStatus.FAILED]))
+    assert "ix_jobs_unsuccessful" in failed
+    assert "TEMP B-TREE" not in failed
     assert "ix_jobs_ended_at" in plan_of(lambda session: converted_since(session, START, START))
     assert "ix_jobs_failed" in plan_of(last_failure_at)
     assert "ix_jobs_table_id" in plan_of(lambda session: list_conversion_times(session, "t", START))

@@ -50,7 +50,7 @@ def measured(service: Running, now: datetime, samples: list[tuple[str, float, in
             append_sample(session, last.get(name), sample)
             session.flush()
             last[name] = sample
-            health = session.get(TableHealth, ids[f"db.{name}"]) or TableHealth(table_id=ids[f"db.{name}"])
+            health = session.get_one(TableHealth, ids[f"db.{name}"])
             health.pending_equality_deletes = deletes
             count_pending(session, health, deletes, at)
 
