@@ -17,7 +17,16 @@ from service.records.health import HealthSample, TableHealth
 from service.records.jobs import Job, JobKind
 from service.records.tables import EnrolledTable
 from service.scheduling import replay
-from service.scheduling.replay import History, PastJob, Sample, arrivals_of, costs_of, happened
+from service.scheduling.history import (
+    History,
+    PastJob,
+    Sample,
+    arrivals_of,
+    beginning_of,
+    costs_of,
+    happened,
+    read_history,
+)
 from service.scheduling.simulation import Arrival, Cost, Outcome, Pending, Ran
 from tests.service.conftest import Running, alike_on_both
 from tests.service.iceberg_tables import IcebergCatalog
@@ -193,7 +202,7 @@ def test_a_replay_begins_after_the_last_indexing_of_whatever_job() -> None:
         ([], NOW - COMMIT),
     ):
         earlier = {JobKind.INDEX: NOW - COMMIT}
-        begun = replay.beginning_of(History(known.samples, jobs, earlier), since, table, health)
+        begun = beginning_of(History(known.samples, jobs, earlier), since, table, health)
         assert begun.indexed_at == at
 
 
@@ -328,7 +337,7 @@ def test_of_what_jobs_reported_only_figures_are_read(service: Running, table: di
     jobs = [replace(job, result={**job.result, **long}) for job in (*known.jobs, *more)]
     store(service.database, table["id"], replace(known, jobs=jobs))
     with service.database.read() as session:
-        found = replay.read_history(session, table["id"], since).jobs
+        found = read_history(session, table["id"], since).jobs
     told = [(job.kind, job.work, job.bytes_written, job.changed) for job in (*known.jobs, more[0])]
     assert [(job.kind, job.work, job.bytes_written, job.changed) for job in found] == told
     assert max(len(str(job.result)) for job in found) < 2_000
@@ -410,7 +419,8 @@ def test_one_policy_is_tried_at_a_time_and_none_waits(
 
 
 def test_of_a_long_history_the_latest_part_is_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replay, "_MOST_ARRIVALS", 7)
+    for module in ("history", "replay"):
+        monkeypatch.setattr(f"service.scheduling.{module}.MOST_ARRIVALS", 7)
     found = arrivals_of(history(20))
     assert [one.at for one in found] == [NOW + COMMIT * number for number in range(14, 21)]
     assert Arrival(NOW + COMMIT * 20, UPSERT) == found[-1]
