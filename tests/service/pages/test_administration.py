@@ -17,6 +17,10 @@ from service.auth.models import Scope
 from service.db.database import utc_now
 from service.records.keys import Role
 from service.records.workers import Worker
+from service.scheduling.models import PolicyReplay
+from service.scheduling.replay import replay
+from service.ui import formats
+from service.ui import policies as policy_pages
 from service.ui.policy_form import read_setting
 from tests.patience import PATIENCE_SECONDS
 from tests.service.conftest import Running
@@ -78,8 +82,15 @@ def test_a_policy_is_made_changed_attached_detached_and_deleted_on_its_pages(
 
 
 def test_what_is_typed_into_a_policy_is_tried_on_a_table_before_it_is_saved(
-    service: Running, iceberg: IcebergCatalog, admin: Person
+    service: Running, iceberg: IcebergCatalog, admin: Person, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    replayed: list[PolicyReplay] = []
+
+    def noted(*asked: Any) -> PolicyReplay:
+        replayed.append(replay(*asked))
+        return replayed[-1]
+
+    monkeypatch.setattr(policy_pages, "replay", noted)
     iceberg.create("db.tried")
     table = service.enroll("db.tried")
     store(service.database, table["id"], history(30, utc_now() - timedelta(hours=6)))
@@ -105,6 +116,20 @@ def test_what_is_typed_into_a_policy_is_tried_on_a_table_before_it_is_saved(
     assert "Jobs: convert 30 in" in tried.text.replace("\N{NO-BREAK SPACE}", " ")
     assert all("Jobs: convert" in one for one in alone)
     assert "A full read by Spark, on average" in tried.text
+    rows = {
+        head: re.findall(r"<td[^>]*>([^<]*)</td>", values)
+        for head, values in re.findall(r'<td class="head">([^<]*)</td>(.*?)</tr>', tried.html)
+    }
+    outcomes = [replayed[-1].happened, replayed[-1].present, replayed[-1].edited]
+    assert rows["Bytes written by jobs"] == [formats.size(one.bytes_written) for one in outcomes]
+    assert rows["Vectors and position deletes written"] == [
+        formats.count(one.delete_files_written) for one in outcomes
+    ]
+    assert rows["Those in the place of another"] == [
+        formats.count(one.delete_files_rewritten) for one in outcomes
+    ]
+    for each in ("Bytes written by jobs", "Those in the place of another"):
+        assert rows[each][0] != rows[each][2], "hourly conversions write other figures"
     assert "What jobs cost is told by those that ran: 30 index, 30 convert." in tried.text
     assert dict(tried.form("/edit").fields)["settings.convert.age_seconds"] == "1 h"
     drawn = [json.loads(told) for told in re.findall("data-plot='([^']*)'", tried.html)]
