@@ -41,6 +41,7 @@ _COMPLETED = {
     **dict.fromkeys(("catalog", "catalog_id"), "/catalogs"),
     **dict.fromkeys(("policy", "policy_id"), "/policies"),
     **dict.fromkeys(("table_id", "job_id", "tables"), "/tables"),
+    "worker": "/workers",
     **{name: path for name, (path, _) in NAMED.items()},
 }
 """Where names are listed that a shell can complete."""

@@ -71,6 +71,12 @@ def list_jobs(
             description="Only jobs that a policy started are listed, or only those that somebody requested."
         ),
     ] = None,
+    worker: Annotated[
+        str | None,
+        Query(
+            description="Only jobs are listed that this worker ran an attempt at; it is given by name or id."
+        ),
+    ] = None,
     since: Since = None,
     until: Until = None,
 ) -> Page[JobView]:
@@ -83,6 +89,7 @@ def list_jobs(
         statuses=status or (),
         kinds=kind or (),
         trigger=trigger,
+        worker=worker,
         since=since,
         until=until,
     )

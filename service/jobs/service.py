@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any, Literal
 
 from sqlalchemy import ColumnElement, func
-from sqlmodel import Session, col, select
+from sqlmodel import Session, col, or_, select
 
 from service import __version__
 from service.auth.models import Principal
@@ -43,10 +43,11 @@ from service.policies.effective import effective_policy
 from service.policies.models import EffectivePolicy
 from service.records.catalogs import Catalog
 from service.records.health import TableHealth
-from service.records.jobs import FAILED, REQUEST, UNSUCCESSFUL, Job, JobKind, JobStatus
+from service.records.jobs import FAILED, REQUEST, UNSUCCESSFUL, Attempt, Job, JobKind, JobStatus
 from service.records.keys import Role
 from service.records.system import SystemState
 from service.records.tables import EnrolledTable, get_table
+from service.records.workers import Worker
 
 SORTING = Sorting(
     {
@@ -62,6 +63,8 @@ SORTING = Sorting(
 _UNSUCCESSFUL = frozenset((JobStatus.FAILED, JobStatus.CANCELLED))
 _COUNTED = 1_000
 """Of each status: what a page shows beside the list."""
+_FEW = 2_000
+"""Attempts of a worker, whose jobs are all looked at."""
 MAINTENANCE: dict[JobKind, tuple[str, ...]] = {
     JobKind.EXPIRE_SNAPSHOTS: ("older_than_seconds", "retain_last"),
     JobKind.REWRITE_DATA_FILES: (
@@ -130,12 +133,14 @@ def list_jobs(
     statuses: Sequence[JobStatus] = (),
     kinds: Sequence[JobKind] = (),
     trigger: Literal["policy", "request"] | None = None,
+    worker: str | None = None,
     since: datetime | None = None,
     until: datetime | None = None,
 ) -> Page[JobView]:
-    """Jobs made from `since` until before `until`; `catalog` is a name or id."""
-    chosen = _chosen(session, table_id, catalog, kinds, trigger, since, until)
-    query = select(Job).where(*chosen.of_table, *chosen.of_catalog, *chosen.times, *chosen.rest)
+    """Jobs made from `since` until before `until`; `catalog` is a name or id, as is `worker`, which ran an
+    attempt at them."""
+    chosen = _chosen(session, table_id, catalog, kinds, trigger, worker, since, until)
+    query = select(Job).where(*chosen.of_table, *chosen.of_catalog, *chosen.of_any_status, *chosen.rest)
     if JobStatus.SUCCEEDED in statuses or (statuses and {*statuses} <= _UNSUCCESSFUL):
         # Many have: an index of statuses would lead to all of these jobs, to be sorted for the first page.
         others = [one.value for one in JobStatus if one not in statuses]
@@ -160,11 +165,12 @@ def count_by_status(
     catalog: str | None = None,
     kinds: Sequence[JobKind] = (),
     trigger: Literal["policy", "request"] | None = None,
+    worker: str | None = None,
     since: datetime | None = None,
     until: datetime | None = None,
 ) -> dict[JobStatus, Total]:
     """How many jobs `list_jobs` would list of each status: as far as that is known soon."""
-    chosen = _chosen(session, table_id, catalog, kinds, trigger, since, until)
+    chosen = _chosen(session, table_id, catalog, kinds, trigger, worker, since, until)
     return _count_by_status(session, chosen, most=_COUNTED)
 
 
@@ -175,7 +181,8 @@ class _Chosen:
     of_table: list[ColumnElement[bool]]
     of_catalog: list[ColumnElement[bool]]
     """An index leads to these of a status, and to the table's of a time; none to the catalog's of a time."""
-    times: list[ColumnElement[bool]]
+    of_any_status: list[ColumnElement[bool]]
+    """An index leads to these, but not to those of a status: of a time, or of a worker that ran few."""
     rest: list[ColumnElement[bool]]
     """No index leads to these."""
 
@@ -183,14 +190,14 @@ class _Chosen:
 def _count_by_status(session: Session, chosen: _Chosen, *, most: int) -> dict[JobStatus, Total]:
     """Looks at `most` jobs of each status; if their index doesn't tell what is asked for, at as many in all:
     the newest ones, with which the list begins."""
-    if not chosen.times and not chosen.rest:
+    if not chosen.of_any_status and not chosen.rest:
         every = select(Job).where(*chosen.of_table, *chosen.of_catalog)
         return {
             status: count_rows(session, every.where(Job.status == status.value), most=most)
             for status in JobStatus
         }
     # No index has status and time: to look for the hour's succeeded ones would be to look at all that have.
-    newest = select(Job).where(*chosen.of_table, *chosen.times).order_by(col(Job.created_at).desc())
+    newest = select(Job).where(*chosen.of_table, *chosen.of_any_status).order_by(col(Job.created_at).desc())
     conditions = (*chosen.of_catalog, *chosen.rest)
     found = count_rows_by(session, newest, col(Job.status), *conditions, most=most * len(JobStatus))
     none = Total(0, any(one.is_least for one in found.values()))
@@ -203,10 +210,11 @@ def _chosen(
     catalog: str | None,
     kinds: Sequence[JobKind],
     trigger: Literal["policy", "request"] | None,
+    worker: str | None,
     since: datetime | None,
     until: datetime | None,
 ) -> _Chosen:
-    of_table, of_catalog, rest = [], [], []
+    of_table, of_catalog, of_any_status, rest = [], [], within(col(Job.created_at), since, until), []
     if catalog is not None:
         found = find_catalog(session, catalog)
         of_catalog.append(col(Job.catalog_id) == (found.id if found else ""))
@@ -219,7 +227,17 @@ def _chosen(
         rest.append((col(Job.trigger) == REQUEST) if trigger == REQUEST else (col(Job.trigger) != REQUEST))
     if kinds:
         rest.append(col(Job.kind).in_([kind.value for kind in kinds]))
-    return _Chosen(of_table, of_catalog, within(col(Job.created_at), since, until), rest)
+    if worker is not None:
+        named = or_(col(Worker.id) == worker, col(Worker.name) == worker)
+        ran = select(Attempt.job_id).where(col(Attempt.worker_id).in_(select(Worker.id).where(named)))
+        if count_rows(session, ran, most=_FEW).is_least:
+            # To sort all of them for the first page takes long: they are among those that it could have run.
+            last_seen_at = select(func.max(Worker.last_seen_at)).where(named).scalar_subquery()
+            of_any_status.append(col(Job.created_at) <= last_seen_at)
+            rest.append(ran.where(col(Attempt.job_id) == col(Job.id)).correlate(Job).exists())
+        else:
+            of_any_status.append(col(Job.id).in_(ran))
+    return _Chosen(of_table, of_catalog, of_any_status, rest)
 
 
 def latest_jobs(session: Session, table_ids: Sequence[str]) -> dict[str, JobView]:

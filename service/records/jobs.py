@@ -272,7 +272,8 @@ class JobRows(SQLModel, table=True):
 class Attempt(SQLModel, table=True):
     __tablename__ = "attempts"
     __table_args__ = (
-        Index("ix_attempts_worker_id_status", "worker_id", "status"),
+        # With the job, which is looked for by its worker.
+        Index("ix_attempts_worker_id_status_job_id", "worker_id", "status", "job_id"),
         Index(
             "ix_attempts_plans",
             "job_id",

@@ -27,6 +27,7 @@ from service.records.health import HealthStatus, TableHealth
 from service.records.jobs import Job, JobKind, JobStatus
 from service.records.policies import Policy, PolicyAttachment
 from service.records.tables import EnrolledTable
+from service.records.workers import Worker
 from service.settings import Settings
 from service.tables.models import TableFilter
 from service.tables.service import count_by_status, list_tables, views
@@ -34,7 +35,17 @@ from service.ui.first_hour import first_hour
 from service.ui.search import _found
 from service.ui.tables import rows_of
 from service.workers.service import list_workers
-from tests.service.queue_calls import SETTINGS, START, add_tables, add_worker, claim, request, statements_of
+from tests.service.queue_calls import (
+    FATAL,
+    SETTINGS,
+    START,
+    add_tables,
+    add_worker,
+    claim,
+    finish,
+    request,
+    statements_of,
+)
 
 
 @pytest.fixture(params=["sqlite"])
@@ -268,6 +279,51 @@ def test_no_filter_makes_a_count_walk_all_jobs_that_succeeded(
             plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", values).all()
             assert is_found_by in str(plan), plan
             assert "ORDER BY" not in str(plan), plan
+
+
+@pytest.mark.parametrize("few", [3, 2], ids=["few", "many"])
+def test_the_jobs_of_a_worker_are_listed_and_counted_without_a_walk_through_all_jobs(
+    database: Database, monkeypatch: pytest.MonkeyPatch, few: int
+) -> None:
+    monkeypatch.setattr(jobs, "_FEW", few)
+    tables = add_tables(database, ["a", "b", "c", "d", "e"])
+    with database.write() as session:
+        session.add(
+            Worker(id="one", name="first", hostname="h", pid=1, version="0", registered_by=SYSTEM.key)
+        )
+    other = add_worker(database)
+    ran = []
+    for table, worker in zip(tables[:4], ["one", "one", "one", other], strict=True):
+        ran.append(request(database, table, now=utc_now()))
+        assert claim(database, worker, utc_now()) is not None
+        finish(
+            database, ran[-1], 1, "failed" if table == tables[1] else "succeeded", error=FATAL, now=utc_now()
+        )
+    request(database, tables[4], now=utc_now())
+    first = PageRequest(limit=1, counts=True)
+    for worker in ("one", "first"):
+        for filters, expected in (
+            ({}, ran[2::-1]),
+            ({"statuses": [JobStatus.SUCCEEDED]}, [ran[2], ran[0]]),
+            ({"statuses": [JobStatus.FAILED]}, [ran[1]]),
+            ({"table_id": tables[2]}, [ran[2]]),
+            ({"until": START}, []),
+        ):
+            with statements_of(database) as asked, database.read() as session:
+                page = list_jobs(session, first, worker=worker, **filters)
+                found = list_jobs(session, PageRequest(limit=9), worker=worker, **filters)
+            assert [job.id for job in found.items] == expected, filters
+            assert (page.total, page.total_is_least) == (len(expected), False), filters
+            with database.engine.connect() as connection:
+                for statement, values in asked:
+                    plan = str(connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", values).all())
+                    assert not re.search("SCAN (jobs|attempts)", plan), plan
+    with database.read() as session:
+        counted = jobs.count_by_status(session, worker="one")
+    assert {status: total.number for status, total in counted.items() if total.number} == {
+        JobStatus.SUCCEEDED: 2,
+        JobStatus.FAILED: 1,
+    }
 
 
 def test_jobs_of_a_catalog_are_counted_among_its_own_and_those_of_a_time_among_the_newest(

@@ -337,6 +337,7 @@ def test_jobs_are_filtered(service: Running, table: dict[str, Any]) -> None:
         ({"catalog": "none"}, set()),
         ({"table_id": table["id"]}, both),
         ({"table_id": "none"}, set()),
+        ({"worker": "none"}, set()),
         ({"kind": "index", "status": "queued"}, {made["index"]}),
         ({"status": "failed"}, set()),
     ):

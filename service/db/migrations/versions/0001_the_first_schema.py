@@ -748,7 +748,9 @@ def _create_tables() -> None:
         sqlite_where=sa.text("plans IS NOT NULL"),
         postgresql_where=sa.text("plans IS NOT NULL"),
     )
-    op.create_index("ix_attempts_worker_id_status", "attempts", ["worker_id", "status"], unique=False)
+    op.create_index(
+        "ix_attempts_worker_id_status_job_id", "attempts", ["worker_id", "status", "job_id"], unique=False
+    )
     op.create_table(
         "events",
         sa.Column("id", BIG_ID, nullable=False),
