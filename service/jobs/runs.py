@@ -73,6 +73,7 @@ class Waits(NamedTuple):
     dry_run: bool
     since: datetime
     """When it was made, or its last attempt ended."""
+    available_at: datetime
 
 
 def waiting_jobs(session: Session, table_ids: Sequence[str]) -> list[Waits]:
@@ -80,7 +81,7 @@ def waiting_jobs(session: Session, table_ids: Sequence[str]) -> list[Waits]:
     ended = select(func.max(Attempt.ended_at)).where(col(Attempt.job_id) == col(Job.id)).scalar_subquery()
     since = func.coalesce(ended, col(Job.created_at), type_=UtcDateTime)
     rows = session.execute(
-        columns(col(Job.table_id), col(Job.id), col(Job.kind), col(Job.dry_run), since)
+        columns(col(Job.table_id), col(Job.id), col(Job.kind), col(Job.dry_run), since, col(Job.available_at))
         .where(col(Job.status) == JobStatus.QUEUED.value, col(Job.table_id).in_(table_ids))
         .order_by(since, col(Job.id))
     )

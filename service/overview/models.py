@@ -118,6 +118,8 @@ class Waiting(Message):
     """The job changes nothing if this is true."""
     since: datetime
     """The job was made at this time, or its last attempt ended then."""
+    available_at: datetime
+    """No worker takes the job before."""
 
 
 class TableTimeline(Message):

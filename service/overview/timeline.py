@@ -99,9 +99,14 @@ def get_timeline(
     waiting: dict[str, list[Waiting]] = {table_id: [] for table_id in ids}
     for job in waiting_jobs(session, ids):
         if job.since < intervals.until:
-            kind = JobKind(job.kind)
             waiting[job.table_id].append(
-                Waiting(job_id=job.job_id, kind=kind, dry_run=job.dry_run, since=job.since)
+                Waiting(
+                    job_id=job.job_id,
+                    kind=JobKind(job.kind),
+                    dry_run=job.dry_run,
+                    since=job.since,
+                    available_at=job.available_at,
+                )
             )
     return Timeline(
         since=intervals.since,

@@ -31,6 +31,8 @@ _SHORTEST = timedelta(minutes=10)
 _LATEST = 12
 """Jobs of each table, as cells that lead to them."""
 _TIME = "%Y-%m-%d %H:%M UTC"
+_LATER = "later"
+"""Of a job that waits for a time, and would for any number of workers."""
 
 
 @router.get("/timeline")
@@ -68,7 +70,8 @@ def show_timeline(
         reader,
         shown=shown,
         data=_data(shown, min(now, shown.until), names_catalogs=len(known) > 1),
-        rows=[_row(table, latest.get(table.table_id, [])) for table in shown.items],
+        rows=[_row(table, latest.get(table.table_id, []), now) for table in shown.items],
+        workers=sorted(Counter(run.worker_name for table in shown.items for run in table.runs).items()),
         next_cursor=shown.next_cursor,
         sort=page.sort,
         hours=hours,
@@ -96,7 +99,9 @@ def _moves(since: datetime, until: datetime, now: datetime) -> Mapping[str, Mapp
     return {words: {"since": rfc3339(begin), "until": rfc3339(end)} for words, (begin, end) in found.items()}
 
 
-def _row(table: TableTimeline, latest: Sequence[tuple[str, str, bool, str, datetime]]) -> dict[str, Any]:
+def _row(
+    table: TableTimeline, latest: Sequence[tuple[str, str, bool, str, datetime]], now: datetime
+) -> dict[str, Any]:
     """What a strip says, in words; latest: its jobs, as `latest_jobs_of_each` tells them."""
     ran = Counter(run.status for run in table.runs)
     return {
@@ -105,6 +110,7 @@ def _row(table: TableTimeline, latest: Sequence[tuple[str, str, bool, str, datet
         "longest": max((one for one in table.lag_seconds if one is not None), default=None),
         "ran": [(status.value, number) for status, number in sorted(ran.items())],
         "number": ran.total(),
+        "later": [job.available_at for job in table.waiting if job.available_at > now],
         "latest": [
             (job_id, status, f"{_kind(JobKind(kind), dry_run=dry_run)} {status}, {at:{_TIME}}")
             for job_id, kind, dry_run, status, at in latest
@@ -124,7 +130,7 @@ def _data(shown: Timeline, now: datetime, *, names_catalogs: bool) -> str:
         [(run.kind, run.dry_run) for table in shown.items for run in table.runs]
         + [(job.kind, job.dry_run) for table in shown.items for job in table.waiting]
     )
-    statuses = _numbered([*AttemptStatus, JobStatus.QUEUED])
+    statuses = _numbered([*AttemptStatus, JobStatus.QUEUED, _LATER])
 
     def seconds(moment: datetime) -> int:
         return round((moment - shown.since).total_seconds())
@@ -153,10 +159,11 @@ def _data(shown: Timeline, now: datetime, *, names_catalogs: bool) -> str:
                 number,
                 None,
                 kinds[job.kind, job.dry_run],
-                statuses[JobStatus.QUEUED],
+                statuses[_LATER if job.available_at > now else JobStatus.QUEUED],
                 seconds(job.since),
                 seconds(now),
                 job.job_id,
+                seconds(job.available_at),
             ]
             for number, table in enumerate(shown.items)
             for job in table.waiting

@@ -634,6 +634,12 @@ def test_workers_are_drawn_with_what_they_ran_when_and_lead_to_it(
 
     signed_in.goto(f"{service.url}/timeline?search=shop.visits")
     chart(signed_in, "What ran on each worker")
+    signed_in.mouse.click(*point(5, 0))
+    signed_in.wait_for_url(f"{service.url}/jobs?worker=worker-7&until=*")
+    expect(signed_in.locator("#jobs tbody tr")).to_have_count(2)
+
+    signed_in.goto(f"{service.url}/timeline?search=shop.visits")
+    chart(signed_in, "What ran on each worker")
     with signed_in.expect_navigation():
         signed_in.mouse.move(*point(12.5, 0))
         signed_in.mouse.down()
@@ -682,9 +688,26 @@ def test_a_job_that_waits_is_a_hollow_bar_below_what_ran_and_leads_to_it(
     assert box is not None
     x = strips.evaluate("(e, time) => CHARTS.get(e).valToPos(time, 'x')", now - 5 * 3600)
     signed_in.mouse.move(box["x"] + x, box["y"] + 19)
-    expect(strips.locator(".readout")).to_contain_text("index: waits, 6\N{NO-BREAK SPACE}h")
+    expect(strips.locator(".readout")).to_contain_text("index: waits for a worker, 6\N{NO-BREAK SPACE}h")
     signed_in.mouse.click(box["x"] + x, box["y"] + 19)
     signed_in.wait_for_url(f"{service.url}/jobs/{job}")
+
+    def edges() -> set[str | None]:
+        """What the upper edge of the bar is drawn with, along it."""
+        shown = chart(signed_in, "Tables over time")
+        times = [now - (5 + minute / 60) * 3600 for minute in range(0, 50, 5)]
+        return {shown.evaluate(_ROW, [time, 0, 1 - 7 / high]) for time in times}
+
+    signed_in.goto(f"{service.url}/timeline?search=shop.visits")
+    assert edges() == {"muted"}
+    database = Database(service.database_url)
+    with database.write() as session:
+        session.get_one(Job, job).available_at = utc_now() + 24 * HOUR
+    database.dispose()
+    signed_in.goto(f"{service.url}/timeline?search=shop.visits")
+    assert edges() == {"muted", None}, "no worker could have it: it waits for a time"
+    signed_in.mouse.move(box["x"] + x, box["y"] + 19)
+    expect(strips.locator(".readout")).to_contain_text("index: waits until ")
 
 
 def test_the_x_ray_draws_runs_as_large_and_as_dead_as_they_are(

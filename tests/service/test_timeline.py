@@ -17,7 +17,7 @@ from service.index_health.strips import Strip, divide, strips
 from service.jobs.runs import attempts_within, latest_jobs_of_each, waiting_jobs
 from service.overview.models import Run, TableTimeline, Timeline
 from service.records.health import HealthSample, HealthStatus, TableHealth
-from service.records.jobs import AttemptStatus, JobKind
+from service.records.jobs import AttemptStatus, Job, JobKind
 from service.ui.formats import rfc3339
 from service.ui.timeline import _data
 from tests.service.conftest import ON_BOTH, Running, alike_on_both
@@ -231,8 +231,15 @@ def test_what_waits_is_told_since_it_was_made_or_last_tried(database: Database) 
         assert {one.job_id for one in waiting_jobs(session, [table, other])} == {made, of_other}
     finish(database, tried, assignment.attempt, "failed", START + MINUTE * 5, RETRYABLE)
     with database.read() as session:
-        waiting = [(one.job_id, one.since) for one in waiting_jobs(session, [table, other])]
-    assert waiting == [(of_other, START + MINUTE), (made, START + MINUTE * 3), (tried, START + MINUTE * 5)]
+        waiting = waiting_jobs(session, [table, other])
+        backoff = timedelta(seconds=session.get_one(Job, tried).backoff_seconds)
+    assert [(one.job_id, one.since) for one in waiting] == [
+        (of_other, START + MINUTE),
+        (made, START + MINUTE * 3),
+        (tried, START + MINUTE * 5),
+    ]
+    assert [one.available_at - one.since for one in waiting] == [timedelta(0), timedelta(0), backoff]
+    assert backoff
 
 
 def test_what_ran_for_many_tables_is_asked_for_together(database: Database) -> None:
@@ -295,11 +302,13 @@ def test_the_call_shows_tables_with_most_pending_first_and_pages_through_them(
     waits = service.admin.post(f"/tables/{ids['db.none']}/jobs", json={"kind": "index"}).json()
     assert [one["waiting"] for one in told["items"]] == [[], [], []]
     (waiting,) = ask()["items"][2]["waiting"]
-    assert (waiting["job_id"], waiting["kind"], waiting["since"]) == (
-        waits["id"],
-        "index",
-        waits["created_at"],
-    )
+    assert waiting == {
+        "job_id": waits["id"],
+        "kind": "index",
+        "dry_run": False,
+        "since": waits["created_at"],
+        "available_at": waits["available_at"],
+    }
     for kind in (
         JobKind.CONVERT,
         JobKind.COMPACT,
@@ -307,7 +316,8 @@ def test_the_call_shows_tables_with_most_pending_first_and_pages_through_them(
         JobKind.EXPIRE_SNAPSHOTS,
         JobKind.REWRITE_MANIFESTS,
     ):
-        service.admin.post(f"/tables/{ids['db.none']}/jobs", json={"kind": kind}).raise_for_status()
+        later = {"run_at": rfc3339(utc_now() + timedelta(hours=1))} if kind is JobKind.VERIFY else {}
+        service.admin.post(f"/tables/{ids['db.none']}/jobs", json={"kind": kind, **later}).raise_for_status()
     many = ask()["items"][2]
     assert (many["waiting_jobs"], len(many["waiting"]), many["waiting"][0]) == (6, 5, waiting)
     before = {"since": "2020-01-01T00:00:00Z", "until": "2020-01-02T00:00:00Z"}
@@ -369,6 +379,8 @@ def test_the_call_shows_tables_with_most_pending_first_and_pages_through_them(
         moved = admin.open(f"/timeline?{urlencode(night)}")
         assert next(words for words in moved.links if words.startswith("db.")) == "db.none"
         assert "1 running" in page.text
+        assert "6 waiting some until " in page.text
+        assert "(1 run)" in page.text
         assert "a gap may hold what they ran for others" in page.text
         assert f'<a class="cell running" href="/jobs/{job}" title="index running, ' in page.html
         assert "/timeline?since=" in page.links["Earlier"]
@@ -377,6 +389,9 @@ def test_the_call_shows_tables_with_most_pending_first_and_pages_through_them(
         assert "nothing is enrolled" not in earlier.text
         assert "No table fits these filters" in admin.open("/timeline?search=nowhere").text
         assert admin.open("/timeline?colour=lag&hours=1").status == 200
+        by_worker = admin.open(page.links["w1"])
+        assert f'href="/jobs/{job}"' in by_worker.html
+        assert waits["id"] not in by_worker.html
 
 
 def test_while_nobody_could_look_nothing_is_said_to_have_held(

@@ -355,9 +355,9 @@ function mixed(part) {
 
 function timelineData(element) {
   const told = JSON.parse(element.dataset.timeline);
-  told.runs = told.runs.map(([table, worker, kind, status, start, end, job]) => ({
+  told.runs = told.runs.map(([table, worker, kind, status, start, end, job, available]) => ({
     table, worker, kind: told.kinds[kind], status: told.statuses[status],
-    start: told.began + start, end: told.began + Math.max(end, start), job,
+    start: told.began + start, end: told.began + Math.max(end, start), job, available: told.began + available,
   }));
   return told;
 }
@@ -383,14 +383,16 @@ function tableRows(told, colour) {
 // What a worker ran at the same time goes to lanes of their own.
 function workerRows(told) {
   const rows = [];
+  const until = new Date(told.ends * 1000).toISOString();
   told.workers.forEach((name, worker) => {
+    const path = `/jobs?${new URLSearchParams({ worker: name, until })}`;
     const lanes = [];
     for (const run of told.runs.filter((each) => each.worker === worker)) {
       const lane = lanes.find((each) => each.at(-1).end <= run.start);
       if (lane) lane.push(run);
       else lanes.push([run]);
     }
-    lanes.forEach((runs, lane) => rows.push({ name: lane ? "" : name, path: "/workers", runs, cells: [] }));
+    lanes.forEach((runs, lane) => rows.push({ name: lane ? "" : name, path, runs, cells: [] }));
   });
   return rows;
 }
@@ -588,10 +590,11 @@ function strips(element) {
         for (const run of each.runs) {
           const left = drawn.valToPos(run.start, "x", true);
           const wide = Math.max(drawn.valToPos(run.end, "x", true) - left, 3 * scale);
-          // What waits is hollow.
-          if (run.status === "queued") {
+          // What waits is hollow, and dashed if it is for a time.
+          if (run.status === "queued" || run.status === "later") {
             ctx.strokeStyle = inkOf("muted");
             ctx.lineWidth = scale;
+            ctx.setLineDash(run.status === "later" ? [3 * scale, 3 * scale] : []);
             ctx.strokeRect(left + scale / 2, top + height - 6.5 * scale, wide - scale, 4 * scale);
             continue;
           }
@@ -611,8 +614,9 @@ function strips(element) {
       else parts.push(inViewersZone(new Date(time * 1000)));
       if (run) {
         const of = hasCells ? `on ${told.workers[run.worker]}` : `of ${told.tables[run.table][1]}`;
-        const did = run.status === "queued" ? `${run.kind}: waits` : `${run.kind} ${of}: ${run.status}`;
-        parts.push(`${did}, ${duration(run.end - run.start)}`);
+        const waits = run.status === "queued" ? "waits for a worker"
+          : run.status === "later" && `waits until ${inViewersZone(new Date(run.available * 1000))}`;
+        parts.push(`${waits ? `${run.kind}: ${waits}` : `${run.kind} ${of}: ${run.status}`}, ${duration(run.end - run.start)}`);
       }
       return parts.join("\n");
     },
