@@ -5,7 +5,7 @@ What stands in paths becomes arguments, queries and the fields of bodies become 
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from service.command import help_texts
-from service.command.completion import names_of
+from service.command.completion import Complete, names_of
 
 Json = dict[str, Any]
 
@@ -70,7 +70,7 @@ def text(given: str) -> str:
 def argument(
     metavar: str,
     words: str,
-    complete: Callable[[str], list[str]] | None = None,
+    complete: Complete | None = None,
     *,
     show_default: bool | str = False,
 ) -> Any:

@@ -304,7 +304,8 @@ def test_what_to_do_is_told_as_commands() -> None:
 
 
 def test_a_service_that_does_not_answer_completes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = typer.Context(typer.main.get_command(app))
     monkeypatch.setenv("ICESTREAM_URL", "http://127.0.0.1:1")
-    assert names_of("/tables")("lake") == []
+    assert names_of("/tables")(line, "lake") == []
     monkeypatch.delenv("ICESTREAM_API_KEY", raising=False)
-    assert names_of("/tables")("lake") == []
+    assert names_of("/tables")(line, "lake") == []

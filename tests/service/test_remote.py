@@ -359,9 +359,19 @@ def test_shells_complete_tables_that_can_be_enrolled(
     assert listed == [("shop",)], "of what can't be meant, nothing is asked"
     assert offered("loc") == ["local.logs.clicks", "local.shop.orders"]
     assert offered("local.shop.$(") == offered("remote.") == []
-    other = {"name": "local2", "type": "sql", "properties": iceberg.properties}
+    other = {"name": "local2", "type": "sql", "properties": iceberg.properties | {"catalog_name": "local"}}
     service.admin.post("/catalogs", json=other).raise_for_status()
     assert offered("") == ["local.", "local2."]
+    # A catalog that the line names needs no other, and its tables don't have it before them.
+    assert offered("--catalog local shop.") == ["shop.orders"]
+    assert offered("--catalog local ") == ["logs.clicks", "shop.orders"]
+    assert offered("--catalog none ") == []
+    service.enroll("logs.clicks", catalog="local2")
+    listed_jobs = "icestream jobs list --catalog {} --table "
+    assert completed(listed_jobs.format("local2")) == ["local2.logs.clicks"]
+    assert "local.db.t" in completed(listed_jobs.format("local"))
+    service.start_worker()
+    assert completed("icestream jobs list --worker w") == ["w1"]
 
 
 def test_a_job_is_waited_for(call: Call, service: Running, monkeypatch: pytest.MonkeyPatch) -> None:
