@@ -1,5 +1,6 @@
 """What plots show and when: what was measured, at the times at which it was."""
 
+import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,12 +15,14 @@ from service.jobs import conversions
 from service.records.health import HealthSample, TableHealth, count_pending
 from service.records.jobs import Job
 from service.settings import Settings
+from service.ui import __file__ as pages
 from service.ui import tables as table_pages
 from tests.service.conftest import ADMIN_KEY, Running, running
 from tests.service.health_samples import health_sample
 from tests.service.iceberg_tables import IcebergCatalog
 from tests.service.pages.person import Page, Person
 
+_TABLE = re.compile(r"<table[^>]*>\s*(<caption)?")
 Ended = tuple[float, int | None, dict[str, Any]]
 
 
@@ -190,3 +193,11 @@ def test_conversions_too_many_to_be_marked_one_by_one_share_marks_and_the_page_s
     assert 200 < len(marks(page, now)) <= 240
     assert "conversions; one mark stands for those that are close" in page.text
     assert "(of the last 90 days: older jobs are not kept)" in of_a_year
+
+
+def test_each_table_says_what_it_is_of() -> None:
+    """A screen reader that goes from table to table reads captions, and no names of what is around them."""
+    templates = list(Path(pages).parent.rglob("*.html"))
+    tables = [(file.name, found[1]) for file in templates for found in _TABLE.finditer(file.read_text())]
+    assert len(tables) > 20
+    assert [name for name, caption in tables if not caption] == []
