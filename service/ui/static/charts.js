@@ -110,12 +110,28 @@ function aligned(lines) {
   ];
 }
 
-function timeAxis() {
+const FONT = "12px system-ui, sans-serif";
+
+// `write` tells the words of a tick.
+function xAxis(write, space = 70) {
   return {
     stroke: () => ink("muted"), grid: { stroke: () => ink("line"), width: 1 }, ticks: { show: false },
-    font: "12px system-ui, sans-serif", size: 28, space: 80,
-    values: (_, ticks, __, ___, step) => ticks.map((tick) => timeOfTick(new Date(tick * 1000), step)),
+    font: FONT, size: 28, space,
+    values: (chart, ticks, _, __, step) => ticks.map((tick) => uncut(chart, tick, write(tick, step))),
   };
+}
+
+function timeAxis() {
+  return xAxis((tick, step) => timeOfTick(new Date(tick * 1000), step), 80);
+}
+
+// Words that the right edge would cut say something else than they mean.
+function uncut(chart, tick, text) {
+  chart.ctx.save();
+  chart.ctx.font = FONT;
+  const half = chart.ctx.measureText(text).width / 2;
+  chart.ctx.restore();
+  return chart.bbox.left / devicePixelRatio + chart.valToPos(tick, "x") + half + 2 > chart.width ? "" : text;
 }
 
 const TICKS = {
@@ -654,8 +670,8 @@ function bars(element) {
     axis: () => {
       const unit = UNITS[told.unit];
       return {
-        ...timeAxis(), space: 70, incrs: told.unit === "seconds" ? [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, ...STEPS_SECONDS] : unit.steps,
-        values: (_, ticks) => ticks.map(told.unit === "seconds" ? seconds : unit.axis),
+        ...xAxis(told.unit === "seconds" ? seconds : unit.axis),
+        incrs: told.unit === "seconds" ? [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, ...STEPS_SECONDS] : unit.steps,
       };
     },
     read() {
@@ -722,8 +738,7 @@ function story(element) {
     whole: () => whole,
     all: () => zoomTo(null),
     axis: () => ({
-      ...timeAxis(), space: 70, incrs: [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, ...STEPS_SECONDS],
-      values: (_, ticks) => ticks.map(seconds),
+      ...xAxis(seconds), incrs: [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, ...STEPS_SECONDS],
     }),
     read() {
       told = JSON.parse(element.dataset.story);
