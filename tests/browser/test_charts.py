@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 from playwright.sync_api import Locator, Page, expect
@@ -706,8 +707,41 @@ def test_a_job_that_waits_is_a_hollow_bar_below_what_ran_and_leads_to_it(
     database.dispose()
     signed_in.goto(f"{service.url}/timeline?search=shop.visits")
     assert edges() == {"muted", None}, "no worker could have it: it waits for a time"
+    box = strips.locator(".u-over").bounding_box()
+    assert box is not None
     signed_in.mouse.move(box["x"] + x, box["y"] + 19)
     expect(strips.locator(".readout")).to_contain_text("index: waits until ")
+
+
+_CUT = """async (element) => {
+    // What is written beyond the right edge, at widths of windows that people have.
+    const chart = CHARTS.get(element);
+    const write = chart.ctx.fillText;
+    const cut = new Set();
+    let number = 0;
+    chart.ctx.fillText = function (text, x, y) {
+        number += 1;
+        const length = this.measureText(text).width;
+        if (x + (this.textAlign === "center" ? length / 2 : 0) > this.canvas.width) cut.add(text);
+        return write.call(this, text, x, y);
+    };
+    for (let width = 800; width <= 1500; width += 10) {
+        chart.setSize({ width, height: chart.height });
+        await new Promise((drawn) => setTimeout(drawn));
+    }
+    return [number > 700, [...cut]];
+}"""
+
+
+def test_no_label_of_an_axis_is_cut_by_the_edge(signed_in: Page, service: RunningService, table: str) -> None:
+    # A day ends soon after midnight, at which a tick has the longest words.
+    until = utc_now().replace(hour=0, minute=15, second=0, microsecond=0)
+    span = {
+        "since": f"{until - timedelta(days=1):%Y-%m-%dT%H:%M:%SZ}",
+        "until": f"{until:%Y-%m-%dT%H:%M:%SZ}",
+    }
+    signed_in.goto(f"{service.url}/timeline?{urlencode(span)}")
+    assert chart(signed_in, "Tables over time").evaluate(_CUT) == [True, []]
 
 
 def test_the_x_ray_draws_runs_as_large_and_as_dead_as_they_are(
