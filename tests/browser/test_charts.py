@@ -725,11 +725,11 @@ _CUT = """async (element) => {
         if (x + (this.textAlign === "center" ? length / 2 : 0) > this.canvas.width) cut.add(text);
         return write.call(this, text, x, y);
     };
-    for (let width = 800; width <= 1500; width += 10) {
+    for (let width = 800; width <= 1500; width += 20) {
         chart.setSize({ width, height: chart.height });
         await new Promise((drawn) => setTimeout(drawn));
     }
-    return [number > 700, [...cut]];
+    return [number > 350, [...cut]];
 }"""
 
 
