@@ -42,13 +42,14 @@ from sqlalchemy import (
     event,
     text,
 )
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as NoConnectionError
 from sqlalchemy.pool import ConnectionPoolEntry
 from sqlalchemy.types import TypeDecorator
-from sqlmodel import Session
+from sqlmodel import Session, SQLModel
 
 from service.db import private_files
 from service.db.control_database import files_of
@@ -250,6 +251,12 @@ def _keep_private(files: Sequence[str]) -> None:
         ) from None
     for path in beside:
         private_files.tighten(path)
+
+
+def insert_into(session: Session, model: type[SQLModel]) -> Any:
+    """A statement to which either database adds what happens to a row that is there already."""
+    insert = sqlite.insert if session.get_bind().dialect.name == "sqlite" else postgresql.insert
+    return insert(model)
 
 
 class _AnsweredConnection(psycopg.Connection[Any]):

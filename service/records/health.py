@@ -7,10 +7,9 @@ from typing import Any, NamedTuple
 from zlib import crc32
 
 from sqlalchemy import BigInteger, Column, Float, Index, cast, func, select, text
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlmodel import Field, Session, SQLModel, col
 
-from service.db.database import BigId, Json, UtcDateTime
+from service.db.database import BigId, Json, UtcDateTime, insert_into
 from service.reader_cost import TARGET_FILE_BYTES, Shape
 from service.records.jobs import JobKind
 from service.records.report_columns import ReportedList, ReportedObject
@@ -224,9 +223,8 @@ class IndexLayouts(SQLModel, table=True):
 
 def store_layouts(session: Session, table_id: str, layouts: Sequence[IndexLayout]) -> None:
     """Two jobs of a table may end at the same time, so the first row of one is no error of the other."""
-    insert = sqlite.insert if session.get_bind().dialect.name == "sqlite" else postgresql.insert
     told = {"layouts": [one.model_dump() for one in layouts]}
-    row = insert(IndexLayouts).values(table_id=table_id, **told)
+    row = insert_into(session, IndexLayouts).values(table_id=table_id, **told)
     session.execute(row.on_conflict_do_update(index_elements=["table_id"], set_=told))
 
 
@@ -381,8 +379,7 @@ def count_pending(session: Session, health: TableHealth, equality_deletes: int, 
 
 
 def add_change(session: Session, minute: int, part: int, change: int) -> None:
-    insert = sqlite.insert if session.get_bind().dialect.name == "sqlite" else postgresql.insert
-    row = insert(PendingChange).values(minute=minute, part=part, equality_deletes=change)
+    row = insert_into(session, PendingChange).values(minute=minute, part=part, equality_deletes=change)
     total = col(PendingChange.equality_deletes) + change
     session.execute(
         row.on_conflict_do_update(index_elements=["minute", "part"], set_={"equality_deletes": total})

@@ -2,11 +2,10 @@
 
 from datetime import datetime
 
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlmodel import Session, col, select
 
 from service.catalogs.observations import Observations, Seen
-from service.db.database import FOR_UPDATE, Database
+from service.db.database import FOR_UPDATE, Database, insert_into
 from service.quantities import aged
 from service.records.catalogs import Catalog, CatalogHealth, CatalogStatus
 from service.webhooks.outbox import write_event
@@ -28,9 +27,8 @@ def store_observations(database: Database, observations: Observations, now: date
 
 
 def _store(session: Session, catalog: Catalog, seen: Seen, now: datetime) -> None:
-    insert = sqlite.insert if session.get_bind().dialect.name == "sqlite" else postgresql.insert
     new = CatalogHealth(catalog_id=catalog.id).model_dump()
-    session.execute(insert(CatalogHealth).values(new).on_conflict_do_nothing())
+    session.execute(insert_into(session, CatalogHealth).values(new).on_conflict_do_nothing())
     health = session.get_one(CatalogHealth, catalog.id, with_for_update=FOR_UPDATE)
     health.requests += seen.requests
     if seen.answered_at is not None:
