@@ -22,6 +22,7 @@ from service.records.tables import get_table
 from service.scheduling.poller import Poller
 from service.tables.models import Staging, TablePatch
 from service.tables.service import update_table
+from tests.browser.running_service import index_report
 from tests.service.conftest import Running
 from tests.service.iceberg_tables import IcebergCatalog
 from tests.service.queue_calls import SETTINGS, START, add_tables, add_worker, claim, finish, request
@@ -258,3 +259,25 @@ def test_a_plan_that_is_stored_while_its_attempt_succeeds_is_not_kept(
     assert finishing.result() is JobStatus.SUCCEEDED
     with database.read() as session:
         assert session.get_one(Attempt, (job_id, 1)).plans is None
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("database_kind", ["postgresql"])
+def test_a_job_may_end_while_its_table_is_polled_for_the_first_time(
+    service: Running, pool: ThreadPoolExecutor
+) -> None:
+    database = service.database
+    (table,) = add_tables(database, ["a"])
+    job_id = request(database, table)
+    claim(database, add_worker(database))
+    report = index_report()
+    with database.write() as session:
+        session.get_one(TableHealth, table).data_files = 7  # as the poller does
+        session.flush()
+        finishing = begin_and_wait(
+            service, pool, lambda: finish(database, job_id, 1, "succeeded", health=report)
+        )
+    assert finishing.result() is JobStatus.SUCCEEDED
+    with database.read() as session:
+        health = session.get_one(TableHealth, table)
+        assert (health.data_files, health.report_snapshot_id) == (7, report["iceberg_snapshot_id"])
