@@ -1,7 +1,7 @@
 """The worker's only HTTP: claims jobs, keeps their lease, reports. The OpenAPI document is the contract.
 
-Invariant: every report names its attempt; after a 409 the attempt is no longer the job's, and nothing more
-is done in its name.
+Invariant: every report names its attempt; after a StaleAttemptError the attempt is no longer the job's, and
+nothing more is done in its name.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ from worker.process.redaction import Redaction
 
 log = logging.getLogger(__name__)
 _TIMEOUT_SECONDS = 10.0
+_STALE = "/problems/stale-attempt"
+"""Of an answer 409; any other one says that somebody was faster, and that the call may be made again."""
+_REFUSED = (httpx.codes.UNPROCESSABLE_ENTITY, httpx.codes.REQUEST_ENTITY_TOO_LARGE)
 _LEAVE_TIMEOUT_SECONDS = 3.0
 """A process that ends has little time, and the service goes on without it."""
 
@@ -44,7 +47,7 @@ class RefusedKeyError(ControlPlaneError):
 
 
 class RefusedReportError(ControlPlaneError):
-    """The service understood a call and refused it as malformed: the same call will never succeed."""
+    """The service refused a call as malformed or too large: the same call will never succeed."""
 
 
 class UnknownToServiceError(ControlPlaneError):
@@ -440,9 +443,11 @@ class ControlPlane:
             response = self._client.post(path, json=body, headers=headers, timeout=timeout)
         except httpx.HTTPError as error:
             raise ControlPlaneError(f"the service does not answer: {error}") from error
-        if response.status_code == httpx.codes.CONFLICT:
+        except ValueError as error:  # JSON has no such number
+            raise RefusedReportError(f"the report can't be written: {error}") from error
+        if response.status_code == httpx.codes.CONFLICT and _problem(response).get("type") == _STALE:
             raise StaleAttemptError(_detail(response))
-        if response.status_code == httpx.codes.UNPROCESSABLE_ENTITY:
+        if response.status_code in _REFUSED:
             raise RefusedReportError(f"the service refused the report: {_detail(response)}")
         if response.status_code == httpx.codes.NOT_FOUND:
             raise UnknownToServiceError(f"the service knows no such thing: {_detail(response)}")
@@ -524,8 +529,14 @@ def _understood(response: httpx.Response, kind: type[B]) -> B:
 
 
 def _detail(response: httpx.Response) -> str:
+    problem = _problem(response)
+    return str(problem.get("detail") or problem.get("title") or problem)
+
+
+def _problem(response: httpx.Response) -> Mapping[str, Any]:
+    """What the service says, or whoever answered for it."""
     try:
         problem = response.json()
     except ValueError:
-        return response.text[:200]
-    return str(problem.get("detail") or problem.get("title") or problem)
+        problem = None
+    return problem if isinstance(problem, dict) else {"detail": response.text[:200]}
