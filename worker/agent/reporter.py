@@ -7,7 +7,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import copy_context
 from typing import Any, Self, TypeVar
 
@@ -179,7 +179,11 @@ class AttemptReporter:
         progress, events = self._progress, self.take_events()
         asked_at = _now()
         try:
-            cancel_requested = self._report.heartbeat(progress, events, plan)
+            try:
+                cancel_requested = self._report.heartbeat(progress, events, plan)
+            except RefusedReportError as error:
+                events = told_instead(events, error)
+                cancel_requested = self._report.heartbeat(progress, events, plan)
         except (ControlPlaneError, MemoryError):
             with self._lock:
                 self._events = events + self._events
@@ -187,3 +191,12 @@ class AttemptReporter:
         self._renewed_at = _now()
         self._confirmed_at = -math.inf if cancel_requested else asked_at
         return cancel_requested
+
+
+def told_instead(events: Sequence[Event], error: RefusedReportError) -> list[Event]:
+    """What is told in place of events with which a call was refused, perhaps for one of them."""
+    if not events:
+        return []
+    sentence = f"{len(events)} lines and decisions are in the worker's own log alone: {error}"
+    log.error("%s", sentence)
+    return [Event("error", sentence)]

@@ -20,7 +20,7 @@ from typing import Any
 from telemetry.logs import every_line, own_lines
 from telemetry.traces import mark, span, trace_id_of
 from worker.agent.log_lines import LogLines, logged
-from worker.agent.reporter import RETRY_SECONDS, AttemptReporter
+from worker.agent.reporter import RETRY_SECONDS, AttemptReporter, told_instead
 from worker.attempt.job import Usage
 from worker.attempt.outcome import Outcome
 from worker.contract.control_plane import (
@@ -276,6 +276,7 @@ class Worker:
         status = finished.pop("status")
         deadline = time.monotonic() + lease_seconds
         events: list[Event] = []
+        refusals = 0
         while True:
             events += reporter.take_events()
             try:
@@ -286,12 +287,15 @@ class Worker:
                 log.warning("The report came too late: %s", error)
                 return False
             except RefusedReportError as error:
-                if status == "failed":
+                refusals += 1  # for what the job told, for the rest, or for all that there is
+                if refusals == 3:
                     log.error("Giving up the report: %s", error)
                     return False
-                log.error("Reporting as failed instead of %s: %s", status, error)
-                finished = _failed(ReportRefusedError(str(error)))  # no more than is needed
-                status = finished.pop("status")
+                events = told_instead(events, error)
+                if refusals == 2:
+                    log.error("Reporting as failed instead of %s: %s", status, error)
+                    finished = _failed(ReportRefusedError(str(error)))  # no more than is needed
+                    status = finished.pop("status")
             except (ControlPlaneError, MemoryError) as error:
                 log.warning("Reporting failed: %r; trying again in %.0f s", error, RETRY_SECONDS)
                 if self._stopping.is_set() or time.monotonic() > deadline:

@@ -11,6 +11,8 @@ from typing import Any
 _MASK = "***"
 _SHORTEST_SECRET = 4  # a shorter one is part of other words
 _AUTHORIZATION = re.compile(r"\b((?:Basic|(?i:Bearer))\s+)[\w.~+/=-]{8,}")
+_NO_CHARACTER = re.compile("[\x00\ud800-\udfff]")
+"""NUL and half of a surrogate pair: the service takes no text with them, as no database keeps it."""
 _NAMES_A_FILE = "file_path"
 """The field of a report by which the service knows a file again."""
 
@@ -44,9 +46,9 @@ class Redaction:
         return _AUTHORIZATION.sub(rf"\1{_MASK}", said)
 
     def report(self, value: Any) -> Any:
-        """The same of every text in a JSON value, but of names of files."""
+        """The same of every text in a JSON value, but of names of files; and without what is no character."""
         if isinstance(value, str):
-            return self.text(value)
+            return _NO_CHARACTER.sub("\ufffd", self.text(value))
         if isinstance(value, Mapping):
             return {
                 key: inner if key == _NAMES_A_FILE else self.report(inner) for key, inner in value.items()

@@ -20,7 +20,7 @@ import pytest
 
 from telemetry.logs import JsonFormatter
 from tests.patience import PATIENCE_SECONDS
-from worker.agent.log_lines import LONGEST_LINE, MOST_LINES
+from worker.agent.log_lines import LONGEST_LINE, MOST_LINES, LogLines
 from worker.agent.reporter import AttemptReporter
 from worker.agent.worker import Worker
 from worker.attempt.outcome import Outcome
@@ -30,9 +30,10 @@ from worker.contract.control_plane import (
     AttemptReport,
     ControlPlaneError,
     Event,
+    RefusedReportError,
     StaleAttemptError,
 )
-from worker.process.errors import JobCancelledError
+from worker.process.errors import JobCancelledError, ReportRefusedError
 from worker.process.redaction import Redaction
 from worker.spark import jvm_watch
 from worker.spark.jvm_watch import JvmWatch
@@ -64,6 +65,8 @@ class Service:
         self.error: dict[str, Any] | None = None
         self.result: dict[str, Any] | None = None
         self.on_finish: Callable[[], None] = lambda: None
+        self.refuses = "\0"
+        """Calls in which something that was told has this."""
         self.clock_behind = timedelta()
 
     def register(self, _: str) -> None:
@@ -80,6 +83,8 @@ class Service:
         return AttemptReport(control_plane, assignment, redaction)
 
     def _post(self, path: str, body: dict[str, Any]) -> httpx.Response:
+        if any(self.refuses in event["message"] for event in body["events"]):
+            raise RefusedReportError("it has what nobody may say")
         if path.endswith("/heartbeat"):
             self.told += [Event(**event) for event in body["events"]]
             self.heartbeats += 1
@@ -193,6 +198,52 @@ def test_what_a_job_told_last_comes_with_the_report_of_its_end(
     assert worker.run_attempt(ASSIGNMENT)
     assert [event.message for event in service.told if event.kind == "message"] == ["decided"]
     assert service.heartbeats == 0
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_end_is_reported_without_what_is_refused_of_it(
+    worker: Worker, service: Service, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    def run(_: object, __: object, reporter: AttemptReporter, ___: object) -> Outcome:
+        reporter._stopped.set()  # no heartbeat comes in between
+        reporter.decide("odd")
+        if fails:
+            raise ReportRefusedError("of the job's own")
+        return Outcome({"commits": 1}, {})
+
+    service.refuses = "odd"
+    monkeypatch.setattr("worker.agent.worker.run_job", run)
+    assert worker.run_attempt(ASSIGNMENT)
+    assert service.reported == ["failed" if fails else "succeeded"]
+    assert (service.result, (service.error or {}).get("detail")) == (
+        (None, "of the job's own") if fails else ({"commits": 1}, None)
+    )
+    (told,) = [event for event in service.told if event.kind == "message"]
+    assert told.level == "error"
+    assert "nobody may say" in told.message
+
+
+def test_a_lease_is_renewed_without_what_is_refused_of_a_heartbeat(service: Service) -> None:
+    reporter = AttemptReporter(service.attempt(ASSIGNMENT, Redaction()), inf, LogLines(Redaction()))
+    service.refuses = "odd"
+    reporter.decide("odd")
+    reporter.confirm_lease()
+    reporter.decide("even")
+    reporter.confirm_lease(anew=True)
+    assert service.heartbeats == 2
+    assert [event.level for event in service.told] == ["error", "info"]
+
+
+def test_text_that_the_service_has_no_place_for_is_told_without_it(
+    worker: Worker, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> Outcome:
+        raise ReportRefusedError("a catalog says \0 or \udc80")
+
+    monkeypatch.setattr("worker.agent.worker.run_job", fail)
+    assert worker.run_attempt(ASSIGNMENT)
+    assert service.error is not None
+    assert service.error["detail"] == "a catalog says \ufffd or \ufffd"
 
 
 def test_whoever_leaves_tells_of_the_attempt_that_it_could_not_report(
