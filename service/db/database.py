@@ -79,7 +79,6 @@ _FRESH_SECONDS = 1.0
 _RETURNED_AT = "returned_at"
 # Without these, a server that the network lost is waited for many minutes.
 _TCP = {
-    "connect_timeout": 3,
     "keepalives_idle": 10,
     "keepalives_interval": 5,
     "keepalives_count": 3,
@@ -314,13 +313,15 @@ def _received_bytes(connection: socket.socket) -> int:
 
 
 def bound_waiting(engine: Engine, answer_seconds: float, *, is_bounded: bool = False) -> None:
-    """Let no statement wait for PostgreSQL for longer than this, whatever its server or the network does.
+    """Let no connection and no statement wait for PostgreSQL for longer than this, whatever its server or the
+    network does.
 
     is_bounded: the database is a catalog's, whose answers are held to trust.bounds.
     """
 
     def connect(_dialect: Dialect, _record: Any, arguments: list[str], options: dict[str, Any]) -> Any:
-        connection = _AnsweredConnection.connect(*arguments, **{**_TCP, **options})
+        bounds = {**_TCP, "connect_timeout": math.ceil(answer_seconds)}
+        connection = _AnsweredConnection.connect(*arguments, **{**bounds, **options})
         connection.answer_seconds, connection.is_bounded = answer_seconds, is_bounded
         return connection
 

@@ -19,12 +19,12 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import TimeoutError as NoConnectionError
 from sqlmodel import select
 
-from service.db.database import Database, _FairPool, _FairSemaphore
+from service.db.database import Database, _AnsweredConnection, _FairPool, _FairSemaphore
 from service.records.jobs import Event, Job
 from service.records.keys import ApiKey
 from service.settings import Settings
 from tests.faults.proxy import HANG, PASS, Proxy
-from tests.patience import wait_until
+from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.service.conftest import ADMIN_KEY, Running, running
 from tests.service.postgresql import execute, restartable_server
 from tests.service.queue_calls import add_tables
@@ -124,7 +124,8 @@ def few_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, number in (("KEPT_CONNECTIONS", 4), ("MOST_CONNECTIONS", 8), ("REQUESTS_AT_ONCE", 6)):
         monkeypatch.setattr(f"service.db.database._{name}", number)
     # However busy the machine is.
-    monkeypatch.setattr("service.db.database._POOL_SECONDS", 60)
+    for name in ("POOL", "ANSWER", "IDLE"):
+        monkeypatch.setattr(f"service.db.database._{name}_SECONDS", PATIENCE_SECONDS)
 
 
 @pytest.mark.integration
@@ -255,6 +256,16 @@ def test_postgresql_that_stands_still_is_answered_with_503_until_it_goes_on(
             wait_until_ready(service)
             assert request_job(service, table_id).status_code == 202
             assert len(rows(service, Job)) == 1
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("database_kind", ["postgresql"])
+def test_a_connection_is_waited_for_as_long_as_an_answer(database: Database) -> None:
+    with database.read() as session:
+        connection = session.connection().connection.driver_connection
+        assert isinstance(connection, _AnsweredConnection)
+        waits = connection.info.get_parameters()["connect_timeout"]
+    assert float(waits) == connection.answer_seconds
 
 
 @pytest.mark.integration
