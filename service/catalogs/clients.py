@@ -274,8 +274,10 @@ def _open_hive(settings: Settings, name: str, given: dict[str, Any]) -> PyIceber
             self._held.enter_context(holding(self.handle))
 
         def close(self) -> None:
-            self._held.close()
-            super().close()
+            try:
+                self._held.close()  # raises if the time is over
+            finally:
+                super().close()
 
         def write(self, sent: bytes) -> None:
             self._received_bytes = 0
@@ -311,6 +313,13 @@ def _open_hive(settings: Settings, name: str, given: dict[str, Any]) -> PyIceber
                 )
 
     class BoundedClient(_HiveClient):
+        def __enter__(self) -> Client:
+            try:
+                return super().__enter__()
+            except BaseException:
+                self._transport.close()
+                raise
+
         def _init_thrift_transport(self) -> TTransport:
             address = urlsplit(self._uri)
             socket = BoundedSocket(address.hostname, address.port)

@@ -21,6 +21,7 @@ import httpx
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 from starlette.requests import Request
+from thrift.transport.TSocket import TSocket
 
 from service.catalogs import clients, threads
 from service.catalogs.file_io import SETTINGS, GuardedFileIO
@@ -244,6 +245,29 @@ def test_a_byte_now_and_then_does_not_lengthen_the_time_in_all(
         assert isinstance(limit, OutOfTimeError)
         # What an error leads to may hold the connection until garbage is collected.
         stream.wait_until(lambda: stream.ended == stream.opened or gc.collect() < 0)
+
+
+@pytest.mark.parametrize("given", [{}, {"ugi": "user:group"}], ids=["asked", "being opened"])
+def test_a_connection_to_a_metastore_that_was_cut_is_closed_at_once(
+    given: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[socket.socket] = []
+    make = TSocket._do_open
+
+    def kept(self: TSocket, *kind: Any) -> socket.socket:
+        made.append(make(self, *kind))  # so that no garbage collection closes it
+        return made[-1]
+
+    def cut(_: Stream, connection: socket.socket) -> None:
+        connection.recv(65_536)
+        budget.end()
+
+    monkeypatch.setattr(TSocket, "_do_open", kept)
+    with Stream(cut) as stream, Budget(PATIENCE_SECONDS) as budget:
+        properties = {"uri": f"thrift://{stream.address}", **given}
+        error = list_namespaces(Settings(data_dir=tmp_path), CatalogType.HIVE, properties)
+    assert isinstance(limit_of(error), OutOfTimeError)
+    assert [connection.fileno() for connection in made] == [-1]
 
 
 class TestRest:
