@@ -221,7 +221,8 @@ class Plan:
             if part.deletes.added:
                 found.deletes.announce(only_on=head_of(table))
             else:
-                self.job.reporter.confirm_lease()
+                # A policy may name another branch meanwhile, which an answer tells.
+                self.job.reporter.confirm_lease(anew=True)
 
         with looks.fate.decided(announce) as confirm_lease, self.job.stage("commit"):
             return commit_deletes(

@@ -62,6 +62,18 @@ def test_rows_and_deletes_of_many_staged_snapshots_come_in_one_commit(
     assert lake.rows() == in_order(*left, row(3, 32), row(30, 33))
 
 
+def test_whether_the_branch_is_still_to_be_published_is_asked_right_before_the_commit(lake: Lake) -> None:
+    table = lake.create(row(1, 1))
+    lake.stage(*table.data_files([row(2, 2)]))
+    reporter = lake.jobs.reporter
+    heads: list[tuple[int, int | None]] = []
+    reporter.before_commit = lambda: heads.append((reporter.asked_anew, table.snapshot_id))
+    before = table.snapshot_id
+    lake.publish()
+    assert (1, before) in heads
+    assert table.snapshot_id != before
+
+
 def test_the_dictionary_of_an_index_is_read_again_only_where_it_has_changed(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
