@@ -237,13 +237,10 @@ def test_a_lease_is_renewed_without_what_is_refused_of_a_heartbeat(service: Serv
 def test_text_that_the_service_has_no_place_for_is_told_without_it(
     worker: Worker, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> Outcome:
-        raise ReportRefusedError("a catalog says \0 or \udc80")
-
-    monkeypatch.setattr("worker.agent.worker.run_job", fail)
+    said = {"decisions": ["a catalog says \0 or \udc80"]}
+    monkeypatch.setattr("worker.agent.worker.run_job", lambda *_: Outcome(said, {}))
     assert worker.run_attempt(ASSIGNMENT)
-    assert service.error is not None
-    assert service.error["detail"] == "a catalog says \ufffd or \ufffd"
+    assert service.result == {"decisions": ["a catalog says \ufffd or \ufffd"]}
 
 
 def test_whoever_leaves_tells_of_the_attempt_that_it_could_not_report(
