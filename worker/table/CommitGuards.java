@@ -1,10 +1,15 @@
 // What of a commit has to run in Java: Iceberg asks in each of its own tries, about the very metadata that it
 // is about to build on. Compiled by Janino, as Spark's own generated code is, so without type arguments.
 
+import java.io.ByteArrayOutputStream;
+import java.io.IOException;
+import java.io.InputStream;
 import java.util.HashSet;
 import java.util.Iterator;
 import java.util.List;
+import java.util.Map;
 import java.util.Set;
+import java.util.concurrent.ConcurrentHashMap;
 import org.apache.iceberg.ContentFile;
 import org.apache.iceberg.Snapshot;
 import org.apache.iceberg.SnapshotAncestryValidator;
@@ -12,8 +17,15 @@ import org.apache.iceberg.SnapshotChanges;
 import org.apache.iceberg.Table;
 import org.apache.iceberg.TableMetadata;
 import org.apache.iceberg.TableOperations;
+import org.apache.iceberg.exceptions.RuntimeIOException;
 import org.apache.iceberg.exceptions.ValidationException;
+import org.apache.iceberg.inmemory.InMemoryInputFile;
+import org.apache.iceberg.io.FileIO;
+import org.apache.iceberg.io.InputFile;
 import org.apache.iceberg.io.LocationProvider;
+import org.apache.iceberg.io.OutputFile;
+import org.apache.iceberg.io.PositionOutputStream;
+import org.apache.iceberg.io.SeekableInputStream;
 
 /**
  * Whether the snapshots since the plan leave alone what it names by path. Other files pass: a writer who appends
@@ -129,16 +141,22 @@ public class StagedUnmoved implements SnapshotAncestryValidator {
  * table was loaded: a REST catalog makes no such comparison.
  */
 public class GuardedOperations extends DelegatingOperations {
+    private final FileIO io;
     private final LocationProvider locations;
     private final String folder;
     private final String layout;
 
     public GuardedOperations(
-            TableOperations operations, LocationProvider locations, String folder, String layout) {
+            TableOperations operations, FileIO io, LocationProvider locations, String folder, String layout) {
         super(operations);
+        this.io = io;
         this.locations = locations;
         this.folder = folder;
         this.layout = layout;
+    }
+
+    public FileIO io() {
+        return this.io;
     }
 
     public LocationProvider locationProvider() {
@@ -164,6 +182,178 @@ public class GuardedOperations extends DelegatingOperations {
 
     public TableOperations temp(TableMetadata uncommitted) {
         return new GuardedOperations(
-                this.operations.temp(uncommitted), this.locations, this.folder, this.layout);
+                this.operations.temp(uncommitted), this.io, this.locations, this.folder, this.layout);
+    }
+}
+
+/**
+ * The files of a table, of which a commit reads each once. Iceberg asks for the size of a list of manifests before it
+ * reads it, reads a manifest twice to remove files from it, and at last the list that it has just written: each time, a
+ * store is waited for. None of these files changes under its name. What is too large to keep is read as ever.
+ */
+public class KeptFiles implements FileIO {
+    private final FileIO io;
+    private final Map contents = new ConcurrentHashMap();
+    private int room = 16 << 20;
+
+    public KeptFiles(FileIO io) {
+        this.io = io;
+    }
+
+    public InputFile newInputFile(String location) {
+        return new KeptInput(this, this.io.newInputFile(location), -1L);
+    }
+
+    public InputFile newInputFile(String location, long length) {
+        return new KeptInput(this, this.io.newInputFile(location, length), length);
+    }
+
+    public OutputFile newOutputFile(String location) {
+        return new KeptOutput(this, this.io.newOutputFile(location));
+    }
+
+    public void deleteFile(String location) {
+        this.contents.remove(location);
+        this.io.deleteFile(location);
+    }
+
+    public Map properties() {
+        return this.io.properties();
+    }
+
+    /** Of a file, or null if it is too large. length: as its manifest list says; -1 if nobody does. */
+    byte[] read(InputFile file, long length) {
+        byte[] content = (byte[]) this.contents.get(file.location());
+        int most = room();
+        if (content != null || length > most) {
+            return content;
+        }
+        try {
+            InputStream stream = file.newStream();
+            try {
+                content = stream.readNBytes(length < 0 ? most + 1 : (int) length + 1);
+            } finally {
+                stream.close();
+            }
+        } catch (IOException error) {
+            throw new RuntimeIOException(error);
+        }
+        boolean isWhole = length < 0 ? content.length <= most : content.length == length;
+        return isWhole && keep(file.location(), content) ? content : null;
+    }
+
+    synchronized int room() {
+        return this.room;
+    }
+
+    synchronized boolean keep(String location, byte[] content) {
+        if (content.length > this.room) {
+            return false;
+        }
+        this.room -= content.length;
+        this.contents.put(location, content);
+        return true;
+    }
+}
+
+class KeptInput implements InputFile {
+    private final KeptFiles files;
+    private final InputFile file;
+    private final long length;
+
+    KeptInput(KeptFiles files, InputFile file, long length) {
+        this.files = files;
+        this.file = file;
+        this.length = length;
+    }
+
+    public long getLength() {
+        byte[] content = this.files.read(this.file, this.length);
+        return content == null ? this.file.getLength() : content.length;
+    }
+
+    public SeekableInputStream newStream() {
+        byte[] content = this.files.read(this.file, this.length);
+        return content == null ? this.file.newStream() : new InMemoryInputFile(location(), content).newStream();
+    }
+
+    public String location() {
+        return this.file.location();
+    }
+
+    public boolean exists() {
+        return this.file.exists();
+    }
+}
+
+class KeptOutput implements OutputFile {
+    private final KeptFiles files;
+    private final OutputFile file;
+
+    KeptOutput(KeptFiles files, OutputFile file) {
+        this.files = files;
+        this.file = file;
+    }
+
+    public PositionOutputStream create() {
+        return new KeptOutputStream(this.files, location(), this.file.create());
+    }
+
+    public PositionOutputStream createOrOverwrite() {
+        return new KeptOutputStream(this.files, location(), this.file.createOrOverwrite());
+    }
+
+    public String location() {
+        return this.file.location();
+    }
+
+    public InputFile toInputFile() {
+        return this.files.newInputFile(location());
+    }
+}
+
+class KeptOutputStream extends PositionOutputStream {
+    private final KeptFiles files;
+    private final String location;
+    private final PositionOutputStream stream;
+    private ByteArrayOutputStream content = new ByteArrayOutputStream();
+
+    KeptOutputStream(KeptFiles files, String location, PositionOutputStream stream) {
+        this.files = files;
+        this.location = location;
+        this.stream = stream;
+    }
+
+    public long getPos() throws IOException {
+        return this.stream.getPos();
+    }
+
+    public long storedLength() throws IOException {
+        return this.stream.storedLength();
+    }
+
+    public void write(int value) throws IOException {
+        write(new byte[] {(byte) value}, 0, 1);
+    }
+
+    public void write(byte[] bytes, int from, int count) throws IOException {
+        this.stream.write(bytes, from, count);
+        if (this.content != null && this.content.size() + count <= this.files.room()) {
+            this.content.write(bytes, from, count);
+        } else {
+            this.content = null;
+        }
+    }
+
+    public void flush() throws IOException {
+        this.stream.flush();
+    }
+
+    public void close() throws IOException {
+        this.stream.close();
+        if (this.content != null) {
+            this.files.keep(this.location, this.content.toByteArray());
+            this.content = null;
+        }
     }
 }

@@ -70,8 +70,9 @@ def java_row_delta(
 
     condemned: gets the manifests that Iceberg would delete. place: of a metadata file, as it was checked.
     """
+    files = _guard(java_table, "KeptFiles", java_table.io())
     operation = (
-        guarded(java_table, place, delta.layout)
+        guarded(java_table, place, delta.layout, files)
         .newRowDelta()
         .toBranch(delta.branch)
         .validateDataFilesExist(referenced)
@@ -103,19 +104,19 @@ def loads_no_class(java_table: JavaObject, layout: str) -> JavaObject:
     return _guarded(java_table, java_table.location(), layout)
 
 
-def guarded(java_table: JavaObject, place: str, layout: str) -> JavaObject:
+def guarded(java_table: JavaObject, place: str, layout: str, files: JavaObject | None = None) -> JavaObject:
     """The same table, which loads no class that it names, and commits only while its metadata goes where that
     place is, and while it has that layout, if one is given.
 
-    place: of a metadata file, as it was checked.
+    place: of a metadata file, as it was checked. files: how it reads and writes its own, a `FileIO`.
     """
-    return _guarded(java_table, place.removesuffix(ANY_FILE), layout)
+    return _guarded(java_table, place.removesuffix(ANY_FILE), layout, files)
 
 
-def _guarded(java_table: JavaObject, folder: str, layout: str) -> JavaObject:
-    jvm = jvm_of(java_table)
+def _guarded(java_table: JavaObject, folder: str, layout: str, files: JavaObject | None = None) -> JavaObject:
+    jvm, io = jvm_of(java_table), java_table.io() if files is None else files
     own = jvm.org.apache.iceberg.LocationProviders.locationsFor(java_table.location(), java_map(jvm, {}))
-    operations = _guard(java_table, "GuardedOperations", java_table.operations(), own, folder, layout)
+    operations = _guard(java_table, "GuardedOperations", java_table.operations(), io, own, folder, layout)
     return jvm.org.apache.iceberg.BaseTable(operations, java_table.name(), java_table.reporter())
 
 

@@ -1,0 +1,96 @@
+"""What a commit reads of a table's metadata it reads once, and nothing else than the store has."""
+
+import pytest
+from py4j.java_gateway import JavaObject
+from py4j.protocol import Py4JJavaError
+from pyspark.sql import SparkSession
+
+from worker.spark.jvm import java_object
+from worker.table.row_delta import _GUARDS
+
+pytestmark = pytest.mark.integration
+
+ROOM_BYTES = 16 << 20
+PLACE = "memory:/snap-1.avro"
+
+
+@pytest.fixture
+def store(spark: SparkSession) -> JavaObject:
+    jvm = spark.sparkContext._jvm
+    assert jvm is not None
+    return jvm.org.apache.iceberg.inmemory.InMemoryFileIO()
+
+
+@pytest.fixture
+def files(store: JavaObject) -> JavaObject:
+    return java_object(store, _GUARDS, "KeptFiles", store)
+
+
+def read(file: JavaObject) -> bytes:
+    stream = file.newStream()
+    try:
+        return bytes(stream.readAllBytes())
+    finally:
+        stream.close()
+
+
+def write(file: JavaObject, content: bytes) -> None:
+    stream = file.createOrOverwrite()
+    stream.write(content)
+    assert stream.getPos() == len(content)
+    stream.close()
+
+
+def test_a_file_that_was_read_is_not_asked_for_again(store: JavaObject, files: JavaObject) -> None:
+    store.addFile(PLACE, b"abc")
+    assert files.newInputFile(PLACE).getLength() == 3
+    store.addFile(PLACE, b"another")
+    assert read(files.newInputFile(PLACE)) == read(files.newInputFile(PLACE, 3)) == b"abc"
+
+
+def test_a_file_that_was_written_is_not_asked_for(store: JavaObject, files: JavaObject) -> None:
+    write(files.newOutputFile(PLACE), b"abc")
+    assert read(store.newInputFile(PLACE)) == b"abc"
+    store.addFile(PLACE, b"another")
+    assert read(files.newInputFile(PLACE)) == b"abc"
+
+
+def test_a_file_that_is_deleted_is_gone(store: JavaObject, files: JavaObject) -> None:
+    write(files.newOutputFile(PLACE), b"abc")
+    files.deleteFile(PLACE)
+    assert not store.fileExists(PLACE)
+    with pytest.raises(Py4JJavaError, match="No in-memory file found"):
+        read(files.newInputFile(PLACE))
+
+
+@pytest.mark.parametrize("is_written", [False, True])
+def test_what_is_too_large_to_keep_is_read_as_ever(
+    store: JavaObject, files: JavaObject, is_written: bool
+) -> None:
+    large = bytes(ROOM_BYTES + 1)
+    if is_written:
+        write(files.newOutputFile(PLACE), large)
+    else:
+        store.addFile(PLACE, large)
+    for file in (files.newInputFile(PLACE), files.newInputFile(PLACE, len(large))):
+        assert file.getLength() == len(large)
+        assert len(read(file)) == len(large)
+    store.addFile(PLACE, b"another")
+    assert read(files.newInputFile(PLACE)) == b"another"
+    # Together, not each.
+    room = ROOM_BYTES - len(b"another")
+    store.addFile(f"{PLACE}.1", bytes(room))
+    assert files.newInputFile(f"{PLACE}.1", room).getLength() == room
+    for content in (b"abc", b"def"):
+        store.addFile(f"{PLACE}.2", content)
+        assert read(files.newInputFile(f"{PLACE}.2")) == content
+        assert read(files.newInputFile(f"{PLACE}.2", 3)) == content
+
+
+@pytest.mark.parametrize("told", [2, 4])
+def test_a_length_that_is_told_wrongly_cuts_nothing_off(
+    store: JavaObject, files: JavaObject, told: int
+) -> None:
+    """As a list of manifests may tell it, whoever wrote that."""
+    store.addFile(PLACE, b"abc")
+    assert read(files.newInputFile(PLACE, told)) == b"abc"
