@@ -8,7 +8,7 @@ from sqlalchemy import bindparam, func
 from sqlmodel import Session, col, select
 
 from service.db.database import utc_now
-from service.index_health.models import HealthView, KeySetView, Watch
+from service.index_health.models import HealthView, KeySetView, ReaderCostView, Watch
 from service.index_health.reader_cost import view_reader_cost
 from service.index_health.status import conversion_late_at, judge, publication_late_at
 from service.jobs.queue import is_system_paused
@@ -107,10 +107,20 @@ def begins_to_lag_at(
     return min((at for at in found if at is not None and at >= now), default=None)
 
 
-def get_health(session: Session, table: EnrolledTable, policy: EffectivePolicy | None = None) -> HealthView:
-    """The health of a table now. policy: of the table, if it is known already."""
-    now = utc_now()
+def get_health(session: Session, table: EnrolledTable) -> HealthView:
+    """The health of a table now."""
     health = session.get_one(TableHealth, table.id)
+    return _view(session, table, health, effective_policy(session, table), view_reader_cost(health))
+
+
+def _view(
+    session: Session,
+    table: EnrolledTable,
+    health: TableHealth,
+    policy: EffectivePolicy,
+    reader_cost: ReaderCostView | None,
+) -> HealthView:
+    now = utc_now()
     key_sets = view_key_sets(health, now)
     totals = total(key_sets)
     catalog = session.get_one(Catalog, table.catalog_id)
@@ -118,7 +128,7 @@ def get_health(session: Session, table: EnrolledTable, policy: EffectivePolicy |
     status, reason, remedy = judge(
         health,
         key_sets,
-        policy or effective_policy(session, table),
+        policy,
         last_jobs(session, table.id),
         paused,
         table.created_at,
@@ -149,7 +159,7 @@ def get_health(session: Session, table: EnrolledTable, policy: EffectivePolicy |
         staged_age_seconds=health.staged_age_seconds(now),
         kept_snapshots=health.kept_snapshots,
         stopped_at=StoppedAt.model_validate(health.stopped_at) if health.stopped_at else None,
-        reader_cost=view_reader_cost(health),
+        reader_cost=reader_cost,
         unconvertible=[UnconvertibleDelete.model_validate(item) for item in health.unconvertible],
         key_sets=key_sets,
         data_files=health.data_files,
@@ -179,8 +189,11 @@ def coverages(session: Session, table_ids: Sequence[str]) -> dict[str, float | N
 def store_status(
     session: Session, table: EnrolledTable, health: TableHealth, policy: EffectivePolicy | None = None
 ) -> HealthView:
-    """Keep the status of now for lists, which can't judge every table anew."""
-    view = get_health(session, table, policy)
+    """Keep the status of now for lists, which can't judge every table anew.
+
+    What it returns has no `reader_cost`: that is for people, takes a while, and each poll comes here.
+    """
+    view = _view(session, table, health, policy or effective_policy(session, table), None)
     health.status, health.status_reason = view.status.value, view.status_reason
     health.what_to_do = view.what_to_do
     session.add(health)

@@ -1,8 +1,10 @@
 """What readers pay for deletes and small files: the model as data, and what is told of a table."""
 
 import json
+from collections import Counter
 from dataclasses import replace
 from datetime import timedelta
+from itertools import product
 from typing import Any
 
 import pyarrow as pa
@@ -12,6 +14,8 @@ from hypothesis import strategies as st
 
 from service.catalogs.measure import EqualityDelete, Measurement, Since, Volume
 from service.db.database import utc_now
+from service.index_health import reader_cost
+from service.index_health.models import ReadCost
 from service.index_health.reader_cost import store_reader_cost, store_savings, view_reader_cost
 from service.reader_cost import HEADLINE, MODEL, ModelError, Read, Reader, Shape, model, read_model, shape_of
 from service.records.health import TableHealth
@@ -246,6 +250,28 @@ class Looks:
 
 def cost(shape: Shape) -> float:
     return model().seconds(shape, *HEADLINE)
+
+
+def test_a_poll_works_out_once_what_reads_cost(
+    service: Running, iceberg: IcebergCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the reads that tables are compared by; all others are for whoever looks at the table."""
+    service.register(iceberg)
+    iceberg.append("db.t", [1])
+    table = service.enroll()
+    asked: Counter[tuple[Reader, Read]] = Counter()
+    real = reader_cost._read_cost
+
+    def read_cost(health: TableHealth, reader: Reader, read: Read) -> ReadCost:
+        asked[reader, read] += 1
+        return real(health, reader, read)
+
+    monkeypatch.setattr(reader_cost, "_read_cost", read_cost)
+    service.poll(table["id"])
+    assert asked == {HEADLINE: 1, (HEADLINE[0], Read.POINT): 1}
+    asked.clear()
+    assert service.admin.get(f"/tables/{table['id']}/health").json()["reader_cost"]["reads"]
+    assert asked.keys() == set(product(Reader, Read))
 
 
 def test_what_jobs_take_from_readers_adds_up_over_time() -> None:
