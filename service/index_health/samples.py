@@ -20,6 +20,8 @@ _MISSED_POLLS = 20
 """So many in a row: the patience of a poller that is told of changes is less."""
 _SAMPLE_SECONDS = 60
 """Samples are at most this dense while nothing but the lag changes."""
+_QUIET_SECONDS = 600
+"""Of a table that is quiet for longer, history keeps until when: what comes then did not come evenly."""
 # Numbered in the order of their times, and found by these numbers.
 SORTING = Sorting({"at": HealthSample.id}, key=HealthSample.id, default="-at")
 _AGES = ("lag_seconds", "staged_age_seconds")
@@ -72,8 +74,9 @@ def unseen_after(settings: Settings) -> timedelta:
 def keep_last_look(session: Session, settings: Settings, health: TableHealth, now: datetime) -> None:
     """Append a sample of the last look at a table in which nothing but ages had changed until then.
 
-    While that is so, tables are not measured. Without it, history would not show how long the lag became, nor
-    that nobody has looked since: then the sample's status is `unknown`.
+    While that is so, tables are not measured. Without it, history would show neither how long the lag became,
+    nor when at the earliest there came what is new; nor that nobody has looked since: then the sample's
+    status is `unknown`.
     """
     last = _last_sample(session, health.table_id)
     if last is None or health.measured_at is None:
@@ -81,7 +84,7 @@ def keep_last_look(session: Session, settings: Settings, health: TableHealth, no
     is_unseen = now - health.measured_at > unseen_after(settings)
     ages = {name: age for name in _AGES if (age := getattr(last, name))}
     since = max(health.measured_at - last.at, timedelta())
-    if is_unseen or (ages and since >= timedelta(seconds=_SAMPLE_SECONDS)):
+    if is_unseen or since >= timedelta(seconds=_SAMPLE_SECONDS if ages else _QUIET_SECONDS):
         grown = {
             "id": None,
             "at": last.at + since,

@@ -1,6 +1,6 @@
 """The append-only record of what happened to jobs and tables, and why."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -104,6 +104,13 @@ _LATEST_ID = select(func.max(Event.id))
 
 def latest_event_id(asked: Session | Connection) -> int:
     return asked.execute(_LATEST_ID).scalar_one() or 0
+
+
+def last_of_tables(session: Session, kinds: Collection[str], after: int, until: int) -> dict[str, int]:
+    """The id of the last event of some kinds of each table that has any, among those between two ids."""
+    among = (col(Event.id) > after, col(Event.id) <= until, col(Event.kind).in_(kinds))
+    query = select(Event.table_id, func.max(Event.id)).where(*among, col(Event.table_id).is_not(None))
+    return {str(table_id): last or 0 for table_id, last in session.exec(query.group_by(col(Event.table_id)))}
 
 
 def events_after(session: Session, event_id: int, limit: int) -> list[EventView]:

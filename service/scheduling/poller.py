@@ -21,6 +21,7 @@ from functools import partial
 from typing import Any
 
 from pyiceberg.table import Table
+from pyiceberg.table.metadata import TableMetadata
 from sqlalchemy import bindparam, delete, func, update
 from sqlalchemy import select as select_columns
 from sqlalchemy.exc import SQLAlchemyError
@@ -45,13 +46,13 @@ from service.index_health.models import AGE_LIMITS_SECONDS
 from service.index_health.reader_cost import store_reader_cost, store_savings
 from service.index_health.samples import keep_last_look, record_sample
 from service.index_health.service import begins_to_lag_at, store_status
-from service.jobs.events import latest_event_id, record_table_event
+from service.jobs.events import last_of_tables, latest_event_id, record_table_event
 from service.jobs.queue import cancel_publications_but, has_let_expire, is_system_paused, jobs_of_table
 from service.jobs.stream import settled_after
 from service.policies.effective import effective_policy
 from service.reader_cost import shape_of
 from service.records.catalogs import Catalog, CatalogType
-from service.records.health import TableHealth
+from service.records.health import HealthStatus, TableHealth
 from service.records.jobs import JobKind, JobStatus
 from service.records.notifications import Notification
 from service.records.policies import Level, Policy, PolicyAttachment
@@ -66,10 +67,15 @@ from trust.locations import normalize_location
 
 _log = logging.getLogger("icestream.poller")
 _LONGEST_BACKOFF_SECONDS = 300.0
-_LONGEST_FRESH_SECONDS = 900.0
+_FRESH_SECONDS = 900.0
+"""Until a table is read again anyway, whatever else there may be that decisions depend on."""
+_LONGEST_FRESH_SECONDS = 6 * 3600.0
+"""The same of one that has been quiet for as long."""
 _QUEUED_POLLS = 25
 """For each thread, so that it has work until the next tick."""
 _JOB_ENDED = frozenset(f"job.{status.value}" for status in JobStatus if status.is_final)
+_READ_SINGLY = 10_000
+"""Events after a start: of those before the last of them, none comes any more, whoever writes them."""
 _SILENCES = 20
 """Of a catalog, that a poll may last in all: the first of a table may have thousands of manifests to read."""
 _LOOKED_AT_ONCE = 500
@@ -92,6 +98,8 @@ class Polled:
     look_within: float = math.inf
     """Seconds until its catalog has to be asked at the latest: as long as its policy lets staged snapshots
     wait."""
+    read_within: float = _FRESH_SECONDS
+    """Seconds until it has to be read again, though nothing be new."""
 
 
 @dataclass(frozen=True)
@@ -124,6 +132,7 @@ class _Basis:
             "every_seconds": every_seconds,
             "decide_at": polled.decide_at.isoformat() if polled.decide_at is not None else None,
             "look_within": polled.look_within if polled.look_within < math.inf else None,
+            "read_within": polled.read_within,
             "known": self.known,
             "event": self.event,
         }
@@ -138,6 +147,8 @@ class _Tracked:
     """What decisions depend on, besides the Iceberg table and time."""
     heard: int = 0
     """How often something was heard of it: that a job has ended, or that somebody has committed."""
+    heard_until: int = 0
+    """Id of the last event that was heard of when it was polled last, before this poller was there."""
     polled: Hashable = None
     """Both when the last poll began; others if there is news."""
     is_notified: bool = False
@@ -296,9 +307,13 @@ class Poller:
             .where(col(EnrolledTable.deleted_at).is_(None))
         )
         polled = {table_id: last for table_id, last in session.execute(query).all() if last is not None}
+        if not polled:
+            return {}
         # What has ended since is heard of, and lets these tables be polled.
-        self._heard = min((last["event"] for last in polled.values()), default=None)
-        return polled
+        oldest = min(last["event"] for last in polled.values())
+        self._heard = max(oldest, latest_event_id(session) - _READ_SINGLY)
+        ended = last_of_tables(session, _JOB_ENDED, oldest, self._heard)
+        return {table: last for table, last in polled.items() if ended.get(table, 0) <= last["event"]}
 
     def _go_on(self, table: _Tracked, last: dict[str, Any], now: float) -> None:
         """As if this poller had polled the table, unless what decisions depend on is another now."""
@@ -308,7 +323,9 @@ class Poller:
         table.decide_at = datetime.fromisoformat(last["decide_at"]) if last["decide_at"] is not None else None
         table.look_within = last["look_within"] if last["look_within"] is not None else math.inf
         table.tells = last["is_told"]
-        table.fresh_until = now + _LONGEST_FRESH_SECONDS * random.uniform(0, 1)  # noqa: S311 - no secret
+        table.heard_until = last["event"]
+        within = min(last["read_within"], _LONGEST_FRESH_SECONDS)
+        table.fresh_until = now + within * random.uniform(0, 1)  # noqa: S311 - no secret
 
     def _digest(self, known: Hashable) -> str:
         return hashlib.sha256(f"{self._software} {known}".encode()).hexdigest()
@@ -325,11 +342,14 @@ class Poller:
             ended = self._tables_of_ended_jobs(session)
             told = session.execute(_TOLD).all()
         notified = {table_id for _, table_id in told}
-        heard = ended | notified
+        heard = ended.keys() | notified
         with self._lock:
             for lane in self._lanes.values():
                 for table_id in lane.tables.keys() & heard:
                     table = lane.tables[table_id]
+                    if table_id not in notified and ended[table_id] <= table.heard_until:
+                        heard.remove(table_id)
+                        continue
                     table.heard += 1
                     table.is_notified |= table_id in notified
         if told:
@@ -338,15 +358,16 @@ class Poller:
                 session.connection().execute(_FORGET, [{"number": number} for number, _ in told])
         return heard
 
-    def _tables_of_ended_jobs(self, session: Session) -> set[str]:
+    def _tables_of_ended_jobs(self, session: Session) -> dict[str, int]:
+        """With the id of the last event of each."""
         # By the ids of events, since clocks of replicas differ.
         if self._heard is None:
             self._heard = latest_event_id(session)
-            return set()
-        ended: set[str] = set()
+            return {}
+        ended: dict[str, int] = {}
         while found := settled_after(session, self._heard):
             self._heard = found[-1].id
-            ended.update(event.table_id for event in found if event.kind in _JOB_ENDED and event.table_id)
+            ended |= {one.table_id: one.id for one in found if one.kind in _JOB_ENDED and one.table_id}
         return ended
 
     def _start_due(self, catalog_id: str, lane: _Lane) -> None:
@@ -481,8 +502,7 @@ class Poller:
             table.next_at = now + self._interval(table)
             table.fresh_until = 0.0
             if found.metadata_location is not None:
-                # Looked at anyway now and then, whatever else there may be that decisions depend on.
-                table.fresh_until = now + _LONGEST_FRESH_SECONDS * random.uniform(0.5, 1)  # noqa: S311 - no secret
+                table.fresh_until = now + found.read_within * random.uniform(0.5, 1)  # noqa: S311 - no secret
             if found.is_reachable:
                 lane.failures, lane.next_at = 0, 0.0
                 if table.is_notified:  # while it was polled
@@ -570,7 +590,7 @@ class Poller:
         if table.deleted_at is not None:
             return Polled(is_reachable=True)
         # Held until the end: a session forgets what nobody holds, and reads it anew.
-        _catalog = session.get_one(Catalog, table.catalog_id)
+        catalog = session.get_one(Catalog, table.catalog_id)
         policy = effective_policy(session, table)
         # Before the table's health: where a job ends, they are locked in this order, too.
         cancel_publications_but(session, table_id, policy.publish.source, now)
@@ -646,6 +666,7 @@ class Poller:
             metadata_location=loaded.metadata_location,
             decide_at=min(filter(None, (decide_at, lags_at)), default=None),
             look_within=policy.publish.age_seconds if is_published else math.inf,
+            read_within=_reads_within(CatalogType(catalog.type), loaded.metadata, health, now),
         )
 
     def _store_past(
@@ -684,6 +705,20 @@ class Poller:
             table.table_uuid, table.format_version = uuid, loaded.metadata.format_version
         table.location, table.other_locations = loaded.location(), named_places(loaded.properties)
         session.add(table)
+
+
+def _reads_within(kind: CatalogType, metadata: TableMetadata, health: TableHealth, now: datetime) -> float:
+    """Seconds, as Polled.read_within: as many as the table has been quiet, within bounds.
+
+    Of a hadoop catalog's, another table may lie at the same metadata location. Where anything waits or is not
+    well, what is told of it in words has an age.
+    """
+    waits = (health.oldest_equality_delete_at, health.oldest_staged_at, health.maintenance_due_at)
+    if kind is CatalogType.HADOOP or any(waits) or health.status != HealthStatus.HEALTHY:
+        return _FRESH_SECONDS
+    # Whatever the writer's clock says.
+    quiet = now.timestamp() - metadata.last_updated_ms / 1000
+    return min(max(quiet, _FRESH_SECONDS), _LONGEST_FRESH_SECONDS)
 
 
 def _note_another(

@@ -5,7 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,9 @@ from service.db.database import utc_now
 from service.errors import UnreachableError
 from service.jobs import attempts
 from service.jobs.contract import FinishRequest
-from service.records.catalogs import Catalog
+from service.records.catalogs import Catalog, CatalogType
 from service.records.health import HealthSample, TableHealth
-from service.scheduling.poller import Poller
+from service.scheduling.poller import Poller, _reads_within
 from service.settings import Settings
 from tests.browser.running_service import index_report
 from tests.patience import PATIENCE_SECONDS, wait_until
@@ -235,6 +235,61 @@ def stored_status(service: Running, table: dict[str, Any]) -> str:
     return str(service.admin.get(f"/tables/{table['id']}").json()["status"])
 
 
+QUIET = {
+    "a day": ("sql", 24, None, 6),
+    "two hours": ("glue", 2, None, 2),
+    "a minute": ("hive", 1 / 60, None, 1 / 4),
+    "so far by a clock that is ahead": ("rest", -24, None, 1 / 4),
+    "in a hadoop catalog": ("hadoop", 24, None, 1 / 4),
+    "with deletes pending": ("sql", 24, {"oldest_equality_delete_at": utc_now()}, 1 / 4),
+    "with rows staged": ("sql", 24, {"oldest_staged_at": utc_now()}, 1 / 4),
+    "with maintenance due": ("sql", 24, {"maintenance_due_at": utc_now()}, 1 / 4),
+    "and not well": ("sql", 24, {"status": "degraded"}, 1 / 4),
+}
+
+
+@pytest.mark.parametrize(("kind", "hours", "figures", "within"), QUIET.values(), ids=QUIET)
+def test_a_table_is_read_anyway_the_later_the_longer_it_was_quiet(
+    iceberg: IcebergCatalog, kind: str, hours: float, figures: dict[str, Any] | None, within: float
+) -> None:
+    metadata = iceberg.catalog.load_table("db.t").metadata
+    health = TableHealth(**{"table_id": "t", "status": "healthy"} | (figures or {}))
+    now = datetime.fromtimestamp(metadata.last_updated_ms / 1000, UTC) + timedelta(hours=hours)
+    assert _reads_within(CatalogType(kind), metadata, health, now) == pytest.approx(within * 3600)
+
+
+def test_a_quiet_table_is_read_again_when_its_hours_are_over(
+    service: Running, iceberg: IcebergCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.scheduling.poller._FRESH_SECONDS", 0.0)
+    table = settled(service, iceberg)
+    monkeypatch.setattr("service.scheduling.poller.utc_now", lambda: utc_now() + timedelta(days=1))
+    with polling(service) as (poller, catalogs):
+        let_polls_pass(service, poller, table, 3)
+        assert catalogs.loads["local.db.quiet"] == 1
+    monkeypatch.setattr("service.scheduling.poller._LONGEST_FRESH_SECONDS", 0.0)
+    with polling(service) as (poller, catalogs):
+        tick_until(poller, lambda: catalogs.loads["local.db.quiet"] > 1)
+
+
+def test_history_tells_until_when_a_table_was_quiet(service: Running, iceberg: IcebergCatalog) -> None:
+    """What is committed then did not come bit by bit since the sample before."""
+    service.register(iceberg)
+    table = service.enroll(policy="manual")
+    service.poll(table["id"])
+    with service.database.write() as session:
+        first = session.exec(select(HealthSample)).one()
+        first.at -= timedelta(hours=3)
+        last_look = session.get_one(TableHealth, table["id"]).measured_at
+        before = first.iceberg_snapshot_id
+    iceberg.append("db.t", [7])
+    service.poll(table["id"])
+    with service.database.read() as session:
+        _, kept, new = session.exec(select(HealthSample).order_by(col(HealthSample.id))).all()
+        assert (kept.at, kept.iceberg_snapshot_id, kept.status) == (last_look, before, "healthy")
+        assert new.iceberg_snapshot_id != before
+
+
 @ON_BOTH
 def test_history_shows_how_long_the_lag_became_while_the_table_was_not_read(
     service: Running, iceberg: IcebergCatalog
@@ -332,6 +387,29 @@ def test_after_a_start_only_tables_are_read_of_which_there_is_news(
     with polling(service) as (poller, catalogs):
         let_polls_pass(service, poller, table, 3)
         assert catalogs.loads["local.db.quiet"] == (meanwhile not in ("nothing", "removal"))
+
+
+@pytest.mark.parametrize("singly", [0, 10_000])
+def test_after_a_start_a_table_is_not_read_for_what_was_heard_of_it_before(
+    service: Running, iceberg: IcebergCatalog, monkeypatch: pytest.MonkeyPatch, singly: int
+) -> None:
+    """Another one has been quiet for longer, so events are read from there on."""
+    monkeypatch.setattr("service.scheduling.poller._READ_SINGLY", singly)
+    quiet = settled(service, iceberg)
+    for name in ("db.busy", "db.later"):
+        iceberg.create(name)
+    busy, later = service.enroll("db.busy"), service.enroll("db.later")
+    with polling(service) as (poller, catalogs):
+        for table in (quiet, later, busy):
+            let_polls_pass(service, poller, table, 1)
+        end_job(service, f"/tables/{busy['id']}")
+        tick_until(poller, lambda: catalogs.loads["local.db.busy"] == 2)
+        let_polls_pass(service, poller, busy, 1)
+    end_job(service, f"/tables/{later['id']}")
+    with polling(service) as (poller, catalogs):
+        for table in (quiet, later, busy):
+            let_polls_pass(service, poller, table, 2)
+        assert catalogs.loads == {"local.db.later": 1}
 
 
 def end_job(service: Running, path: str, **report: Any) -> None:
