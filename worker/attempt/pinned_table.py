@@ -10,7 +10,6 @@ from pyiceberg.exceptions import ValidationError
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 
-from stores.table_metadata import read_table_metadata
 from trust import refusals
 from worker.attempt.job import Job
 from worker.contract.control_plane import Assignment
@@ -134,8 +133,8 @@ def _pin(job: Job, java_table: JavaObject, storage: Storage, *, reads_files: boo
 
 
 def _read(job: Job, java_table: JavaObject, storage: Storage, *, reads_files: bool) -> PinnedTable:
-    io, branch = storage.io, job.assignment.table.branch
-    metadata = read_table_metadata(io.new_input(java_table.operations().current().metadataFileLocation()))
+    branch = job.assignment.table.branch
+    metadata = catalogs.table_metadata(java_table)
     reference = metadata.refs.get(branch)
     if reference is None and branch == "main":
         return PinnedTable(java_table, metadata, None, NO_FILES, storage, branch)

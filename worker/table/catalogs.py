@@ -12,6 +12,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from py4j.java_gateway import JavaClass, JavaObject, JVMView
 from py4j.protocol import Py4JError, Py4JJavaError
+from pyiceberg.table.metadata import TableMetadata
 from pyspark.errors.exceptions.captured import CapturedException
 
 from stores.aws import Identity
@@ -19,6 +20,7 @@ from stores.azure import AZURE_SCHEMES, azure_host, check_endpoint
 from stores.catalog_properties import of_tables
 from stores.file_io import GOOGLE_SCHEMES
 from stores.signatures import CannotSignError, refusal_of
+from stores.table_metadata import parse_table_metadata
 from trust import refusals
 from trust.bounds import LimitExceededError
 from trust.egress import Egress, HostNotAllowedError
@@ -386,6 +388,26 @@ def _jdbc_properties(uri: str) -> dict[str, str]:
     raise CatalogUnreachableError(
         "The catalog's uri must read sqlite:////path or postgresql://user:password@host/database."
     )
+
+
+def table_metadata(java_table: JavaObject) -> TableMetadata:
+    """What Java has read of a table already, so that no store is asked for the same file once more.
+
+    Raises CatalogUnreachableError, MemoryError, or PyIceberg's ValidationError.
+    """
+    try:
+        text = metadata_json(java_table)
+    except (Py4JError, CapturedException) as error:  # a REST catalog may tell of snapshots only now
+        raise_lack_of_memory(error)
+        raise CatalogUnreachableError(f"The table's snapshots can't be read: {java_message(error)}") from None
+    return parse_table_metadata(text.encode())
+
+
+def metadata_json(java_table: JavaObject) -> str:
+    """The metadata that Java has of a table, in Iceberg's JSON form: as Java would write it. Raises Java's
+    errors."""
+    parser = jvm_of(java_table).org.apache.iceberg.TableMetadataParser
+    return str(parser.toJson(java_table.operations().current()))
 
 
 def file_io_properties(java_table: JavaObject) -> dict[str, str]:

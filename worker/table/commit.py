@@ -25,7 +25,7 @@ from stores.table_metadata import JOB_ID
 from trust.locations import LocationNotAllowedError
 from worker.spark.jvm import jvm_of
 from worker.table import row_delta
-from worker.table.catalogs import java_message, java_types, raise_lack_of_memory
+from worker.table.catalogs import java_message, java_types, metadata_json, raise_lack_of_memory
 from worker.table.commit_errors import (
     COMMIT_FAILED,
     ClockBehindError,
@@ -295,9 +295,7 @@ def _delete(java_table: JavaObject, paths: Collection[str]) -> None:
 
 
 def _metadata(java_table: JavaObject) -> dict[str, Any]:
-    """The table's metadata in Iceberg's JSON form."""
-    parser = jvm_of(java_table).org.apache.iceberg.TableMetadataParser
-    metadata: dict[str, Any] = json.loads(parser.toJson(java_table.operations().current()))
+    metadata: dict[str, Any] = json.loads(metadata_json(java_table))
     return metadata
 
 

@@ -26,6 +26,9 @@ def test_a_conversion_reads_each_file_of_metadata_once(
 
     assert outcome.result["rows_deleted"] == 2
     asked = {stage: dict(requests.by_kind) for stage, requests in measured.stages.items()}
+    of_index = 4  # of both of its tables the schema and the last snapshot
+    # Metadata, by Java alone; the list of manifests; the one that came since the build.
+    assert asked["plan"]["GET"] == 1 + 1 + 1 + of_index
     # The list; a manifest of each commit of equality deletes; and the new metadata, once the catalog has it.
     # The same manifests without them, one of new deletes, a list, the metadata.
     assert asked["commit"] == {"GET": 1 + 2 + 1, "PUT": 2 + 1 + 1 + 1}
