@@ -439,10 +439,11 @@ def test_runs_are_merged_by_size_into_levels_that_paimon_reads(
     assert levels == {0, TOP_LEVEL - 1, TOP_LEVEL}
     entries = paimon_rows(jobs.index, "entries_1_g1")
     assert len(entries) == len(set(entries)) == rows_in_data_files(spark, table_name)
-    visible = rows_of(spark, table_name)
+    # By Spark: DuckDB applies what is deleted by the id alone in the other region as well.
+    visible = visible_rows(spark, table_name)
     assert jobs.run("verify").result["key_sets"][0]["differences"] == 0
     assert jobs.run("convert").result["key_sets"][0]["source"] == "index"
-    assert rows_of(spark, table_name) == visible
+    assert visible_rows(spark, table_name) == visible
 
 
 def levels_of(index: Path, table: str) -> set[int]:
