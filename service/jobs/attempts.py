@@ -6,12 +6,13 @@ running attempt of its job; a later one gets `stale-attempt` and changes nothing
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import bindparam, update
 from sqlmodel import Session, col, select
 
 from service.auth.models import Principal
+from service.db.together import NotTogetherError
 from service.errors import ConflictError, InvalidError
 from service.jobs.caveats import caveat_of
 from service.jobs.contract import (
@@ -26,7 +27,7 @@ from service.jobs.contract import (
     HeartbeatRequest,
 )
 from service.jobs.estimates import estimate
-from service.jobs.events import job_event, record_job_event
+from service.jobs.events import job_event
 from service.jobs.index_reports import apply_publication, apply_report, covers_head, rewritable
 from service.jobs.ownership import check_owner
 from service.jobs.queue import (
@@ -50,7 +51,7 @@ from service.records.reports import ErasureReport
 from service.records.tables import AddressCounter, EnrolledTable
 from service.records.workers import Worker
 from service.settings import Settings
-from service.webhooks.outbox import write_untold
+from service.webhooks.outbox import write_events, write_untold
 
 _WITH_WORKER = (
     select(Attempt, Worker)
@@ -58,13 +59,22 @@ _WITH_WORKER = (
     .where(Attempt.job_id == bindparam("job_id"), Attempt.attempt == bindparam("attempt"))
 )
 # Of what is not locked too, whoever waits for the lock gets what was there before.
-_LOCKED_WITH_ATTEMPT = (
+_WITH_ATTEMPT = (
     select(Job, Attempt, Worker)
     .join(Attempt, col(Attempt.job_id) == col(Job.id))
     .join(Worker, col(Worker.id) == col(Attempt.worker_id))
-    .where(Job.id == bindparam("job_id"), Attempt.attempt == bindparam("attempt"))
-    .with_for_update(of=(Job, Attempt))
     .execution_options(populate_existing=True)
+)
+_LOCKED_WITH_ATTEMPT = _WITH_ATTEMPT.where(
+    Job.id == bindparam("job_id"), Attempt.attempt == bindparam("attempt")
+).with_for_update(of=(Job, Attempt))
+# In one order for all, and none that another transaction has: it may wait for one of the others.
+_LOCKED_TOGETHER = (
+    _WITH_ATTEMPT.where(
+        col(Job.id).in_(bindparam("job_ids", expanding=True)), Attempt.attempt == col(Job.attempt)
+    )
+    .order_by(col(Job.table_id))
+    .with_for_update(of=(Job, Attempt), skip_locked=True)
 )
 _TOOK = (
     update(TableHealth)
@@ -103,6 +113,24 @@ _UNHEARD_AT_MOST = 3
 """So many attempts in a row that no worker got are no accident: further ones count."""
 RunningAttempt = tuple[str, int]
 """Job id and number of the attempt."""
+
+
+class End(NamedTuple):
+    """A worker reports how its attempt ended."""
+
+    caller: Principal
+    job_id: str
+    attempt: int
+    report: FinishRequest
+
+
+class _Ended(NamedTuple):
+    """What is to be written of an attempt that has ended."""
+
+    event: dict[str, Any]
+    table_id: str
+    maintenance_seconds: float | None
+    """None for an attempt that has maintained nothing."""
 
 
 def heartbeat(
@@ -189,8 +217,8 @@ def finish(
     Raises ConflictError `stale-attempt` when the attempt is no longer the running one, and ForbiddenError for
     an attempt of somebody else's worker.
     """
-    outcome = AttemptStatus(report.status)
-    found = session.exec(_LOCKED_WITH_ATTEMPT, params={"job_id": job_id, "attempt": attempt}).first()
+    params = {"job_id": job_id, "attempt": attempt}
+    found = session.exec(_LOCKED_WITH_ATTEMPT, params=params).first()
     if found is not None and is_current(found[0], attempt):
         # Nearly always, and in one statement.
         job, running, worker = found
@@ -198,10 +226,36 @@ def finish(
     else:
         job = lock_job(session, job_id)
         ended, _ = _own(session, caller, job_id, attempt) or (None, None)
-        if ended is not None and job.attempt == attempt and ended.status == outcome.value:
+        if ended is not None and job.attempt == attempt and ended.status == report.status:
             # The answer to the first report got lost.
             return job
         running = _check_current(session, job, attempt)
+    _write_ends(session, [_finish(session, job, running, report, now)])
+    return job
+
+
+def finish_together(session: Session, ends: Sequence[End], now: datetime) -> Sequence[None]:
+    """End attempts at as many jobs as `finish` does one after the other; raises NotTogetherError if only
+    that will do."""
+    if len(ends) == 1:
+        finish(session, *ends[0], now)
+        return [None]
+    ends_of = {end.job_id: end for end in ends}
+    found = session.exec(_LOCKED_TOGETHER, params={"job_ids": list(ends_of)}).all()
+    if len(found) < len(ends) or not all(is_current(job, ends_of[job.id].attempt) for job, *_ in found):
+        raise NotTogetherError
+    ended = []
+    for job, running, worker in found:
+        end = ends_of[job.id]
+        check_owner(worker, end.caller)
+        ended.append(_finish(session, job, running, end.report, now))
+    _write_ends(session, ended)
+    return [None] * len(ends)
+
+
+def _finish(session: Session, job: Job, running: Attempt, report: FinishRequest, now: datetime) -> _Ended:
+    """Note what the worker of an attempt that runs, whose job is locked, reports as its end."""
+    outcome = AttemptStatus(report.status)
     write_untold(session, _told(job, report.events, now))
     if report.result is not None and report.result.erasure is not None:
         _check_erasure(session, job, report.result.erasure)
@@ -237,8 +291,7 @@ def finish(
         running.plans = None
     running.stages = [stage.model_dump() for stage in report.stages]
     running.rows, running.bytes = report.rows, report.bytes
-    end_attempt(session, job, running, outcome, report.error, now)
-    return job
+    return _end(session, job, running, outcome, report.error, now)
 
 
 def _check_erasure(session: Session, job: Job, report: ErasureReport) -> None:
@@ -321,6 +374,29 @@ def end_attempt(
     error: ErrorReport | None,
     now: datetime,
 ) -> None:
+    _write_ends(session, [_end(session, job, running, outcome, error, now)])
+
+
+def _write_ends(session: Session, ended: Sequence[_Ended]) -> None:
+    write_events(session, [each.event for each in ended])
+    took = [
+        {"of_table": each.table_id, "seconds": each.maintenance_seconds}
+        for each in ended
+        if each.maintenance_seconds is not None
+    ]
+    if took:
+        # By the database: a poll may store the table's health meanwhile.
+        session.connection().execute(_TOOK, took)
+
+
+def _end(
+    session: Session,
+    job: Job,
+    running: Attempt,
+    outcome: AttemptStatus,
+    error: ErrorReport | None,
+    now: datetime,
+) -> _Ended:
     never_ran = error is CLAIM_ANSWER_LOST and not _is_unheard_again(session, job)
     if outcome in (AttemptStatus.FAILED, AttemptStatus.LOST) and not never_ran:
         job.failures += 1
@@ -346,8 +422,7 @@ def end_attempt(
     if after is not JobStatus.QUEUED:
         end_job(session, job, now)
         level = "error" if after is JobStatus.FAILED else "info"
-        record_job_event(
-            session,
+        event = job_event(
             job,
             f"job.{after.value}",
             _end_sentence(job, running, after),
@@ -357,8 +432,8 @@ def end_attempt(
         )
     elif outcome is AttemptStatus.RELEASED:
         job.available_at = now
-        record_job_event(
-            session, job, "job.released", f"Handed back by {running.worker_name}; queued again at once.", now
+        event = job_event(
+            job, "job.released", f"Handed back by {running.worker_name}; queued again at once.", now
         )
     else:
         # Nothing is known to be wrong with a job whose worker was lost; one that kills its workers waits.
@@ -370,8 +445,7 @@ def end_attempt(
         )
         job.available_at = now + timedelta(seconds=delay)
         when = f"follows in {delay:.0f} s" if delay else "follows at once"
-        record_job_event(
-            session,
+        event = job_event(
             job,
             "job.retry",
             f"Attempt {job.attempt} {outcome.value}{_cause(running)}. Attempt {job.attempt + 1} {when} "
@@ -381,9 +455,8 @@ def end_attempt(
             error=running.error,
             available_at=rfc3339(job.available_at),
         )
-    if JobKind(job.kind).maintains and not job.dry_run and not never_ran:
-        # By the database: a poll may store the table's health meanwhile.
-        session.connection().execute(_TOOK, {"of_table": job.table_id, "seconds": running.seconds})
+    maintains = JobKind(job.kind).maintains and not job.dry_run and not never_ran
+    return _Ended(event, job.table_id, running.seconds if maintains else None)
 
 
 def _is_unheard_again(session: Session, job: Job) -> bool:

@@ -19,6 +19,7 @@ from sqlalchemy import (
     func,
     insert,
     literal_column,
+    tuple_,
     update,
 )
 from sqlalchemy.dialects import postgresql, sqlite
@@ -44,7 +45,7 @@ from service.jobs.contract import (
     EndedAttempt,
     ErrorReport,
 )
-from service.jobs.events import record_job_event
+from service.jobs.events import job_event, record_job_event
 from service.jobs.index_reports import seen_equality_field_ids
 from service.jobs.models import AttemptView
 from service.jobs.ownership import is_own_attempt, own_worker
@@ -69,6 +70,7 @@ from service.records.system import SystemState
 from service.records.tables import EnrolledTable
 from service.records.workers import Worker
 from service.settings import Settings
+from service.webhooks.outbox import write_events
 from telemetry.traces import record_span
 from trust.locations import is_under
 
@@ -117,8 +119,17 @@ _RUNNING_ATTEMPTS = select(Attempt.job_id, Attempt.attempt).where(
 )
 _SEEN = update(Worker).where(col(Worker.id) == bindparam("of_worker")).values(last_seen_at=bindparam("now"))
 _HAS_NOTHING_TO_RUN: ColumnElement[bool] = ~_RUNNING_ATTEMPTS.exists()
-_SEEN_IDLE = _SEEN.where(col(Worker.registered_by) == bindparam("caller"), _HAS_NOTHING_TO_RUN).returning(
-    col(Worker.name)
+_SEEN_IDLE = (
+    update(Worker)
+    .where(
+        col(Worker.id).in_(bindparam("of_workers", expanding=True)),  # by its index, which pairs are not
+        tuple_(col(Worker.id), col(Worker.registered_by)).in_(bindparam("of_callers", expanding=True)),
+        ~exists().where(
+            col(Attempt.worker_id) == col(Worker.id), col(Attempt.status) == AttemptStatus.RUNNING.value
+        ),
+    )
+    .values(last_seen_at=bindparam("now"))
+    .returning(col(Worker.id), col(Worker.name))
 )
 _START = update(Job).where(col(Job.id) == bindparam("of_job"))
 _ATTEMPT = insert(Attempt)
@@ -177,6 +188,16 @@ class _InTurn(NamedTuple):
     """Whether attempts at jobs of the Iceberg table may have left files."""
 
 
+class _Given(NamedTuple):
+    """A job that a worker is to run, and what else is known of it."""
+
+    worker_id: str
+    worker_name: str
+    found: _InTurn
+    policy: EffectivePolicy
+    previous: Sequence[AttemptView]
+
+
 def has_claimable(session: Session, now: datetime) -> bool:
     """Whether a claim would find anything; cheap, and takes no write lock."""
     return session.connection().scalar(_catalogs_in_turn(), {"now": now}) is not None
@@ -220,25 +241,52 @@ def claim(
     The session is for that alone: it is rolled back where the transaction must begin again.
     """
     ask = Ask(caller, worker_id, given_up, has_waited, is_stopping)
+    return claim_together(session, settings, [ask], now)[0]
+
+
+def claim_together(
+    session: Session, settings: Settings, asks: Sequence[Ask], now: datetime
+) -> Sequence[Assignment | None]:
+    """Answer claims of as many workers in their order, as `claim` does one after the other."""
     for _ in range(_TRIED_AT_ONCE):
         try:
-            worker_name = _see(session, ask, now)
-            return None if worker_name is None else _give(session, settings, worker_id, worker_name, now)
+            return _answer(session, settings, asks, now)
         except _LostRaceError:
             session.rollback()  # the next try sees that the other job runs
-    return None
+    return [None] * len(asks)
 
 
-def _see(session: Session, ask: Ask, now: datetime) -> str | None:
-    """Note that a worker was heard of, and end what it doesn't run; its name if it wants a job."""
-    connection = session.connection()
-    worker_name = None
-    if not ask.given_up and not ask.is_stopping:
-        # Nearly always, and in one statement: a worker of the caller's that has nothing to run.
-        seen = {"of_worker": ask.worker_id, "caller": ask.caller.key, "now": now}
-        worker_name = connection.scalar(_SEEN_IDLE, seen)
-    if worker_name is not None:
-        return worker_name
+def _answer(
+    session: Session, settings: Settings, asks: Sequence[Ask], now: datetime
+) -> Sequence[Assignment | None]:
+    names = _see(session, asks, now)
+    given: list[_Given] = []
+    for worker_id, name in names.items():
+        one = _give(session, settings, worker_id, name, now)
+        if one is not None:
+            given.append(one)
+        elif len(names) > 1 and not has_claimable(session, now):
+            break
+    _record_attempts(session, given, now)
+    assignments = {each.worker_id: _assignment(session, settings, each, now) for each in given}
+    return [assignments.get(ask.worker_id) for ask in asks]
+
+
+def _see(session: Session, asks: Sequence[Ask], now: datetime) -> dict[str, str]:
+    """Note that workers were heard of, and end what they don't run; the names of those that want a job."""
+    plain = [(ask.worker_id, ask.caller.key) for ask in asks if not ask.given_up and not ask.is_stopping]
+    idle = dict[str, str]()
+    if plain:
+        # Nearly always, and in one statement: workers of their callers that have nothing to run.
+        asked = {"of_workers": [worker_id for worker_id, _ in plain], "of_callers": plain, "now": now}
+        found = session.connection().execute(_SEEN_IDLE, asked)
+        idle = {row.id: row.name for row in found}
+    names = {ask.worker_id: idle.get(ask.worker_id) or _see_apart(session, ask, now) for ask in asks}
+    return {worker_id: name for worker_id, name in names.items() if name is not None}
+
+
+def _see_apart(session: Session, ask: Ask, now: datetime) -> str | None:
+    """The same for one worker, whatever it has; its name if it wants a job."""
     worker = own_worker(session, ask.worker_id, ask.caller)
     not_run = running_attempts(session, ask.worker_id)
     if ask.has_waited and not_run:
@@ -259,13 +307,13 @@ def _see(session: Session, ask: Ask, now: datetime) -> str | None:
             continue
         _drop_again(session, attempt_id.job_id, now)
     session.flush()
-    connection.execute(_SEEN, {"of_worker": ask.worker_id, "now": now})
+    session.connection().execute(_SEEN, {"of_worker": ask.worker_id, "now": now})
     return None if ask.is_stopping else worker.name
 
 
 def _give(
     session: Session, settings: Settings, worker_id: str, worker_name: str, now: datetime
-) -> Assignment | None:
+) -> _Given | None:
     """Let a worker run the job whose turn it is. Raises _LostRaceError."""
     for _ in range(_TRIED_AT_ONCE):
         found = _next_job(session, worker_id, now)
@@ -283,8 +331,7 @@ def _give(
             continue
         previous = attempts_of(session, job.id) if job.attempt else []
         _start(session, settings, found, now)
-        _record_attempt(session, job, worker_id, worker_name, previous, now)
-        return _assignment(session, settings, found, policy, previous, now)
+        return _Given(worker_id, worker_name, found, policy, previous)
     return None
 
 
@@ -550,40 +597,48 @@ def _start(session: Session, settings: Settings, found: _InTurn, now: datetime) 
         connection.execute(_WAITING_BEHIND, place)
 
 
-def _record_attempt(
-    session: Session,
-    job: Job,
-    worker_id: str,
-    worker_name: str,
-    previous: Sequence[AttemptView],
-    now: datetime,
-) -> None:
-    session.connection().execute(
-        _ATTEMPT,
+def _record_attempts(session: Session, given: Sequence[_Given], now: datetime) -> None:
+    if not given:
+        return
+    jobs = [each.found.job for each in given]
+    attempts: list[dict[str, Any]] = [
         {
             "job_id": job.id,
             "attempt": job.attempt,
-            "worker_id": worker_id,
-            "worker_name": worker_name,
+            "worker_id": each.worker_id,
+            "worker_name": each.worker_name,
             "started_at": now,
             "lease_expires_at": job.lease_expires_at,
             "stages": [],
-        },
+        }
+        for each, job in zip(given, jobs, strict=True)
+    ]
+    session.connection().execute(_ATTEMPT, attempts)
+    write_events(
+        session,
+        [
+            job_event(
+                job,
+                "job.running",
+                f"Attempt {job.attempt} started on {each.worker_name}.",
+                now,
+                worker_id=each.worker_id,
+            )
+            for each, job in zip(given, jobs, strict=True)
+        ],
     )
-    sentence = f"Attempt {job.attempt} started on {worker_name}."
-    record_job_event(session, job, "job.running", sentence, now, worker_id=worker_id)
-    waited_since = max([job.available_at, *(each.ended_at for each in previous if each.ended_at)])
-    record_span("wait", job.traceparent, waited_since, now, job_id=job.id, attempt=job.attempt)
+    for each, job in zip(given, jobs, strict=True):
+        waited_since = max([job.available_at, *(one.ended_at for one in each.previous if one.ended_at)])
+        record_span("wait", job.traceparent, waited_since, now, job_id=job.id, attempt=job.attempt)
 
 
 def _assignment(
     session: Session,
     settings: Settings,
-    found: _InTurn,
-    policy: EffectivePolicy,
-    previous: Sequence[AttemptView],
+    given: _Given,
     now: datetime,
 ) -> Assignment:
+    found, policy, previous = given.found, given.policy, given.previous
     job, table, catalog = found.job, found.table, found.catalog
     listed = orphan_removals.listed_for(session, job, now)
     return Assignment(

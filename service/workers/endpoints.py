@@ -6,11 +6,13 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 
 from service.auth.access import Viewer, WorkerCaller
 from service.db.database import ReadSession, WriteSession, utc_now
+from service.db.together import Together
 from service.http.messages import AttemptNumber, JobId, WorkerId
 from service.http.paging import Page, PageRequest, Search
 from service.http.routing import ApiRoute
 from service.http.waking import WAKES
 from service.jobs import attempts
+from service.jobs.attempts import End
 from service.jobs.contract import (
     AddressRange,
     AddressRangeRequest,
@@ -92,7 +94,8 @@ def reserve_addresses(
 
 @router.post("/jobs/{job_id}/attempts/{attempt}/finish", status_code=204, dependencies=WAKES)
 def finish_attempt(
-    session: WriteSession, caller: WorkerCaller, job_id: JobId, attempt: AttemptNumber, body: FinishRequest
+    request: Request, caller: WorkerCaller, job_id: JobId, attempt: AttemptNumber, body: FinishRequest
 ) -> None:
     """End an attempt. `released` hands the job back without using up an attempt."""
-    attempts.finish(session, caller, job_id, attempt, body, utc_now())
+    ends: Together[End, None] = request.app.state.ends
+    ends.call(End(caller, job_id, attempt, body), job_id)

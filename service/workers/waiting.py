@@ -6,13 +6,15 @@ However many workers are idle, the database is asked as often as for one.
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextvars import Context, copy_context
 from dataclasses import dataclass
 
+from sqlmodel import Session
 from starlette.concurrency import run_in_threadpool
 
 from service.db.database import Database, utc_now
+from service.db.together import Together
 from service.jobs import claims
 from service.jobs.claims import Ask
 from service.jobs.contract import Assignment
@@ -46,22 +48,16 @@ class Claims:
 
     def __init__(self, database: Database, settings: Settings, stopping: threading.Event) -> None:
         self._database, self._settings, self._stopping = database, settings, stopping
+        self._claims = Together[Ask, Assignment | None](database, self._give)
         self._waiting: deque[_Waiting] = deque()
         self._looks: asyncio.Task[None] | None = None
 
     def claim(self, ask: Ask) -> Assignment | None:
         """A job that waits by now; see `service.jobs.claims.claim`."""
-        with self._database.write() as session:
-            return claims.claim(
-                session,
-                self._settings,
-                ask.caller,
-                ask.worker_id,
-                utc_now(),
-                given_up=ask.given_up,
-                has_waited=ask.has_waited,
-                is_stopping=ask.is_stopping,
-            )
+        return self._claims.call(ask, ask.worker_id)
+
+    def _give(self, session: Session, asks: Sequence[Ask]) -> Sequence[Assignment | None]:
+        return claims.claim_together(session, self._settings, asks, utc_now())
 
     async def wait(
         self, ask: Ask, seconds: float, is_gone: Callable[[], Awaitable[bool]]

@@ -6,6 +6,7 @@ The queue is called as the service calls it, by threads of one process. The poll
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import random
@@ -32,9 +33,12 @@ from sqlmodel import Session, col, func, select
 
 from service.auth.models import SYSTEM
 from service.db.database import Database, migrate, utc_now
+from service.db.together import Together
 from service.errors import is_database_trouble
-from service.jobs import attempts, claims, queue
-from service.jobs.contract import FinishRequest
+from service.jobs import queue
+from service.jobs.attempts import End, finish_together
+from service.jobs.claims import Ask
+from service.jobs.contract import Assignment, FinishRequest
 from service.policies.effective import effective_policy
 from service.policies.places import table_target
 from service.policies.service import ensure_built_in
@@ -45,6 +49,7 @@ from service.records.policies import Level, Policy, PolicyAttachment
 from service.records.tables import EnrolledTable, add_table
 from service.records.workers import Worker
 from service.settings import Settings
+from service.workers.waiting import Claims as ClaimsOfProcess
 from tests.benchmarks.measure import high_water_mark
 from tests.benchmarks.page import PAGE, Part, write_part
 from tests.benchmarks.servers import KEY, SERVE, server
@@ -181,39 +186,37 @@ def measure_claims(url: str, name: str, workers: int, jobs: int) -> Claims:
         for table in session.exec(select(EnrolledTable)):
             policy = effective_policy(session, table)
             queue.enqueue(session, table, JobKind.CONVERT, policy, utc_now(), requested_by="bench")
+    claims = ClaimsOfProcess(database, settings, threading.Event())
+    ends = Together[End, None](database, lambda session, ends: finish_together(session, ends, utc_now()))
     barrier = threading.Barrier(workers)
+    gc.freeze()  # as the service does
 
     refusals: list[float] = []
 
-    def call(function: Callable[[Session], T]) -> T:
+    def call(function: Callable[[], T]) -> T:
         while True:
             began = time.monotonic()
             try:
-                with database.write() as session:
-                    return function(session)
+                return function()
             except SQLAlchemyError as error:
                 if not is_database_trouble(error):
                     raise
                 refusals.append(time.monotonic() - began)
+
+    def finish(assignment: Assignment) -> None:
+        job_id = assignment.job.id
+        ends.call(End(SYSTEM, job_id, assignment.attempt, FinishRequest(status="succeeded")), job_id)
 
     def work(worker: Worker) -> list[float]:
         latencies: list[float] = []
         barrier.wait()
         while True:
             began = time.monotonic()
-            assignment = call(lambda session: claims.claim(session, settings, SYSTEM, worker.id, utc_now()))
+            assignment = call(lambda: claims.claim(Ask(SYSTEM, worker.id)))
             if assignment is None:
                 return latencies
             latencies.append(time.monotonic() - began)
-            finish = partial(
-                attempts.finish,
-                caller=SYSTEM,
-                job_id=assignment.job.id,
-                attempt=assignment.attempt,
-                report=FinishRequest(status="succeeded"),
-                now=utc_now(),
-            )
-            call(finish)
+            call(partial(finish, assignment))
 
     began = time.monotonic()
     with ThreadPoolExecutor(workers) as threads:
