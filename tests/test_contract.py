@@ -135,7 +135,7 @@ def test_the_calls_that_honour_an_idempotency_key_say_so() -> None:
     assert ("post", "/api/v1/tables/{table_id}/jobs") in declared
     # They store no answer: a catalog, an index or a history is only asked, a poll takes what comes.
     silent = {path for path, calls in paths.items() if "post" in calls} - {path for _, path in declared}
-    # And each signed notification has an id of its own.
+    # Each signed notification has an id of its own, and a report of an attempt's end may come again.
     assert silent == {
         "/api/v1/notification-senders/{sender_id}/commit-events",
         "/api/v1/catalogs/{catalog_id}/check",
@@ -143,6 +143,7 @@ def test_the_calls_that_honour_an_idempotency_key_say_so() -> None:
         "/api/v1/tables/{table_id}/lookups/history",
         "/api/v1/tables/{table_id}/policy/replay",
         "/api/v1/workers/{worker_id}/claim",
+        "/api/v1/jobs/{job_id}/attempts/{attempt}/finish",
     }
 
 
