@@ -7,7 +7,7 @@ Invariant: that at most one running job writes a table is enforced by the unique
 from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime, timedelta
 from functools import cache
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import sqlalchemy
 from sqlalchemy import (
@@ -436,8 +436,11 @@ def _next_job(session: Session, worker_id: str, now: datetime) -> _InTurn | None
         row = session.exec(_first_job(), params={"now": now}).first()
         return _InTurn._make(row) if row is not None else None
     asked = {"now": now, "of_worker": worker_id}
+    row = session.exec(_job_in_turn("first catalog"), params=asked).first()
+    if row is not None:  # nearly always, unless nothing waits
+        return _InTurn._make(row)
     for catalog_id in session.connection().scalars(_catalogs_in_turn(), {"now": now}).all():
-        row = session.exec(_job_in_turn(), params={**asked, "catalog_id": catalog_id}).first()
+        row = session.exec(_job_in_turn("catalog"), params={**asked, "catalog_id": catalog_id}).first()
         if row is not None:  # else other claims look at all that it has
             return _InTurn._make(row)
     return None
@@ -467,15 +470,16 @@ def _first_job() -> Any:
 
 
 @cache
-def _job_in_turn() -> Any:
-    """Of the catalog `catalog_id`, the first job that may start at `now` and that no other claim looks at.
+def _job_in_turn(of: Literal["first catalog", "catalog"]) -> Any:
+    """Of the first catalog, or of `catalog_id`, the first job that may start at `now` and that no other claim
+    looks at.
 
     What waited for the worker's row, which another claim had, learns only here what that one gave it: all
     else of the statement that waited is as it was before.
     """
-    query = _claimable(select(Job, EnrolledTable)).where(
-        Job.catalog_id == bindparam("catalog_id"), _HAS_NOTHING_TO_RUN
-    )
+    first = select(_catalogs_in_turn().limit(1).subquery().c.id).scalar_subquery()
+    catalog_id: ColumnElement[Any] = first if of == "first catalog" else bindparam("catalog_id")
+    query = _claimable(select(Job, EnrolledTable)).where(Job.catalog_id == catalog_id, _HAS_NOTHING_TO_RUN)
     return _with_all(query.order_by(*_turn(Job)).limit(1).with_for_update(skip_locked=True, of=Job))
 
 
