@@ -96,7 +96,6 @@ def reserve_addresses(
 def finish_attempt(
     request: Request, caller: WorkerCaller, job_id: JobId, attempt: AttemptNumber, body: FinishRequest
 ) -> None:
-    """End an attempt; the same report may be sent again. `released` hands the job back without using up an
-    attempt."""
+    """End an attempt; a report may be repeated. `released` hands the job back without using up an attempt."""
     ends: Together[End, None] = request.app.state.ends
     ends.call(End(caller, job_id, attempt, body), job_id)
