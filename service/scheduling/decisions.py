@@ -10,10 +10,18 @@ from service.policies.models import EffectivePolicy
 from service.policies.schedules import is_open, last_fire, next_opening
 from service.quantities import counted, sized
 from service.records.jobs import JobKind
-from service.scheduling.facts import Action, Decision, LastJob, StagedState, TableState, weighing, windows_of
-from service.scheduling.rewriting_or_conversion import (
-    PATIENCE_WITH_CONVERSIONS,
+from service.scheduling.facts import (
     WITH_CONVERSION,
+    WITH_REWRITING,
+    Action,
+    Decision,
+    LastJob,
+    StagedState,
+    TableState,
+    weighing,
+    windows_of,
+)
+from service.scheduling.rewriting_or_conversion import (
     may_be_left_to_rewriting,
     rewriting_seconds,
     with_conversion,
@@ -24,10 +32,13 @@ from staging.history import KEPT
 
 _ELSEWHERE_FOR = timedelta(days=8)
 """Since somebody else was last seen to do the same as our jobs: over a week, in which many do it once."""
-_SOON_SECONDS = 60.0
-"""After a job: what comes within them, by time alone, and does or undoes the same, comes soon."""
-WITH_REWRITING = "with-rewriting"
-"""The code of a decision to wait for a rewriting of data files that comes soon."""
+_AGE = "age"
+"""The code of a decision for a job since something is as old as it may be."""
+_SOON_SECONDS = 90.0
+"""After a job: what comes within them, by time alone, and does or undoes the same, comes soon. A minute, and
+half a minute by which a job may take longer than the last ones did."""
+NOT_COUNTED = "not-counted"
+"""The code of a decision to wait for a job that counts what a rewriting of data files would take."""
 WORK = {
     JobKind.EXPIRE_SNAPSHOTS: "Expiry",
     JobKind.REWRITE_DATA_FILES: "Compaction",
@@ -86,31 +97,35 @@ def _left_to_rewriting(
     """What a rewriting of data files undoes waits for one that comes soon."""
     undone = (JobKind.REWRITE_POSITION_DELETE_FILES, JobKind.REWRITE_MANIFESTS, JobKind.COMPACT)
     # Where one may always be near, nothing waits: it would for ever.
-    is_rare = policy.rewrite_data_files.min_interval_seconds > _soon_seconds(decision.kind, state)
+    soon, rewriting = _soon(decision.kind, state), JobKind.REWRITE_DATA_FILES
+    is_rare = timedelta(seconds=policy.rewrite_data_files.min_interval_seconds) > soon
     is_due = decision.action is Action.TRIGGER and decision.code != "cron"
     if decision.kind not in undone or not is_due or not is_rare:
         return decision
-    if not _comes_soon(JobKind.REWRITE_DATA_FILES, decision.kind, state, policy, now, weighed):
+    if not _comes_until(now + soon, rewriting, state, policy, now, weighed):
         return decision
     told = f"{decision.sentence} It waits for the rewriting of data files that comes first, and may undo it."
     return Decision(decision.kind, Action.WAIT, WITH_REWRITING, told)
 
 
-def _comes_soon(
+def _comes_first(other: JobKind, state: TableState) -> bool:
+    """Whether a job of the other kind runs, or is queued and has its turn before any that is queued now."""
+    return other in state.active - state.later
+
+
+def _comes_until(
+    until: datetime,
     other: JobKind,
-    kind: JobKind,
     state: TableState,
     policy: EffectivePolicy,
     now: datetime,
     weighed: Weighing | None,
 ) -> bool:
-    """Whether a job of the other kind waits for nothing but a worker, or will within a minute after one of
-    this kind, by time alone."""
+    """Whether a job of the other kind waits for nothing but a worker, or will by then by time alone."""
     if other in state.active:
-        return other not in state.later
+        return _comes_first(other, state)
     if not getattr(policy, other.value).enabled:
         return False
-    until = now + timedelta(seconds=_soon_seconds(kind, state))
     moments = (moment for moment in deadlines(state, policy, weighed) if now < moment <= until)
     return any(
         decide_kind(other, state, policy, at, weighed, tells_cost=False).action is Action.TRIGGER
@@ -118,9 +133,10 @@ def _comes_soon(
     )
 
 
-def _soon_seconds(kind: JobKind, state: TableState) -> float:
+def _soon(kind: JobKind, state: TableState) -> timedelta:
+    """Within which another job comes soon that may undo what one of this kind does which starts now."""
     last = state.last.get(kind)
-    return ((last.seconds if last is not None else None) or 0.0) + _SOON_SECONDS
+    return timedelta(seconds=((last.seconds if last is not None else None) or 0.0) + _SOON_SECONDS)
 
 
 def _beside_another(decision: Decision, state: TableState, now: datetime) -> Decision:
@@ -209,7 +225,7 @@ def _of_bytes(code: str, found: int, limit: int, what: str) -> _Trigger:
 
 
 def _of_seconds(found: float, limit: float, words: str) -> _Trigger:
-    return _Trigger("age", found, limit, words.format(f"{found:.0f} s"), f"{limit:.0f} s")
+    return _Trigger(_AGE, found, limit, words.format(f"{found:.0f} s"), f"{limit:.0f} s")
 
 
 def _first_reached(kind: JobKind, triggers: Sequence[_Trigger]) -> Decision | None:
@@ -236,6 +252,35 @@ def _sentence(triggers: Sequence[_Trigger]) -> str:
 
 
 def _decide_index(state: TableState, policy: EffectivePolicy, now: datetime) -> Decision:
+    """What is due is left to another job that comes first, or soon if no limit but that of age is reached."""
+    kind, found, last = JobKind.INDEX, _indexing_due(state, policy, now), state.last.get(JobKind.INDEX)
+    if found.action is not Action.TRIGGER or found.code == "cron":
+        return found
+    others = (
+        (JobKind.CONVERT, WITH_CONVERSION, "conversion"),
+        (JobKind.REWRITE_DATA_FILES, WITH_REWRITING, "rewriting"),
+    )
+    for other, code, named in others:
+        if _comes_first(other, state):
+            told = f"{found.sentence} A {named} is queued or runs, which comes first and may index them."
+            return Decision(kind, Action.WAIT, code, told)
+    if found.code != _AGE or last is None or state.indexed_at is None:
+        return found
+    # One that does not come, or can't index them, leaves them to an index job in the end.
+    patience = timedelta(seconds=policy.index.age_seconds)
+    until = min(state.waits_since.get(kind, now) + patience, now + _soon(kind, state))
+    for other, code, named in others[1:] if last.failed else others:  # then conversions only convert
+        if now < until and _comes_until(until, other, state, policy, now, weighing(state, policy)):
+            told = (
+                f"{found.sentence} The {named} that comes soon may index them; else a job does,"
+                f" {patience.total_seconds():.0f} s after it began to wait."
+            )
+            return Decision(kind, Action.WAIT, code, told)
+    return found
+
+
+def _indexing_due(state: TableState, policy: EffectivePolicy, now: datetime) -> Decision:
+    """Whether new data files are to be indexed, by this job or by another."""
     kind, new, policy_of_kind = JobKind.INDEX, state.new, policy.index
     refusal = _refusal(kind, state, now, enabled=policy_of_kind.enabled)
     if refusal is not None:
@@ -269,22 +314,6 @@ def _decide_index(state: TableState, policy: EffectivePolicy, now: datetime) -> 
         return Decision(kind, Action.TRIGGER, "cron", f"{files}, {due}")
     if not age.is_reached:
         return _below(kind, (*volume, age))
-    others = (
-        (JobKind.CONVERT, WITH_CONVERSION, "conversion"),
-        (JobKind.REWRITE_DATA_FILES, WITH_REWRITING, "rewriting"),
-    )
-    for other, code, named in others:
-        if other in state.running:
-            told = f"{files}, {age}. A {named} runs, which may index them; no index job could run beside it."
-            return Decision(kind, Action.WAIT, code, told)
-    # One that fails, or can't index them, leaves them to an index job in the end.
-    patience = PATIENCE_WITH_CONVERSIONS * policy_of_kind.age_seconds
-    may_take = state.indexed_at is not None and not last.failed  # else it only converts
-    if since < patience and may_take:
-        for other, code, named in others:
-            if _comes_soon(other, kind, state, policy, now, weighing(state, policy)):
-                told = f"The {named} that comes first may index them; after {patience:.0f} s, a job does."
-                return Decision(kind, Action.WAIT, code, f"{files}, {age}. {told}")
     return Decision(kind, Action.TRIGGER, age.code, f"{files}, {age}.")
 
 
@@ -300,16 +329,14 @@ def _decide_convert(
     found = _conversion_due(state, policy, now, weighed)
     if found.action is not Action.TRIGGER:
         return found
-    is_done = rewriting in state.running  # beside it, nothing else could
-    if not is_done:
-        is_queued = rewriting in state.active - state.later
-        # One that was in time when it was queued is so still; but it may wait for long.
-        seconds = 0.0 if is_queued else rewriting_seconds(state, policy, weighed)
-        is_done = may_be_left_to_rewriting(found, state, policy, now, seconds) and (
-            is_queued
-            or decide_kind(rewriting, state, policy, now, weighed, tells_cost=False).action is Action.TRIGGER
+    is_left = rewriting in state.running or (found.code != "cron" and _comes_first(rewriting, state))
+    if not is_left:
+        seconds = rewriting_seconds(state, policy, weighed)
+        is_left = (
+            may_be_left_to_rewriting(found, state, policy, now, seconds)
+            and decide_kind(rewriting, state, policy, now, weighed, tells_cost=False).action is Action.TRIGGER
         )
-    if not is_done:
+    if not is_left:
         return found
     told = f"{found.sentence} Data files are rewritten, which converts what is pending first."
     return Decision(kind, Action.WAIT, "rewriting", told)
@@ -436,6 +463,9 @@ def _decide_rewrite_data_files(
     told = "The last job saw no data files that are small and many enough, or have many deleted rows."
     nothing = None if small or deleted or triggers[0].is_reached else told
     found = _decide_rewriting(JobKind.REWRITE_DATA_FILES, state, policy, now, triggers, nothing, weighed)
+    if _is_counted_first(found, state, policy, now):
+        told = f"{found.sentence} The index job that comes first counts which files it would take."
+        return replace(found, action=Action.WAIT, code=NOT_COUNTED, sentence=told)
     if found.action is not Action.TRIGGER or limits.strategy != "sort" or state.has_sort_order is not False:
 
         def due(at: datetime) -> Decision:
@@ -448,6 +478,21 @@ def _decide_rewrite_data_files(
         "Give it one (ALTER TABLE ... WRITE ORDERED BY), or choose binpack."
     )
     return replace(found, action=Action.SKIP, code="sort-order-missing", sentence=told)
+
+
+def _is_counted_first(found: Decision, state: TableState, policy: EffectivePolicy, now: datetime) -> bool:
+    """Whether a rewriting that has nothing to convert may find no file to take, since nobody has counted any,
+    and an index job comes soon, which does."""
+    kind, is_due = JobKind.INDEX, found.action is Action.TRIGGER and found.code != "cron"
+    if not is_due or state.convertible.files or state.small_data_files or state.deleted_data_files:
+        return False
+    if kind in state.active:
+        return _comes_first(kind, state)
+    due = (
+        _in_window(_within_budget(_indexing_due(state, policy, at), state, at), policy, at)
+        for at in (now, now + timedelta(seconds=_SOON_SECONDS))
+    )
+    return any(one.action is Action.TRIGGER for one in due)
 
 
 def _decide_rewrite_position_delete_files(
@@ -694,7 +739,7 @@ def deadlines(
         if kind is JobKind.INDEX and last is not None:
             began = _indexed_at(last, state)
         yield began + timedelta(seconds=ages.get(kind, 0.0))
-        if kind is JobKind.INDEX and (policy.convert.enabled or policy.rewrite_data_files.enabled):
-            yield began + timedelta(seconds=PATIENCE_WITH_CONVERSIONS * policy.index.age_seconds)
+        if kind is JobKind.INDEX and kind in state.waits_since:
+            yield state.waits_since[kind] + timedelta(seconds=policy.index.age_seconds)
         if last is not None and (pause_ends := _pause_ends(last, policy)) is not None:
             yield pause_ends

@@ -1,5 +1,6 @@
 """What a table is like, as far as decisions about its jobs depend on that, and what a decision says. Pure."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
@@ -25,6 +26,14 @@ SCHEDULED = (
     JobKind.VERIFY,
 )
 """Those that become due at the same time wait in this order: what is let go comes after what replaces it."""
+
+
+WITH_CONVERSION = "with-conversion"
+"""The code of a decision to wait for a conversion that comes or may come."""
+WITH_REWRITING = "with-rewriting"
+"""The code of a decision to wait for a rewriting of data files that comes soon."""
+WAITS = frozenset({WITH_CONVERSION, WITH_REWRITING})
+"""Codes of jobs that are due and wait for one of another kind."""
 
 
 class Action(StrEnum):
@@ -155,9 +164,8 @@ class TableState:
     rows_deleted_since: datetime | None = None
     """Since when a table of format version 3 has had rows that are deleted by position, of which no rewriting
     has taken most."""
-    rewriting_waits_since: datetime | None = None
-    """Since when a due rewriting of data files waits for a conversion, as of the last look; None if none
-    does."""
+    waits_since: Mapping[JobKind, datetime] = field(default_factory=dict)
+    """Since when jobs that are due wait for one of another kind, as of the last look."""
     done_elsewhere: dict[JobKind, datetime] = field(default_factory=dict)
     """Kinds of maintenance that somebody else than our jobs does, and when each was seen last."""
 

@@ -17,8 +17,16 @@ from service.records.catalogs import Catalog
 from service.records.health import TableHealth
 from service.records.jobs import Job, JobKind, JobStatus
 from service.records.tables import EnrolledTable
-from service.scheduling.decisions import WITH_REWRITING, cron_of, deadlines, decide_kind
-from service.scheduling.facts import Action, LastJob, StagedState, TableState, weighing, windows_of
+from service.scheduling.decisions import cron_of, deadlines, decide_kind
+from service.scheduling.facts import (
+    WITH_REWRITING,
+    Action,
+    LastJob,
+    StagedState,
+    TableState,
+    weighing,
+    windows_of,
+)
 from service.scheduling.models import PlannedJob, PolicyPreview
 from service.scheduling.state import table_state
 
@@ -164,7 +172,7 @@ def _after(state: TableState, policy: EffectivePolicy, kind: JobKind, at: dateti
                 new_small_files=0,
                 rows_deleted_since=None,
                 shape=state.fresh,
-                rewriting_waits_since=None,
+                waits_since={},
             )
         case JobKind.REWRITE_POSITION_DELETE_FILES:
             return replace(state, small_delete_files=0)

@@ -10,16 +10,13 @@ from datetime import datetime, timedelta
 from service.policies.models import EffectivePolicy
 from service.policies.schedules import is_open
 from service.records.jobs import JobKind
-from service.scheduling.facts import Action, Decision, TableState, weigh, windows_of
+from service.scheduling.facts import WITH_CONVERSION, Action, Decision, TableState, weigh, windows_of
 from service.scheduling.worth import FIRST_SECONDS, Weighing
 
-PATIENCE_WITH_CONVERSIONS = 2
-"""Times `index.age_seconds` that new data files wait at most where conversions may index them, and times
-`convert.age_seconds` that a rewriting waits at most to take the place of one."""
+_PATIENCE_WITH_CONVERSIONS = 2
+"""Times `convert.age_seconds` that a rewriting waits at most to take the place of one."""
 _SLACK_SECONDS = 30.0
 """By which a rewriting starts earlier than it must to end in time: a look may come late, so may its end."""
-WITH_CONVERSION = "with-conversion"
-"""The code of a decision to wait for a conversion that comes or may come."""
 
 
 def may_be_left_to_rewriting(
@@ -60,7 +57,7 @@ def with_conversion(
         return rewriting
 
     conversion, last = due(now), state.last.get(kind)
-    until = (state.rewriting_waits_since or now) + _longest_wait(policy)
+    until = state.waits_since.get(rewriting.kind, now) + _longest_wait(policy)
     if conversion.code == "active":
         told = "A conversion is queued or runs: the next one that is due is left to this job."
     elif Action.TRIGGER in (conversion.action, due(now + timedelta(seconds=seconds + _SLACK_SECONDS)).action):
@@ -85,7 +82,7 @@ def with_conversion(
 
 def _longest_wait(policy: EffectivePolicy) -> timedelta:
     """That of a rewriting for conversions, however many come first since deletes get too old."""
-    return timedelta(seconds=PATIENCE_WITH_CONVERSIONS * policy.convert.age_seconds)
+    return timedelta(seconds=_PATIENCE_WITH_CONVERSIONS * policy.convert.age_seconds)
 
 
 def _patience_with_rewriting(policy: EffectivePolicy, weighed: Weighing | None) -> float:
@@ -98,8 +95,8 @@ def with_conversion_until(
     state: TableState, policy: EffectivePolicy, weighed: Weighing | None
 ) -> Iterator[datetime]:
     """When time alone ends that a rewriting waits for a conversion."""
-    if state.rewriting_waits_since is not None:
-        yield state.rewriting_waits_since + _longest_wait(policy)
+    if (waits_since := state.waits_since.get(JobKind.REWRITE_DATA_FILES)) is not None:
+        yield waits_since + _longest_wait(policy)
     last = state.last.get(JobKind.CONVERT)
     if last is not None and last.committed_at is not None:
         yield last.committed_at + timedelta(seconds=_patience_with_rewriting(policy, weighed))

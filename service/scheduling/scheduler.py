@@ -5,6 +5,7 @@ when they begin), and the latest of each kind in the table's health.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import islice
 from typing import Any
@@ -22,14 +23,13 @@ from service.records.health import TableHealth
 from service.records.jobs import POLICY, JobKind
 from service.records.tables import EnrolledTable
 from service.scheduling import clock
-from service.scheduling.decisions import WITH_REWRITING, cron_of, deadlines, decide
-from service.scheduling.facts import Action, Decision, TableState, windows_of
-from service.scheduling.rewriting_or_conversion import WITH_CONVERSION
-from service.scheduling.state import table_state
+from service.scheduling.decisions import NOT_COUNTED, cron_of, deadlines, decide
+from service.scheduling.facts import WAITS, Action, Decision, TableState, windows_of
+from service.scheduling.state import table_state, waits_since
 
 _DUE = frozenset({"outside-window", "budget-spent", "sort-order-missing"})
 """Codes of decisions that keep a job waiting which is due."""
-_STILL_DUE = frozenset({"active", "min-interval", WITH_CONVERSION, WITH_REWRITING})
+_STILL_DUE = WAITS | {"active", "min-interval", NOT_COUNTED}
 """Of those that do so where it was due before: it may fail, or wait for a worker."""
 
 
@@ -54,6 +54,7 @@ def schedule(
     for number, decision in enumerate(decided):
         before = decisions.get(decision.kind.value, {})
         began = before.get("code") != decision.code or before.get("action") != decision.action.value
+        waits_on = {before.get("code"), decision.code} <= WAITS
         due = due_since(decision, state, policy, before.get("due_since"), now)
         sentence = decision.sentence
         if due is not None and now - due > OVERDUE:
@@ -62,7 +63,7 @@ def schedule(
             "action": decision.action.value,
             "code": decision.code,
             "sentence": sentence,
-            "since": queue.rfc3339(now) if began else before["since"],
+            "since": queue.rfc3339(now) if began and not waits_on else before["since"],
             **({"due_since": queue.rfc3339(due)} if due is not None else {}),
         }
         if decision.action is Action.TRIGGER:
@@ -91,7 +92,7 @@ def schedule(
     all_due = [one["due_since"] for one in health.decisions.values() if "due_since" in one]
     health.maintenance_due_at = datetime.fromisoformat(min(all_due)) if all_due else None
     session.add(health)
-    return _decides_at(state, policy, now, decided)
+    return _decides_at(replace(state, waits_since=waits_since(health.decisions)), policy, now, decided)
 
 
 def due_since(

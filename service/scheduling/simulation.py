@@ -22,8 +22,7 @@ from service.policies.schedules import fires, openings
 from service.reader_cost import HEADLINE, TARGET_FILE_BYTES, Shape, model
 from service.records.jobs import JobKind
 from service.scheduling.decisions import cron_of, deadlines, decide_kind
-from service.scheduling.facts import SCHEDULED, Action, LastJob, TableState, weighing, windows_of
-from service.scheduling.rewriting_or_conversion import WITH_CONVERSION
+from service.scheduling.facts import SCHEDULED, WAITS, Action, LastJob, TableState, weighing, windows_of
 from service.scheduling.simulated_files import SimulatedFiles, Taken
 
 MOST_STEPS = 10_000
@@ -31,8 +30,9 @@ MOST_STEPS = 10_000
 _LOOKS = 500
 """At what a read costs, at uneven intervals: no rhythm of jobs hides from them."""
 _GOLDEN = 0.618033988749895
-_KEPT_RUNS, _DEAD_SHARE = 8, 0.3
-"""Of an index: sorted runs that a compaction leaves, and from which share on it drops all dead entries."""
+_KEPT_RUNS, _DEAD_SHARE, _FEW_ENTRIES = 8, 0.3, 4_000_000
+"""Of an index: sorted runs that a compaction leaves, from which share on it drops all dead entries, and up to
+how many of all sorts it puts them together in any case."""
 _INDEXED_ROWS = 10_000_000
 """Of new data files that a conversion indexes at most, as `worker.jobs.conversion` has it."""
 REPLAYED = tuple(kind for kind in SCHEDULED if kind is not JobKind.PUBLISH)
@@ -372,7 +372,7 @@ class _Table:
         self._reported = shape
         self._idle_at: tuple[int, int] | None = None
         """What was counted when a rewriting found nothing to take."""
-        self._rewriting_waits_since: datetime | None = None
+        self._waits_since: dict[JobKind, datetime] = {}
         self._most_deleted = shape.positions
         self._rows_deleted_since = beginning.at if shape.positions else None
         self._delete_ratio = policy.rewrite_data_files.delete_ratio_threshold
@@ -446,15 +446,16 @@ class _Table:
             if kind in waiting or kind is busy:
                 continue
             decision = decide_kind(kind, state, self._policy, at, weighed, tells_cost=False)
-            if kind is JobKind.REWRITE_DATA_FILES:
-                waits = decision.code == WITH_CONVERSION
-                self._rewriting_waits_since = (self._rewriting_waits_since or at) if waits else None
+            since = self._waits_since.pop(kind, at)
+            if decision.code in WAITS:
+                self._waits_since[kind] = since
             if decision.action is Action.TRIGGER:
                 if kind is JobKind.REWRITE_DATA_FILES:
                     threshold = self._policy.rewrite_data_files.delete_ratio_threshold
                     self._delete_ratio = min(decision.delete_ratio or threshold, threshold)
                 begins_at = at + timedelta(seconds=self._costs.wait_seconds)
                 self._queue.append(Queued(kind, at, begins_at, state))
+        state = replace(state, waits_since=dict(self._waits_since))
         moments = [moment for moment in deadlines(state, self._policy, weighed) if moment > at]
         if self.running is None and self._queue:
             first = self._queue[0]
@@ -515,7 +516,7 @@ class _Table:
             new_small_files=max(new_files, 0),
             has_sort_order=self._beginning.has_sort_order,
             rows_deleted_since=None if is_v2 else self._rows_deleted_since,
-            rewriting_waits_since=self._rewriting_waits_since,
+            waits_since=dict(self._waits_since),
         )
 
     def _touched(self, shape: Shape, deletes: float) -> float:
@@ -560,8 +561,10 @@ class _Table:
 
     def _is_indexing_near(self, at: datetime) -> bool:
         """As `service.jobs.claims` tells a conversion."""
-        index, since = self._policy.index, self._indexed_at
-        return index.enabled and since is not None and (at - since).total_seconds() >= index.age_seconds / 2
+        index, since, last = self._policy.index, self._indexed_at, self._last.get(JobKind.INDEX)
+        if not index.enabled or since is None or (last is not None and last.failed):
+            return False
+        return (at - since).total_seconds() >= index.age_seconds / 2
 
     def end(self, outcome: Outcome) -> None:
         """What the running job leaves: what came meanwhile stays as it came."""
@@ -602,7 +605,7 @@ class _Table:
             case JobKind.INDEX:
                 self._index(job.new)
                 self._count()
-                return job.new.rows, False
+                return job.new.rows, not job.new.files
             case JobKind.CONVERT:
                 written = self._convert(job, outcome)
                 # It looks again after its commit; what that costs is in what conversions do.
@@ -704,6 +707,8 @@ class _Table:
         runs = sorted(self._runs)
         if self._dead >= _DEAD_SHARE * self._entries > 0:
             return runs
+        if len(runs) <= _KEPT_RUNS and self._entries <= _FEW_ENTRIES:
+            return runs if len(runs) > 1 or self._dead else []
         merged = runs[: max(len(runs) - _KEPT_RUNS + 1, 0)]
         while len(merged) < len(runs) and runs[len(merged)] <= sum(merged):
             merged = runs[: len(merged) + 1]

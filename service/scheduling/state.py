@@ -1,6 +1,6 @@
 """The state of a table that decisions depend on, read from the database."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from itertools import takewhile
 from statistics import median
@@ -22,8 +22,7 @@ from service.records.catalogs import Catalog
 from service.records.health import TableHealth
 from service.records.jobs import REQUEST, Job, JobKind, JobStatus
 from service.records.tables import EnrolledTable
-from service.scheduling.facts import SCHEDULED, LastJob, StagedState, TableState
-from service.scheduling.rewriting_or_conversion import WITH_CONVERSION
+from service.scheduling.facts import SCHEDULED, WAITS, LastJob, StagedState, TableState
 
 _LOOKED_BACK = 20
 """Jobs: after so many failures the pause is as long as it gets."""
@@ -118,13 +117,17 @@ def table_state(
         new_small_files=_new_small_files(health),
         has_sort_order=health.has_sort_order,
         rows_deleted_since=health.rows_deleted_since if table.format_version > 2 else None,
-        rewriting_waits_since=_rewriting_waits_since(health),
+        waits_since=waits_since(health.decisions),
     )
 
 
-def _rewriting_waits_since(health: TableHealth) -> datetime | None:
-    decided = health.decisions.get(JobKind.REWRITE_DATA_FILES.value, {})
-    return datetime.fromisoformat(decided["since"]) if decided.get("code") == WITH_CONVERSION else None
+def waits_since(decisions: Mapping[str, Mapping[str, Any]]) -> dict[JobKind, datetime]:
+    """As `TableState` has it. decisions: as the table's health has them."""
+    return {
+        JobKind(kind): datetime.fromisoformat(told["since"])
+        for kind, told in decisions.items()
+        if told.get("code") in WAITS
+    }
 
 
 def _grown_files(health: TableHealth) -> int:

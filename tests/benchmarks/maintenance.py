@@ -23,7 +23,6 @@ from service.reader_cost import Shape
 from service.records.jobs import JobKind
 from service.scheduling.decisions import deadlines, decide_kind
 from service.scheduling.facts import Action, TableState
-from service.scheduling.rewriting_or_conversion import PATIENCE_WITH_CONVERSIONS
 from service.scheduling.simulation import (
     USUAL,
     Arrival,
@@ -206,7 +205,9 @@ def _makes_needless(later: Ran, job: Ran, hold: EffectivePolicy) -> bool:
     """Whether it undoes what the job did, or would have done the same as well."""
     match job.kind, later.kind:
         case JobKind.INDEX, JobKind.CONVERT:
-            return not later.is_idle
+            last = _queued(job).state.last.get(JobKind.INDEX)
+            # After an index job that failed, conversions only convert.
+            return not later.is_idle and not (last is not None and last.failed)
         case JobKind.INDEX, JobKind.REWRITE_DATA_FILES:
             return later.share > 0
         case JobKind.CONVERT, JobKind.REWRITE_DATA_FILES:
@@ -229,17 +230,17 @@ def _queued(job: Ran) -> Queued:
 
 def _may_index_as_late(job: Ran, at: datetime, hold: EffectivePolicy) -> bool:
     """Whether new data files may wait for so long where another job takes them, and are no large backlog."""
-    state, limits = _queued(job).state, hold.index
-    last = state.last.get(JobKind.INDEX)
-    if last is None or not state.has_index:
+    queued, limits = _queued(job), hold.index
+    state, kind = queued.state, job.kind
+    if kind not in state.last or not state.has_index:
         return False
-    since = at - max(filter(None, (last.ended_at, state.indexed_at)))
+    waits = at - state.waits_since.get(kind, queued.decided_at)
     is_large = (
         state.new.files >= limits.data_files
         or state.new.rows >= limits.rows
         or state.new.bytes >= limits.bytes
     )
-    return since.total_seconds() < PATIENCE_WITH_CONVERSIONS * limits.age_seconds and not is_large
+    return waits.total_seconds() < limits.age_seconds and not is_large
 
 
 def _unknown(job: Ran, later: Ran, hold: EffectivePolicy) -> str | None:
@@ -253,7 +254,7 @@ def _unknown(job: Ran, later: Ran, hold: EffectivePolicy) -> str | None:
         return LATE
     state = queued.state
     moments = [one for one in deadlines(state, hold) if queued.decided_at < one < then.decided_at]
-    if later.kind in state.active or any(
+    if then.decided_at <= queued.decided_at or any(
         _is_due(later.kind, state, hold, at) for at in (queued.decided_at, *moments, then.decided_at)
     ):
         return None

@@ -56,7 +56,8 @@ def test_a_bad_order_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(decisions, "with_conversion", as_it_is)
     monkeypatch.setattr(decisions, "may_be_left_to_rewriting", lambda *_: False)
-    monkeypatch.setattr(decisions, "_comes_soon", lambda *_: False)
+    monkeypatch.setattr(decisions, "_comes_first", lambda *_: False)
+    monkeypatch.setattr(decisions, "_comes_until", lambda *_: False)
     found = known(spared(minutely("worthwhile", timedelta(hours=3)), policy("worthwhile")))
     assert (JobKind.CONVERT, REWRITE) in {(one.job.kind, one.by.kind) for one in found if one.by is not None}
 
@@ -102,12 +103,17 @@ def test_a_job_right_before_a_rewriting_is_spared_by_a_better_order(kind: JobKin
     assert seen(NOT_DUE, came) == [CAME]
     rests = replace(NOT_DUE, small_data_files=10, last={**DUE.last, REWRITE: LastJob(at(-580))})
     assert seen(rests, rests) == [None], "its interval ends in twenty seconds"
+    another = replace(NOT_DUE, active=frozenset({REWRITE}))
+    assert seen(another, DUE) == [CAME], "the one that was queued was not this one"
     if kind is JobKind.CONVERT:
         old = replace(DUE, oldest_convertible_at=at(-265))
         assert seen(old, DUE) == [LATE]
     if kind is JobKind.INDEX:
-        long_ago = replace(DUE, last={**DUE.last, kind: LastJob(at(-100))})
-        assert seen(long_ago, long_ago) == [LATE]
+        waits = replace(DUE, waits_since={kind: at(-31)})
+        assert seen(waits, waits) == [LATE]
+        failed = replace(DUE, last={**DUE.last, kind: LastJob(at(-60), failed=1)})
+        outcome = Outcome(NOW, at(3600), ran=[ran(kind, 0, failed), ran(JobKind.CONVERT, 30, failed)])
+        assert spared(outcome, POLICY) == [], "a conversion would not have indexed"
 
 
 def test_a_job_that_finds_nothing_to_do_is_spared_by_any_better_order() -> None:

@@ -24,6 +24,7 @@ from service.policies.models import (
     EffectiveVerifyPolicy,
 )
 from service.policies.schedules import Window
+from service.reader_cost import Shape
 from service.records.health import TableHealth
 from service.records.jobs import JobKind
 from service.scheduling.decisions import deadlines, decide
@@ -112,6 +113,7 @@ POLICY = EffectivePolicy(
     ),
     resources=EffectiveResourcesPolicy(max_tasks=0, memory_fraction=1),
 )
+DAY, REWRITE = timedelta(days=1), JobKind.REWRITE_DATA_FILES
 IDLE = TableState(
     paused=None,
     has_keys=True,
@@ -447,8 +449,8 @@ def test_a_conversion_is_left_to_a_rewriting_only_if_that_ends_before_deletes_ar
     assert codes(long) == ("delete-files", "small-data-files"), "it would be late each time"
     queued = replace(state, active=frozenset({JobKind.REWRITE_DATA_FILES}))
     running = replace(queued, running=queued.active)
-    assert codes(queued, now=later) == ("rewriting", "active"), "it was in time when it was queued"
-    assert codes(queued, now=NOW + timedelta(seconds=6)) == ("delete-files", "active")
+    assert codes(queued, now=NOW + timedelta(seconds=6)) == ("rewriting", "active"), "it has its turn first"
+    assert codes(replace(queued, later=queued.active), now=later)[0] == "delete-files"
     assert codes(running, now=NOW + timedelta(seconds=6)) == ("rewriting", "active")
 
 
@@ -483,7 +485,8 @@ def test_a_rewriting_waits_for_no_more_conversions_than_twice_as_long_as_deletes
     """As where each conversion leaves deletes that are nearly too old."""
     state = converted(10, age_seconds=290)
     state = replace(state, active=frozenset({JobKind.CONVERT} if runs else ()))
-    waits = replace(state, rewriting_waits_since=NOW - timedelta(seconds=599))
+    since = NOW - timedelta(seconds=599)
+    waits = replace(state, waits_since={JobKind.REWRITE_DATA_FILES: since})
     ends = NOW + timedelta(seconds=1)
     assert codes(waits)[1] == "with-conversion"
     assert ends in deadlines(waits, POLICY)
@@ -523,9 +526,7 @@ def test_a_rewriting_waits_for_no_conversion_that_does_not_start_by_itself(
         (JobKind.REWRITE_POSITION_DELETE_FILES, {"small_delete_files": 10}),
     ],
 )
-def test_what_a_rewriting_undoes_waits_for_one_that_comes_within_a_minute(
-    kind: JobKind, fields: dict[str, int]
-) -> None:
+def test_what_a_rewriting_undoes_waits_for_one_that_comes_soon(kind: JobKind, fields: dict[str, int]) -> None:
     rewriting = JobKind.REWRITE_DATA_FILES
 
     def due(seconds: float, **more: object) -> TableState:
@@ -533,17 +534,17 @@ def test_what_a_rewriting_undoes_waits_for_one_that_comes_within_a_minute(
         last = {rewriting: LastJob(NOW - timedelta(seconds=seconds))}
         return replace(IDLE, small_data_files=10, last=last, **fields, **more)  # type: ignore[arg-type]
 
-    waits = decision(due(540), kind)
+    waits = decision(due(510), kind)
     assert (waits.action, waits.code) == (Action.WAIT, "with-rewriting")
     assert "waits for the rewriting of data files that comes first" in waits.sentence
     assert decision(due(600), kind).code == "with-rewriting"
-    assert decision(due(539), kind).action is Action.TRIGGER, "later than in a minute"
+    assert decision(due(509), kind).action is Action.TRIGGER, "later than in a minute and a half"
     assert decision(replace(due(540), small_data_files=9), kind).action is Action.TRIGGER, "by time alone"
     queued = replace(due(0), active=frozenset({rewriting}))
     assert decision(queued, kind).code == "with-rewriting"
     assert decision(replace(queued, later=queued.active), kind).action is Action.TRIGGER
-    took = replace(due(500), last={**due(500).last, kind: LastJob(NOW - timedelta(days=1), seconds=40.0)})
-    assert decision(took, kind).code == "with-rewriting", "a minute after its end"
+    took = replace(due(470), last={**due(470).last, kind: LastJob(NOW - timedelta(days=1), seconds=40.0)})
+    assert decision(took, kind).code == "with-rewriting", "after its end"
     often = POLICY.rewrite_data_files.model_copy(update={"min_interval_seconds": 60})
     policy = POLICY.model_copy(update={"rewrite_data_files": often})
     assert decision(due(600), kind, policy).action is Action.TRIGGER, "it would wait for ever"
@@ -790,20 +791,21 @@ def test_new_data_files_go_along_with_a_conversion_for_a_while() -> None:
             replace(state, last={JobKind.INDEX: LastJob(NOW - timedelta(seconds=seconds))}), JobKind.INDEX
         )
 
-    queued = replace(due, active=frozenset({JobKind.CONVERT}))
-    for state in (due, queued):
-        assert indexed(state, 60).sentence == (
-            "1 new data file, 60 s since the last indexing (policy: 60 s)."
-            " The conversion that comes first may index them; after 120 s, a job does."
-        )
-        assert (indexed(state, 60).code, indexed(state, 119).code) == ("with-conversion",) * 2
-        assert indexed(state, 120).action is Action.TRIGGER
-    # No index job could run beside one that runs, so none is queued, however late it is.
+    assert indexed(due, 60).sentence == (
+        "1 new data file, 60 s since the last indexing (policy: 60 s). The conversion that comes soon may"
+        " index them; else a job does, 60 s after it began to wait."
+    )
+    assert indexed(due, 9_999).code == "with-conversion", "after a pause of the writer, too"
+    for seconds, code in ((59, "with-conversion"), (60, "age")):
+        waits = {JobKind.INDEX: NOW - timedelta(seconds=seconds)}
+        assert indexed(replace(due, waits_since=waits), 60 + seconds).code == code
+    # One that is queued or runs has its turn before any index job, however late that is, and of however many.
+    queued = replace(due, active=frozenset({JobKind.CONVERT}), waits_since={JobKind.INDEX: NOW - DAY})
     running = replace(queued, running=queued.active)
-    assert indexed(running, 999).code == "with-conversion"
-    assert indexed(replace(running, new=Volume(50, 2, 3)), 60).code == "data-files"
+    for state in (queued, running, replace(running, new=Volume(50, 2, 3)), replace(queued, indexed_at=None)):
+        assert indexed(state, 999).code == "with-conversion"
     # Nothing waits for a conversion that does not start by itself now or that will only convert, and no large
-    # backlog for any.
+    # backlog for any that is not queued.
     assert indexed(replace(queued, later=queued.active), 60).action is Action.TRIGGER
     assert indexed(replace(due, indexed_at=None), 60).action is Action.TRIGGER
     ended_at = NOW - timedelta(seconds=700)
@@ -812,16 +814,13 @@ def test_new_data_files_go_along_with_a_conversion_for_a_while() -> None:
     assert decision(failed, JobKind.INDEX, patient).code == "age"
     assert indexed(replace(pending(1), new=due.new), 60).action is Action.TRIGGER
     assert indexed(replace(due, new=Volume(50, 2, 3)), 60).code == "data-files"
-    waiting = replace(due, last={JobKind.INDEX: LastJob(NOW - timedelta(seconds=60))})
-    assert NOW + timedelta(seconds=60) in deadlines(waiting, POLICY)
-    # One that comes within a minute by time alone is waited for as well.
+    waiting = replace(due, waits_since={JobKind.INDEX: NOW - timedelta(seconds=1)})
+    waiting = replace(waiting, last={JobKind.INDEX: LastJob(NOW - DAY)})
+    assert NOW + timedelta(seconds=59) in deadlines(waiting, POLICY)
+    # One that comes before the wait ends by time alone is waited for as well.
     for age, code in ((240, "with-conversion"), (239, "age")):
-        assert (
-            indexed(
-                replace(pending(1, age_seconds=age), new=due.new, indexed_at=NOW - timedelta(days=1)), 60
-            ).code
-            == code
-        )
+        state = replace(pending(1, age_seconds=age), new=due.new, indexed_at=NOW - DAY)
+        assert indexed(state, 60).code == code
 
 
 def test_a_preview_supposes_that_the_rewriting_has_run_for_which_a_job_waits() -> None:
@@ -852,10 +851,35 @@ def test_new_data_files_are_left_to_a_rewriting_for_a_while() -> None:
     assert indexed(new, 60).code == "with-rewriting"
     assert indexed(new, 60, since=540).code == "with-rewriting"
     assert indexed(new, 60, since=539).code == "age"
-    assert indexed(new, 120).code == "age"
+    waited = replace(new, waits_since={JobKind.INDEX: NOW - timedelta(seconds=60)})
+    assert indexed(waited, 120).code == "age"
+    failed = LastJob(NOW - timedelta(seconds=601), failed=1, failed_at=NOW - timedelta(seconds=601))
+    after_failure = replace(new, last={JobKind.INDEX: failed})
+    assert decision(after_failure, JobKind.INDEX).code == "with-rewriting", "it indexes what it writes anew"
     assert indexed(replace(new, new=Volume(50, 2, 3)), 60).code == "data-files"
     running = replace(new, active=frozenset({rewriting}), running=frozenset({rewriting}))
     assert indexed(running, 999).code == "with-rewriting"
+
+
+def test_a_rewriting_that_goes_by_what_nobody_has_counted_waits_for_the_index_job_that_counts() -> None:
+    """Else it may find nothing to take: it is started by what readers pay for files that may have to stay."""
+    shape = Shape(200, 1_000_000, data_bytes=10**8)
+    policy = POLICY.model_copy(update={"convert": POLICY.convert.model_copy(update={"when": "worthwhile"})})
+    state = replace(IDLE, shape=shape, fresh=shape.fresh(1, 2**29), last={}, new=Volume(1, 2, 3))
+    assert decision(state, REWRITE, policy).code == "not-counted"
+    assert decision(state, REWRITE, policy).sentence.count("counts which files it would take") == 1
+    assert decision(state, JobKind.INDEX, policy).code == "first", "neither waits for the other"
+    soon = replace(state, last={JobKind.INDEX: LastJob(NOW - timedelta(seconds=30))})
+    assert decision(soon, REWRITE, policy).code == "not-counted"
+    assert decision(replace(state, active=frozenset({JobKind.INDEX})), REWRITE, policy).code == "not-counted"
+    has_counted = {JobKind.INDEX: LastJob(NOW, has_counted=True)}
+    for due in (
+        replace(state, new=Volume()),
+        replace(state, has_keys=False),
+        replace(state, convertible=Volume(1, 1, 1)),
+        replace(state, last=has_counted, small_data_files=200),
+    ):
+        assert decision(due, REWRITE, policy).action is Action.TRIGGER
 
 
 def test_what_waits_names_each_trigger_with_its_limit() -> None:

@@ -188,6 +188,29 @@ def test_a_table_is_rewritten_even_if_conversions_take_nearly_as_long_as_deletes
     assert found.jobs[REWRITE].jobs > 12
 
 
+def test_a_conversion_leaves_new_files_to_the_index_job_that_follows_one_that_failed() -> None:
+    failed_at = NOW - timedelta(seconds=150)  # so the next one starts 450 s from now
+    last = {JobKind.INDEX: LastJob(failed_at, failed=1, failed_at=failed_at)}
+    found = stream(policy(), hours=0.16, beginning=replace(TABLE, indexed_at=failed_at, last=last))
+    assert [one.kind for one in found.ran] == [JobKind.CONVERT, JobKind.INDEX]
+
+
+def test_an_index_job_after_a_conversion_that_has_indexed_finds_nothing_to_do() -> None:
+    """As where a cron expression asks for it."""
+    each_minute = policy(index={"cron": "* * * * *", "age_seconds": 100}, convert={"delete_files": 1})
+    found = stream(each_minute, hours=2, every=59, costs=Costs(wait_seconds=40))
+    assert {True, False} == {one.is_idle for one in found.ran if one.kind is JobKind.INDEX}
+
+
+@pytest.mark.parametrize(("entries", "is_idle"), [(1_000, False), (10_000_000, True)])
+def test_a_compaction_puts_few_entries_together_however_few_runs_there_are(
+    entries: int, *, is_idle: bool
+) -> None:
+    beginning = replace(TABLE, entries=entries, sorted_runs=4, dead_ratio=0.2)
+    found = simulate(beginning, [], policy(compact={"dead_ratio": 0.1}), NOW + timedelta(seconds=100))
+    assert [(one.kind, one.is_idle) for one in found.ran] == [(JobKind.COMPACT, is_idle)]
+
+
 def test_small_files_are_counted_by_index_jobs_too() -> None:
     """Nothing is ever converted."""
     appended = replace(UPSERT, equality_delete_files=0, equality_deletes=0, delete_bytes=0)

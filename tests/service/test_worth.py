@@ -128,9 +128,9 @@ def test_small_files_are_rewritten_with_what_is_pending_instead_of_their_vectors
     assert (conversion.action, conversion.code) == (Action.WAIT, "rewriting")
     queued = replace(state, active=frozenset({REWRITE}))
     assert decision(queued, JobKind.CONVERT, worthwhile()).code == "rewriting"
-    aged = worthwhile(age_seconds=5)
-    assert decision(queued, JobKind.CONVERT, aged).code == "age", "another job may run for hours"
-    hourly = aged.model_copy(
+    assert decision(queued, JobKind.CONVERT, worthwhile(age_seconds=5)).code == "rewriting"
+    assert decision(replace(queued, later=queued.active), JobKind.CONVERT, worthwhile()).code != "rewriting"
+    hourly = worthwhile().model_copy(
         update={"convert": worthwhile(cron="0 * * * *").convert.model_copy(update={"age_seconds": 10**6})}
     )
     last = {JobKind.CONVERT: LastJob(NOW - timedelta(hours=2), seconds=4.0)}
