@@ -18,10 +18,13 @@ from typing import Any, TypeVar
 import httpx
 import pytest
 import uvicorn
+from fastapi import FastAPI
 from pydantic import SecretStr
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 from starlette.types import ASGIApp
 
 from service.app import create_app, prepare
+from service.auth.access import check_every_route_declares_access
 from service.auth.models import SYSTEM, ApiKeyRequest
 from service.auth.service import create_api_key
 from service.db.database import Database, migrate
@@ -41,6 +44,19 @@ DATABASES = ["sqlite", pytest.param("postgresql", marks=pytest.mark.integration)
 ON_BOTH = pytest.mark.parametrize("database_kind", DATABASES)
 """For a test about SQL or locks in a module that is `alike_on_both` else."""
 LEFT_TO_THOROUGH = [pytest.mark.integration, pytest.mark.thorough]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def routes_checked_once() -> Iterator[None]:
+    """Each application has the same ones, which take a while to look through."""
+
+    def check(app: FastAPI) -> None:
+        check_every_route_declares_access(app)
+        patch.setattr("service.app.check_every_route_declares_access", lambda app: None)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("service.app.check_every_route_declares_access", check)
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -117,10 +133,25 @@ def database(database_kind: str, new_database_url: Callable[[str], str]) -> Iter
     database.dispose()
 
 
+class OwnSettings(Settings):
+    """Those that a test gives, and no others: to look through the environment takes a while."""
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return (init_settings,)
+
+
 @pytest.fixture
 def settings(database_kind: str, tmp_path: Path, new_database_url: Callable[[str], str]) -> Settings:
     """Polls nothing by itself: tests that want it call `Running.poll` or turn `background` on."""
-    return Settings(
+    return OwnSettings(
         data_dir=tmp_path,
         database_url=new_database_url(database_kind),
         bootstrap_key=ADMIN_KEY,
