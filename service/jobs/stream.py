@@ -25,6 +25,8 @@ from service.records.health import pending_in_all, samples_after
 from service.webhooks.outbox import UNTOLD
 
 POLL_SECONDS = 0.5
+_POLLS_OF_PAGES = 2
+"""Pages look seldom, so that one second more or less is nothing to them: they ask each second time."""
 ACCESS_SECONDS = 5.0
 """Who reads is let go on for so long before he is asked for again: a key may be revoked, a token expire."""
 _CHANGES_ACCESS_SECONDS = 60.0
@@ -75,8 +77,8 @@ class RecentEvents:
     async def latest_id(self) -> int:
         return await run_in_threadpool(_latest, self._database)
 
-    async def after(self, position: int) -> Sequence[Told]:
-        """The next events after an id, as of half a second ago at the earliest.
+    async def after(self, position: int, seconds: float = 0) -> Sequence[Told]:
+        """The next events after an id, as of half a second ago at the earliest, or of so many seconds.
 
         Raises SQLAlchemyError if the database does not answer.
         """
@@ -89,7 +91,7 @@ class RecentEvents:
                 self._since = self._until = position
                 self._kept.clear()
                 self._read_at = 0.0
-            if position >= self._since and time.monotonic() - self._read_at >= POLL_SECONDS:
+            if position >= self._since and time.monotonic() - self._read_at >= max(POLL_SECONDS, seconds):
                 await self._read_on()
         if position >= self._since:
             return [event for event in self._kept if event.id > position]
@@ -218,7 +220,7 @@ async def stream_changes(
     has_turned = False
     words, at = _WORDS, time.monotonic()
     async for _, found in _follow(
-        recent, None, stopping, may_read, _CHANGES_ACCESS_SECONDS, table_id, job_id, tells_each_turn=True
+        recent, None, stopping, may_read, _CHANGES_ACCESS_SECONDS, table_id, job_id, is_page=True
     ):
         if tells_pending and (moved := await _latest_move(moves)) is not None:
             if 0 <= told < moved.number:
@@ -259,12 +261,14 @@ async def _follow(
     table_id: str | None,
     job_id: str | None,
     *,
-    tells_each_turn: bool = False,
+    is_page: bool = False,
 ) -> AsyncIterator[tuple[int, Sequence[Told]]]:
     """What came of those events that were asked for, and the id up to which was looked.
 
-    None came at the start, which is told once; later, there is something each time, or each turn is told.
+    None came at the start, which is told once; later, there is something each time, but that a page is told
+    of each turn.
     """
+    seconds = POLL_SECONDS * (_POLLS_OF_PAGES if is_page else 1)
     position, has_begun = 0, False
     checked_at = time.monotonic()
     while not stopping.is_set():
@@ -280,7 +284,7 @@ async def _follow(
                 position = latest if after is None else min(after, latest)
                 has_begun = True
                 yield position, ()
-            found = await recent.after(position)
+            found = await recent.after(position, seconds)
         except SQLAlchemyError as error:
             if not is_database_trouble(error):
                 raise
@@ -291,10 +295,10 @@ async def _follow(
             for event in found
             if (table_id is None or event.table_id == table_id) and (job_id is None or event.job_id == job_id)
         ]
-        if asked_for or (tells_each_turn and has_begun):
+        if asked_for or (is_page and has_begun):
             yield position, asked_for
         if len(found) < _BATCH:
-            await asyncio.sleep(POLL_SECONDS)
+            await asyncio.sleep(seconds)
 
 
 def _latest(database: Database) -> int:

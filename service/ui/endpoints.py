@@ -72,7 +72,7 @@ async def follow_changes(
     *,
     pending: bool = False,
 ) -> EventSourceResponse:
-    """Tell a page that something has happened, at most every half a second: it is asked for again then.
+    """Tell a page that something has happened, at most every second: it is asked for again then.
 
     What polls have found of a table, or of all with `pending`, comes with its figures, every five seconds.
     """
