@@ -18,7 +18,7 @@ _MOST = 100
 """Intervals of a strip."""
 _TOLERANCE_SECONDS = 60
 _MOST_OF_ALL = timedelta(days=2)
-_MOST_OF_HOURS = timedelta(days=31)
+_MOST_OF_HOURS = timedelta(days=14)
 """The longest spans for which all samples are read, or those of hours: not so many that it takes long."""
 _SLACK = timedelta(hours=1)
 """Somebody asks for just as long as samples are kept, and history is forgotten a bit later."""

@@ -29,7 +29,8 @@ SPAN = timedelta(days=1)
 SHORTEST = timedelta(minutes=1)
 LONGEST = timedelta(days=100)
 _JOBS_OF_EACH = 40
-"""That have ended."""
+"""That have ended; half as many of more than a `_WEEK`, where one is hardly as wide as a pixel."""
+_WEEK = timedelta(days=7)
 _WAITING_OF_EACH = 5
 _UNSEEN = -1
 """Deletes of a table without a sample, in the order by their number."""
@@ -82,7 +83,8 @@ def get_timeline(
     ids = [table.id for table in found.items]
     of_tables = strips(session, ids, intervals, now, unseen_after(settings))
     runs: dict[str, list[Run]] = {table_id: [] for table_id in ids}
-    ran, with_more = attempts_within(session, ids, intervals.since, intervals.until, of_each=_JOBS_OF_EACH)
+    of_each = _JOBS_OF_EACH if until - since <= _WEEK else _JOBS_OF_EACH // 2
+    ran, with_more = attempts_within(session, ids, intervals.since, intervals.until, of_each=of_each)
     for one in ran:
         runs[one.table_id].append(
             Run(
