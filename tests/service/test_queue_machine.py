@@ -29,6 +29,7 @@ from service.jobs.contract import (
 from service.jobs.leases import LeaseObserver
 from service.jobs.service import retry_job
 from service.records.catalogs import Catalog
+from service.records.health import TableHealth
 from service.records.jobs import Attempt, AttemptStatus, Event, Job, JobKind, JobRows, JobStatus, LastClaim
 from service.records.system import SystemState
 from service.records.tables import EnrolledTable
@@ -143,7 +144,7 @@ class QueueMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         with self.database.write() as session:
-            for model in (Event, Attempt, Job, LastClaim, EnrolledTable, Catalog, SystemState):
+            for model in (Event, Attempt, Job, LastClaim, TableHealth, EnrolledTable, Catalog, SystemState):
                 for row in session.exec(select(model)):
                     session.delete(row)
                 session.flush()

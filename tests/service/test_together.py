@@ -20,7 +20,7 @@ from service.jobs.claims import Ask, claim_together
 from service.jobs.contract import Assignment, FinishRequest
 from service.jobs.queue import lock_job
 from service.records import jobs
-from service.records.health import TableHealth, health_of
+from service.records.health import TableHealth
 from service.records.jobs import Attempt, JobStatus
 from service.records.keys import Role
 from service.records.webhooks import Webhook, WebhookDelivery
@@ -182,9 +182,6 @@ def test_a_claim_for_somebody_elses_worker_shares_no_transaction_and_touches_it_
 @ON_BOTH
 def test_reports_that_share_a_transaction_end_each_its_attempt(database: Database) -> None:
     tables = add_tables(database, ["a", "b", "c"])
-    with database.write() as session:
-        for table in tables:
-            health_of(session, table)
     for table in tables:
         request(database, table)
     given = [claim(database, add_worker(database)) for _ in tables]
