@@ -588,8 +588,8 @@ def test_workers_are_drawn_with_what_they_ran_when_and_lead_to_it(
     signed_in: Page, service: RunningService, table: str
 ) -> None:
     write_samples(service, table, [(20, 5000)])
-    verified = ran(service, table, "verify", "worker-7", (12, 8), failed=False)
-    failed = ran(service, table, "index", "worker-7", (10, 6), failed=True)
+    verified = ran(service, table, "verify", "worker-8", (12, 8), failed=False)
+    failed = ran(service, table, "index", "worker-8", (10, 6), failed=True)
     ran(service, table, "convert", "worker-9", (3, 0), failed=False)
     signed_in.goto(f"{service.url}/timeline?search=shop.visits")
     strips = chart(signed_in, "Tables over time")
@@ -636,7 +636,7 @@ def test_workers_are_drawn_with_what_they_ran_when_and_lead_to_it(
     signed_in.goto(f"{service.url}/timeline?search=shop.visits")
     chart(signed_in, "What ran on each worker")
     signed_in.mouse.click(*point(5, 0))
-    signed_in.wait_for_url(f"{service.url}/jobs?worker=worker-7&until=*")
+    signed_in.wait_for_url(f"{service.url}/jobs?worker=worker-8&until=*")
     expect(signed_in.locator("#jobs tbody tr")).to_have_count(2)
 
     signed_in.goto(f"{service.url}/timeline?search=shop.visits")
