@@ -482,9 +482,16 @@ def _decide_rewrite_data_files(
 
 def _is_counted_first(found: Decision, state: TableState, policy: EffectivePolicy, now: datetime) -> bool:
     """Whether a rewriting that has nothing to convert may find no file to take, since nobody has counted any,
-    and an index job comes soon, which does."""
-    kind, is_due = JobKind.INDEX, found.action is Action.TRIGGER and found.code != "cron"
+    and an index job comes soon, which does.
+
+    It counts no files by the share of deleted rows that a rewriting for these goes by, and none if it fails.
+    """
+    kind = JobKind.INDEX
+    is_due = found.action is Action.TRIGGER and found.code not in ("cron", "deleted-rows")
     if not is_due or state.convertible.files or state.small_data_files or state.deleted_data_files:
+        return False
+    last = state.last.get(kind)
+    if last is not None and last.failed:
         return False
     if kind in state.active:
         return _comes_first(kind, state)

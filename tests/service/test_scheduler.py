@@ -873,8 +873,12 @@ def test_a_rewriting_that_goes_by_what_nobody_has_counted_waits_for_the_index_jo
     assert decision(soon, REWRITE, policy).code == "not-counted"
     assert decision(replace(state, active=frozenset({JobKind.INDEX})), REWRITE, policy).code == "not-counted"
     has_counted = {JobKind.INDEX: LastJob(NOW, has_counted=True)}
+    has_failed = {
+        JobKind.INDEX: LastJob(NOW - timedelta(days=1), failed=1, failed_at=NOW - timedelta(days=1))
+    }
     for due in (
         replace(state, new=Volume()),
+        replace(state, last=has_failed),
         replace(state, has_keys=False),
         replace(state, convertible=Volume(1, 1, 1)),
         replace(state, last=has_counted, small_data_files=200),

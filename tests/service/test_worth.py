@@ -288,6 +288,9 @@ def test_large_files_go_for_their_deleted_rows_once_these_are_dear_or_readers_ha
         parameters = _parameters(found, policy)
         assert parameters is not None
         assert parameters["delete_ratio_threshold"] == found.delete_ratio
+        soon = {JobKind.INDEX: LastJob(NOW - timedelta(seconds=30), has_counted=True)}
+        appended = replace(state, convertible=Volume(), new=Volume(1, 2, 3), last=soon)
+        assert decision(appended, REWRITE, policy).code == code, "no index job counts files by this share"
     else:
         weighed = weighing(state, policy)
         assert weighed is not None
