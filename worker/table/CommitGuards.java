@@ -213,7 +213,7 @@ public class KeptFiles implements FileIO {
     }
 
     public void deleteFile(String location) {
-        this.contents.remove(location);
+        forget(location);
         this.io.deleteFile(location);
     }
 
@@ -221,38 +221,60 @@ public class KeptFiles implements FileIO {
         return this.io.properties();
     }
 
-    /** Of a file, or null if it is too large. length: as its manifest list says; -1 if nobody does. */
+    /**
+     * Of a file, or null if it is too large. length: as its manifest list says; -1 if nobody does. Its room is
+     * taken before it is read: many are read at a time.
+     */
     byte[] read(InputFile file, long length) {
         byte[] content = (byte[]) this.contents.get(file.location());
-        int most = room();
-        if (content != null || length > most) {
+        int taken = content == null ? take(length) : -1;
+        if (taken < 0) {
             return content;
         }
+        boolean isWhole = false;
         try {
             InputStream stream = file.newStream();
             try {
-                content = stream.readNBytes(length < 0 ? most + 1 : (int) length + 1);
+                content = stream.readNBytes(taken + 1);
             } finally {
                 stream.close();
             }
+            isWhole = length < 0 ? content.length <= taken : content.length == length;
         } catch (IOException error) {
             throw new RuntimeIOException(error);
+        } finally {
+            give(isWhole ? taken - content.length : taken);
         }
-        boolean isWhole = length < 0 ? content.length <= most : content.length == length;
-        return isWhole && keep(file.location(), content) ? content : null;
+        if (!isWhole) {
+            return null;
+        }
+        keep(file.location(), content);
+        return content;
     }
 
-    synchronized int room() {
-        return this.room;
+    /** So many bytes, or all that are left for -1; -1 if there are not so many. */
+    synchronized int take(long length) {
+        if (length > this.room || this.room == 0) {
+            return -1;
+        }
+        int taken = length < 0 ? this.room : (int) length;
+        this.room -= taken;
+        return taken;
     }
 
-    synchronized boolean keep(String location, byte[] content) {
-        if (content.length > this.room) {
-            return false;
-        }
-        this.room -= content.length;
-        this.contents.put(location, content);
-        return true;
+    synchronized void give(int taken) {
+        this.room += taken;
+    }
+
+    /** What room was taken for. */
+    void keep(String location, byte[] content) {
+        byte[] before = (byte[]) this.contents.put(location, content);
+        give(before == null ? 0 : before.length);
+    }
+
+    void forget(String location) {
+        byte[] content = (byte[]) this.contents.remove(location);
+        give(content == null ? 0 : content.length);
     }
 }
 
@@ -322,6 +344,7 @@ class KeptOutputStream extends PositionOutputStream {
         this.files = files;
         this.location = location;
         this.stream = stream;
+        files.forget(location);
     }
 
     public long getPos() throws IOException {
@@ -338,10 +361,10 @@ class KeptOutputStream extends PositionOutputStream {
 
     public void write(byte[] bytes, int from, int count) throws IOException {
         this.stream.write(bytes, from, count);
-        if (this.content != null && this.content.size() + count <= this.files.room()) {
+        if (this.content != null && this.files.take(count) == count) {
             this.content.write(bytes, from, count);
         } else {
-            this.content = null;
+            drop();
         }
     }
 
@@ -350,9 +373,20 @@ class KeptOutputStream extends PositionOutputStream {
     }
 
     public void close() throws IOException {
-        this.stream.close();
+        try {
+            this.stream.close();
+            if (this.content != null) {
+                this.files.keep(this.location, this.content.toByteArray());
+                this.content = null;
+            }
+        } finally {
+            drop();
+        }
+    }
+
+    private void drop() {
         if (this.content != null) {
-            this.files.keep(this.location, this.content.toByteArray());
+            this.files.give(this.content.size());
             this.content = null;
         }
     }

@@ -87,6 +87,18 @@ def test_what_is_too_large_to_keep_is_read_as_ever(
         assert read(files.newInputFile(f"{PLACE}.2", 3)) == content
 
 
+def test_what_is_gone_or_was_not_kept_leaves_its_room_to_others(store: JavaObject, files: JavaObject) -> None:
+    for _ in range(2):
+        write(files.newOutputFile(PLACE), bytes(ROOM_BYTES))
+        files.deleteFile(PLACE)
+    store.addFile(PLACE, b"abc")
+    assert read(files.newInputFile(PLACE, ROOM_BYTES)) == b"abc"
+    for _ in range(2):
+        write(files.newOutputFile(PLACE), bytes(ROOM_BYTES))
+    store.addFile(PLACE, b"another")
+    assert read(files.newInputFile(PLACE)) == bytes(ROOM_BYTES)
+
+
 @pytest.mark.parametrize("told", [2, 4])
 def test_a_length_that_is_told_wrongly_cuts_nothing_off(
     store: JavaObject, files: JavaObject, told: int
