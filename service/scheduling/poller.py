@@ -324,7 +324,7 @@ class Poller:
         table.look_within = last["look_within"] if last["look_within"] is not None else math.inf
         table.tells = last["is_told"]
         table.heard_until = last["event"]
-        within = min(last["read_within"], _LONGEST_FRESH_SECONDS)
+        within = min(last.get("read_within", _FRESH_SECONDS), _LONGEST_FRESH_SECONDS)
         table.fresh_until = now + within * random.uniform(0, 1)  # noqa: S311 - no secret
 
     def _digest(self, known: Hashable) -> str:
