@@ -61,6 +61,7 @@ AREAS = (
             "tests/service/test_fair_share.py",
             "tests/service/test_owners.py",
             "tests/service/test_queue_machine.py",
+            "tests/service/test_together.py",
             "tests/service/test_limits.py",
             "tests/service/test_background.py",
             "tests/service/test_erasures.py",

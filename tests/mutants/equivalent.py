@@ -20,8 +20,8 @@ class Equivalent:
 QUEUE = (
     Equivalent(
         "service/jobs/attempts.py",
-        "if ended is not None and job.attempt == attempt and ended.status == outcome.value:",
-        "if ended is not None and job.attempt <= attempt and ended.status == outcome.value:",
+        "if ended is not None and job.attempt == attempt and ended.status == report.status:",
+        "if ended is not None and job.attempt <= attempt and ended.status == report.status:",
         "a job's own attempt is its highest: none that is there lies above",
     ),
     Equivalent(
