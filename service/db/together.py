@@ -49,7 +49,11 @@ class Together(Generic[Ask, Answer]):
         self._calls: deque[_Call[Ask, Answer]] = deque()
 
     def call(self, ask: Ask, key: str) -> Answer:
-        """The answer once it is committed. Of calls with one key, no two share a transaction."""
+        """The answer once it is committed. Of calls with one key, no two share a transaction.
+
+        The thread waits: whoever calls for a request has a place in `database.requests`, so that requests
+        that hold what is waited for find a thread to end.
+        """
         mine = _Call[Ask, Answer](ask, key, Future())
         self._calls.append(mine)
         with self._turn:
@@ -69,6 +73,7 @@ class Together(Generic[Ask, Answer]):
         try:
             with self._database.write() as session:
                 answers = self._answer(session, [call.ask for call in calls])
+                given = list(zip(calls, answers, strict=True))
         except Exception as error:
             if len(calls) == 1 or _is_told_all(error):
                 for call in calls:
@@ -77,7 +82,7 @@ class Together(Generic[Ask, Answer]):
                 for call in calls:
                     self._serve([call])
         else:
-            for call, answer in zip(calls, answers, strict=True):
+            for call, answer in given:
                 call.answer.set_result(answer)
 
 

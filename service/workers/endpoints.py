@@ -3,9 +3,10 @@
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request, Response
+from starlette.concurrency import run_in_threadpool
 
 from service.auth.access import Viewer, WorkerCaller
-from service.db.database import ReadSession, WriteSession, utc_now
+from service.db.database import CurrentDatabase, ReadSession, WriteSession, utc_now
 from service.db.together import Together
 from service.http.messages import AttemptNumber, JobId, WorkerId
 from service.http.paging import Page, PageRequest, Search
@@ -93,9 +94,15 @@ def reserve_addresses(
 
 
 @router.post("/jobs/{job_id}/attempts/{attempt}/finish", status_code=204, dependencies=WAKES)
-def finish_attempt(
-    request: Request, caller: WorkerCaller, job_id: JobId, attempt: AttemptNumber, body: FinishRequest
+async def finish_attempt(
+    request: Request,
+    database: CurrentDatabase,
+    caller: WorkerCaller,
+    job_id: JobId,
+    attempt: AttemptNumber,
+    body: FinishRequest,
 ) -> None:
     """End an attempt; a report may be repeated. `released` hands the job back without using up an attempt."""
     ends: Together[End, None] = request.app.state.ends
-    ends.call(End(caller, job_id, attempt, body), job_id)
+    async with database.requests:
+        await run_in_threadpool(ends.call, End(caller, job_id, attempt, body), job_id)

@@ -53,7 +53,8 @@ async def claim_job(
     if await is_gone():
         return None  # the call lay in a queue: its worker has asked anew, and may run what it got
     ask = Ask(caller, worker_id, request.given_up, is_stopping=request.is_stopping)
-    assignment = await run_in_threadpool(claims.claim, ask)
+    async with claims.requests:
+        assignment = await run_in_threadpool(claims.claim, ask)
     if assignment is not None or request.is_stopping or not request.wait_seconds:
         return assignment
     return await claims.wait(Ask(caller, worker_id, has_waited=True), request.wait_seconds, is_gone)

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextvars import Context, copy_context
 from dataclasses import dataclass
 
+import anyio
 from sqlmodel import Session
 from starlette.concurrency import run_in_threadpool
 
@@ -51,6 +52,11 @@ class Claims:
         self._claims = Together[Ask, Assignment | None](database, self._give)
         self._waiting: deque[_Waiting] = deque()
         self._looks: asyncio.Task[None] | None = None
+
+    @property
+    def requests(self) -> anyio.Semaphore:
+        """Whoever claims has a place in it."""
+        return self._database.requests
 
     def claim(self, ask: Ask) -> Assignment | None:
         """A job that waits by now; see `service.jobs.claims.claim`."""
@@ -103,7 +109,8 @@ class Claims:
             if await first.is_gone():
                 first.tell(None)
                 return True
-            assignment = await run_in_threadpool(first.context.run, self.claim, first.ask)
+            async with self.requests:
+                assignment = await run_in_threadpool(first.context.run, self.claim, first.ask)
         except Exception as error:
             first.fail(error)
             return True

@@ -14,7 +14,8 @@ from service.jobs.claims import Ask
 from service.jobs.contract import Assignment
 from service.workers.waiting import Claims
 from tests.patience import PATIENCE_SECONDS
-from tests.service.conftest import alike_on_both, run_apart
+from tests.service.conftest import Running, alike_on_both, run_apart
+from tests.service.iceberg_tables import IcebergCatalog
 from tests.service.queue_calls import SETTINGS, add_tables, add_worker, request
 
 database_kind = alike_on_both
@@ -174,3 +175,32 @@ def test_each_claim_is_served_in_the_context_of_its_own_request(
     run_apart(wait_for_both())
     assert served[:2] == [(worker, f"of {worker}") for worker in workers]
     assert set(looked) == {None}
+
+
+class Places:
+    """Those of requests; how many were asked for."""
+
+    asked = 0
+
+    async def __aenter__(self) -> None:
+        self.asked += 1
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+
+def test_claims_and_reports_that_wait_leave_a_thread_to_others(
+    service: Running, iceberg: IcebergCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They hold one each while others are answered, and a heartbeat that these wait for needs one to end."""
+    service.register(iceberg)
+    table = service.enroll()
+    assert service.admin.post(f"/tables/{table['id']}/jobs", json={"kind": "index"}).is_success
+    worker = service.start_worker()
+    places = Places()
+    monkeypatch.setattr(service.database, "requests", places)
+    assignment = service.claim(worker)
+    assert assignment is not None
+    assert places.asked == 1
+    service.finish(assignment, status="succeeded")
+    assert places.asked == 2
