@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, cast
+from typing import Annotated, Any, ParamSpec, TypeVar, cast
 
 import anyio
 import psycopg
@@ -27,7 +27,7 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from fastapi import Depends, Request
-from fastapi.concurrency import contextmanager_in_threadpool
+from fastapi.concurrency import contextmanager_in_threadpool, run_in_threadpool
 from psycopg.abc import PQGen
 from sqlalchemy import (
     JSON,
@@ -59,6 +59,7 @@ from trust.bounds import ANSWER_BYTES, LimitExceededError, check_size, check_tim
 Json = JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")
 # SQLite numbers rows by itself only for INTEGER keys.
 BigId = BigInteger().with_variant(Integer(), "sqlite")
+P = ParamSpec("P")
 T = TypeVar("T")
 _URLS = "it must start with sqlite:/// or postgresql+psycopg://"
 _MIGRATIONS = Path(__file__).parent / "migrations"
@@ -196,6 +197,14 @@ class Database:
             if is_database_trouble(error):
                 self._write_failed_at, self._write_failure = time.monotonic(), str(DatabaseError(error))
             raise
+
+    async def in_thread(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """What a request does in a session of its own while it holds its thread.
+
+        It has a place among the requests, so that those which hold what it waits for find a thread to end.
+        """
+        async with self.requests:
+            return await run_in_threadpool(call, *args, **kwargs)
 
     def check(self) -> str | None:
         """Why the database cannot be used now, or None: it can be reached and is migrated."""

@@ -51,8 +51,7 @@ class Together(Generic[Ask, Answer]):
     def call(self, ask: Ask, key: str) -> Answer:
         """The answer once it is committed. Of calls with one key, no two share a transaction.
 
-        The thread waits: whoever calls for a request has a place in `database.requests`, so that requests
-        that hold what is waited for find a thread to end.
+        The thread waits: requests call by `Database.in_thread`.
         """
         mine = _Call[Ask, Answer](ask, key, Future())
         self._calls.append(mine)

@@ -3,7 +3,6 @@
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request, Response
-from starlette.concurrency import run_in_threadpool
 
 from service.auth.access import Viewer, WorkerCaller
 from service.db.database import CurrentDatabase, ReadSession, WriteSession, utc_now
@@ -104,5 +103,4 @@ async def finish_attempt(
 ) -> None:
     """End an attempt; a report may be repeated. `released` hands the job back without using up an attempt."""
     ends: Together[End, None] = request.app.state.ends
-    async with database.requests:
-        await run_in_threadpool(ends.call, End(caller, job_id, attempt, body), job_id)
+    await database.in_thread(ends.call, End(caller, job_id, attempt, body), job_id)

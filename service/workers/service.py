@@ -5,7 +5,6 @@ from datetime import datetime, timedelta
 
 from sqlalchemy import ColumnElement, and_, case, func, not_
 from sqlmodel import Session, col, select
-from starlette.concurrency import run_in_threadpool
 
 from service.auth.models import Principal
 from service.auth.service import require_role
@@ -53,8 +52,7 @@ async def claim_job(
     if await is_gone():
         return None  # the call lay in a queue: its worker has asked anew, and may run what it got
     ask = Ask(caller, worker_id, request.given_up, is_stopping=request.is_stopping)
-    async with claims.requests:
-        assignment = await run_in_threadpool(claims.claim, ask)
+    assignment = await claims.claim_in_thread(ask)
     if assignment is not None or request.is_stopping or not request.wait_seconds:
         return assignment
     return await claims.wait(Ask(caller, worker_id, has_waited=True), request.wait_seconds, is_gone)

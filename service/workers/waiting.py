@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextvars import Context, copy_context
 from dataclasses import dataclass
 
-import anyio
 from sqlmodel import Session
 from starlette.concurrency import run_in_threadpool
 
@@ -53,14 +52,12 @@ class Claims:
         self._waiting: deque[_Waiting] = deque()
         self._looks: asyncio.Task[None] | None = None
 
-    @property
-    def requests(self) -> anyio.Semaphore:
-        """Whoever claims has a place in it."""
-        return self._database.requests
-
     def claim(self, ask: Ask) -> Assignment | None:
         """A job that waits by now; see `service.jobs.claims.claim`."""
         return self._claims.call(ask, ask.worker_id)
+
+    async def claim_in_thread(self, ask: Ask) -> Assignment | None:
+        return await self._database.in_thread(self.claim, ask)
 
     def _give(self, session: Session, asks: Sequence[Ask]) -> Sequence[Assignment | None]:
         return claims.claim_together(session, self._settings, asks, utc_now())
@@ -109,8 +106,7 @@ class Claims:
             if await first.is_gone():
                 first.tell(None)
                 return True
-            async with self.requests:
-                assignment = await run_in_threadpool(first.context.run, self.claim, first.ask)
+            assignment = await self._database.in_thread(first.context.run, self.claim, first.ask)
         except Exception as error:
             first.fail(error)
             return True
