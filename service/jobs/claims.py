@@ -179,7 +179,7 @@ class _InTurn(NamedTuple):
     job: Job
     table: EnrolledTable
     catalog: Catalog
-    key_sets: list[dict[str, Any]] | None
+    key_sets: list[dict[str, Any]]
     """Of the table's last report."""
     indexed_at: datetime | None
     others_wait: bool
@@ -507,7 +507,7 @@ def _with_all(query: Any) -> Any:
             has_plans,
         )
         .join(Catalog, col(Catalog.id) == col(Job.catalog_id))
-        .join(TableHealth, col(TableHealth.table_id) == col(Job.table_id), isouter=True)
+        .join(TableHealth, col(TableHealth.table_id) == col(Job.table_id))
     )
 
 

@@ -25,9 +25,9 @@ def rewritable(kind: str, counted: IndexReport | TableHealth) -> list[int] | Non
             return None
 
 
-def seen_equality_field_ids(key_sets: Sequence[Mapping[str, Any]] | None) -> list[list[int]]:
+def seen_equality_field_ids(key_sets: Sequence[Mapping[str, Any]]) -> list[list[int]]:
     """key_sets: of a table's last report, if there was one."""
-    return [key_set["equality_field_ids"] for key_set in key_sets or ()]
+    return [key_set["equality_field_ids"] for key_set in key_sets]
 
 
 def apply_report(

@@ -412,8 +412,7 @@ def _check_sort_order(session: Session, table: EnrolledTable, parameters: Mappin
     """Raises InvalidError if rows are to be sorted by nothing, as far as the last look tells."""
     if parameters["strategy"] != "sort" or parameters.get("sort_order"):
         return
-    health = session.get(TableHealth, table.id)
-    if health is None or health.has_sort_order is not False:
+    if session.get_one(TableHealth, table.id).has_sort_order is not False:
         return
     message = "Name a sort_order, give the table one (ALTER TABLE ... WRITE ORDERED BY), or choose binpack."
     raise InvalidError(

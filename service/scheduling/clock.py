@@ -73,14 +73,13 @@ def correct_times(session: Session, table: EnrolledTable, now: datetime) -> None
     if _is_ahead(table.created_at, now):
         table.created_at = now
         session.add(table)
-    health = session.get(TableHealth, table.id)
-    if health is not None:
-        if health.indexed_at is not None and _is_ahead(health.indexed_at, now):
-            health.indexed_at = now
-        if health.rows_deleted_since is not None and _is_ahead(health.rows_deleted_since, now):
-            health.rows_deleted_since = now
-        health.decisions = {kind: _corrected(one, now) for kind, one in health.decisions.items()}
-        session.add(health)
+    health = session.get_one(TableHealth, table.id)
+    if health.indexed_at is not None and _is_ahead(health.indexed_at, now):
+        health.indexed_at = now
+    if health.rows_deleted_since is not None and _is_ahead(health.rows_deleted_since, now):
+        health.rows_deleted_since = now
+    health.decisions = {kind: _corrected(one, now) for kind, one in health.decisions.items()}
+    session.add(health)
     jobs = session.exec(_ENDED_LATER, params={"table_id": table.id, "at": now + CLOCK_TOLERANCE}).all()
     ends = {job.id: job.ended_at for job in jobs if job.ended_at is not None}
     if not ends:

@@ -87,9 +87,9 @@ def first_hour(session: Session, settings: Settings, request: Request, now: date
     first = conversions.first_conversion(session)
     if first is not None:
         ended_at = first.ended_at or now
-        health = session.get(TableHealth, first.table_id)
-        if ended_at < now - _SHOWN_FOR or health is None:
+        if ended_at < now - _SHOWN_FOR:
             return None
+        health = session.get_one(TableHealth, first.table_id)
         before, after = samples_around(session, first.table_id, first.started_at or ended_at, ended_at)
         converted = Conversion(
             job=first,

@@ -315,13 +315,13 @@ def _why_no_index(session: Session, table_id: str) -> str | None:
 
     A conversion may be the first to find that the key can't be indexed.
     """
-    health = session.get(TableHealth, table_id)
+    health = session.get_one(TableHealth, table_id)
     last = index_health.last_jobs(session, table_id)
     for job in last:
         if job.kind in (JobKind.INDEX.value, JobKind.REBUILD.value) and job.error is not None:
             return f"{job.error.get('title')}: {job.error.get('detail')}"
     return next(
-        (one["reason"] for one in (health.unconvertible if health else []) if one.get("code") in _NO_KEY),
+        (one["reason"] for one in health.unconvertible if one.get("code") in _NO_KEY),
         None,
     )
 
