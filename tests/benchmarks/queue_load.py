@@ -153,9 +153,11 @@ def main(
     directory = Path(tempfile.mkdtemp(prefix="icestream-queue-"))
     try:
         claims = [measure_claims(f"sqlite:///{directory / 'queue.db'}", "SQLite", workers, jobs)]
+        typer.echo(" | ".join(claims[-1].row))
         with running_server() as server:
             execute(f"{server}/postgres", "CREATE DATABASE bench")
             claims.append(measure_claims(f"{server}/bench", "PostgreSQL", workers, jobs))
+            typer.echo(" | ".join(claims[-1].row))
         polling = measure_polling(directory, tables, seconds, interval, pending=pending, rest=rest)
     finally:
         shutil.rmtree(directory)
@@ -279,12 +281,14 @@ def measure_polling(
         }
         with server(SERVE, directory / "service.log", **environment) as (url, process):
             first_seconds = _look(database, process, len(enrolled))
+            typer.echo(f"all {len(enrolled)} tables were looked at after {first_seconds:.0f} s")
             stop = threading.Event()
             with ThreadPoolExecutor(_READERS) as readers:
                 reading = [readers.submit(_read, url, list(enrolled), stop) for _ in range(_READERS)]
                 watched_at = time.monotonic()
                 try:
                     ages, unseen = _watch(database, enrolled, seconds)
+                    typer.echo(f"they were watched for {time.monotonic() - watched_at:.0f} s")
                     told, claimed = _tell(url, database, enrolled)
                 finally:
                     stop.set()
@@ -451,14 +455,21 @@ def _tell(
     worker = _post(url, "workers", started)["id"]
     told = [(table_id, *of) for table_id, of in enrolled.items() if of[0].is_told]
 
-    def claim() -> tuple[dict[str, Any], float]:
-        assignment = _post(url, f"workers/{worker}/claim", {"wait_seconds": 60})
-        return assignment, time.monotonic()
+    def claim(table_id: str) -> float:
+        """When the job of this table came; none that comes is done."""
+        while True:
+            assignment = _post(url, f"workers/{worker}/claim", {"wait_seconds": 60})
+            claimed_at = time.monotonic()
+            attempt = f"jobs/{assignment['job']['id']}/attempts/{assignment['attempt']}"
+            _post(url, f"{attempt}/finish", {"status": "failed", "error": _BROKEN})
+            # One that failed long ago has its turn again on a slow machine.
+            if assignment["table"]["id"] == table_id:
+                return claimed_at
 
     with ThreadPoolExecutor(1) as thread:
         for table_id, group, name in told:
             known = _snapshot_of(database, table_id)
-            claiming = thread.submit(claim)
+            claiming = thread.submit(claim, table_id)
             time.sleep(random.uniform(0.2, 0.4))  # so that it waits
             began = time.monotonic()
             group.commit(name)
@@ -468,13 +479,7 @@ def _tell(
                     raise RuntimeError("a commit that was told was never noticed")
                 time.sleep(0.01)
             unseen.append(time.monotonic() - began)
-            assignment, claimed_at = claiming.result()
-            if assignment["table"]["id"] != table_id:
-                raise RuntimeError("the job of another table was claimed")
-            unclaimed.append(claimed_at - began)
-            # So that none follows.
-            attempt = f"jobs/{assignment['job']['id']}/attempts/{assignment['attempt']}"
-            _post(url, f"{attempt}/finish", {"status": "failed", "error": _BROKEN})
+            unclaimed.append(claiming.result() - began)
     return unseen, unclaimed
 
 
