@@ -18,6 +18,7 @@ from sqlalchemy.util import LRUCache
 from tests.class_archive import java_options
 from tests.patience import PATIENCE_SECONDS
 from tests.progress import Progress
+from tests.shares import in_shares
 
 # One that is set already counts.
 os.environ.setdefault("JDK_JAVA_OPTIONS", java_options())
@@ -88,6 +89,12 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if xdist := getattr(config, "workerinput", None):
+        items[:] = in_shares(items, xdist["workercount"])
 
 
 def pytest_configure(config: pytest.Config) -> None:
