@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.shares import in_shares
+from tests.conftest import pytest_collection_modifyitems
 
 WHOLE = [("faults/test_a.py", "spark")] * 3
 WORKER = [(f"worker/test_{name}.py", "spark") for name in "aaaabbb"]
@@ -36,7 +36,9 @@ def test_what_takes_long_to_start_begins_as_few_shares_as_can_be(
     processes: int, beginnings: list[list[str]]
 ) -> None:
     tests = [_test(number, *one) for number, one in enumerate([*BROWSER, *WHOLE, *REST, *WORKER])]
-    ordered, left = in_shares(tests, processes), len(tests)
+    ordered, left = [*tests], len(tests)
+    process: Any = SimpleNamespace(workerinput={"workercount": processes})
+    pytest_collection_modifyitems(process, ordered)
     assert sorted(test.nodeid for test in ordered) == sorted(test.nodeid for test in tests)
     for number, beginning in enumerate(beginnings):
         size = left // (processes - number)
