@@ -1,6 +1,6 @@
 """How tables did over time, in equal intervals: what a strip of a timeline is coloured by."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -41,10 +41,6 @@ class Intervals:
     def until(self) -> datetime:
         return self.since + timedelta(seconds=self.seconds * self.number)
 
-    def __iter__(self) -> Iterator[datetime]:
-        """When each of them ends."""
-        return (self.since + timedelta(seconds=self.seconds * step) for step in range(1, self.number + 1))
-
 
 def divide(
     since: datetime, until: datetime, now: datetime, *, fine_days: float, hourly_days: float
@@ -76,11 +72,11 @@ class Strip:
 
 @dataclass
 class _Held:
-    """What holds until the next sample."""
+    """What holds until the next sample. Times are seconds since 1970: strips are made of thousands."""
 
     pending: int
     lag: float
-    at: datetime
+    at: float
     status: str
     """`unknown`: nobody looked any more, so it holds no longer."""
     grows: bool = True
@@ -90,9 +86,13 @@ class _Held:
     def holds(self) -> bool:
         return self.status != HealthStatus.UNKNOWN
 
-    def lag_at(self, moment: datetime) -> float:
-        grown = (moment - self.at).total_seconds() if self.grows else 0.0
+    def lag_at(self, moment: float) -> float:
+        grown = moment - self.at if self.grows else 0.0
         return self.lag + grown if self.pending else 0.0
+
+
+def _held(pending: int, lag: float, at: datetime, status: str) -> _Held:
+    return _Held(pending, lag, at.timestamp(), status)
 
 
 def strips(
@@ -102,16 +102,17 @@ def strips(
 
     unseen_after: a look tells of so long a time at most, if none follows it.
     """
-    held = _held_before(session, table_ids, intervals.since)
-    found = _most_within(session, table_ids, intervals)
+    last_before = _last_before(session, intervals.since)
+    held = _held_before(session, table_ids, last_before)
+    found = _most_within(session, table_ids, intervals, last_before)
     looks = _last_looks(session, table_ids)
     return {
         table_id: _strip(
             held.get(table_id),
             found.get(table_id, {}),
             intervals,
-            now,
-            look if (look := looks.get(table_id, now)) < now - unseen_after else now,
+            now.timestamp(),
+            (look if (look := looks.get(table_id, now)) < now - unseen_after else now).timestamp(),
         )
         for table_id in table_ids
     }
@@ -121,9 +122,10 @@ def _strip(
     held: _Held | None,
     found: dict[int, tuple[int, float, _Held]],
     intervals: Intervals,
-    now: datetime,
-    seen_until: datetime,
+    now: float,
+    seen_until: float,
 ) -> Strip:
+    since, seconds = intervals.since.timestamp(), intervals.seconds
     if _BEFORE in found:
         held = found.pop(_BEFORE)[2]
     following = dict(pairwise([-1, *sorted(found)]))
@@ -135,16 +137,16 @@ def _strip(
         if intervals.resolution is Resolution.ALL:
             return
         if later is None:
-            held.grows = now <= intervals.until
+            held.grows = now <= since + seconds * intervals.number
         else:
-            began = intervals.since + timedelta(seconds=intervals.seconds * later)
+            began = since + seconds * later
             held.grows = found[later][1] >= held.lag_at(began) - _TOLERANCE_SECONDS
 
     strip = Strip([], [])
     if held is not None:
         judge(held, -1)
-    for number, end in enumerate(intervals):
-        began = end - timedelta(seconds=intervals.seconds)
+    for number in range(intervals.number):
+        began, end = since + seconds * number, since + seconds * (number + 1)
         pending: int | None = None
         lag: float | None = None
         if began < now:
@@ -208,12 +210,10 @@ def _last_looks(session: Session, table_ids: Sequence[str]) -> dict[str, datetim
     return {row.table_id: row.measured_at for row in rows}
 
 
-def _held_before(session: Session, table_ids: Sequence[str], since: datetime) -> dict[str, _Held]:
+def _held_before(session: Session, table_ids: Sequence[str], last_before: int) -> dict[str, _Held]:
     last = (
         select(func.max(HealthSample.id))
-        .where(
-            HealthSample.table_id == EnrolledTable.id, col(HealthSample.id) <= _last_before(session, since)
-        )
+        .where(HealthSample.table_id == EnrolledTable.id, col(HealthSample.id) <= last_before)
         .correlate(EnrolledTable)
         .scalar_subquery()
     )
@@ -228,11 +228,11 @@ def _held_before(session: Session, table_ids: Sequence[str], since: datetime) ->
         .join(EnrolledTable, col(EnrolledTable.id) == col(HealthSample.table_id))
         .where(col(EnrolledTable.id).in_(table_ids), col(HealthSample.id) == last)
     )
-    return {table_id: _Held(*rest) for table_id, *rest in rows}
+    return {table_id: _held(*rest) for table_id, *rest in rows}
 
 
 def _most_within(
-    session: Session, table_ids: Sequence[str], intervals: Intervals
+    session: Session, table_ids: Sequence[str], intervals: Intervals, last_before: int
 ) -> dict[str, dict[int, tuple[int, float, _Held]]]:
     """By table and number of the interval: most deletes, longest lag, and the last sample in it.
 
@@ -257,7 +257,7 @@ def _most_within(
         )
         .where(
             col(HealthSample.table_id).in_(table_ids),
-            col(HealthSample.id) > _last_before(session, intervals.since),
+            col(HealthSample.id) > last_before,
             col(HealthSample.at) < intervals.until,
             col(HealthSample.resolution).in_(at_least(intervals.resolution)),
         )
@@ -278,5 +278,5 @@ def _most_within(
     )
     found: dict[str, dict[int, tuple[int, float, _Held]]] = {}
     for table_id, interval, deletes, lag, *last in rows:
-        found.setdefault(table_id, {})[int(interval)] = (deletes, lag, _Held(*last))
+        found.setdefault(table_id, {})[int(interval)] = (deletes, lag, _held(*last))
     return found

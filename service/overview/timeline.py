@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter
 from sqlalchemy import ColumnElement, Subquery, func, tuple_
+from sqlalchemy import select as columns
 from sqlmodel import Session, col
 from sqlmodel.sql.expression import SelectOfScalar
 
@@ -18,11 +19,13 @@ from service.index_health.strips import Intervals, divide, most_of_each, strips
 from service.jobs.queue import rfc3339
 from service.jobs.runs import attempts_within, waiting_jobs
 from service.overview.models import Run, TableTimeline, Timeline, Waiting
+from service.records.catalogs import Catalog
+from service.records.health import HealthStatus, TableHealth
 from service.records.jobs import NEVER, AttemptStatus, JobKind
 from service.records.tables import EnrolledTable
 from service.settings import Settings
 from service.tables import service as tables
-from service.tables.models import TableFilter, TableView
+from service.tables.models import TableFilter
 
 SPAN = timedelta(days=1)
 """What is shown where nobody asks for another."""
@@ -40,6 +43,13 @@ tables_request = page_request(
     [*tables.SORTING.columns, MOST_IN_TIME[1:]], "-pending_equality_deletes", limit=25, most=100
 )
 """Which tables, of those that have most pending first."""
+
+
+class _Shown(NamedTuple):
+    id: str
+    name: str
+    catalog: str
+    status: HealthStatus
 
 
 def get_timeline(
@@ -75,11 +85,9 @@ def get_timeline(
     )
     chosen = tables.choose_tables(session, which)
     if (page.sort or "").removeprefix("-") == MOST_IN_TIME[1:]:
-        found = _by_most(session, settings, page, chosen, intervals)
+        found = _by_most(session, page, chosen, intervals)
     else:
-        found = read_page(
-            session, chosen, page, tables.SORTING, lambda rows: tables.views(session, settings, rows)
-        )
+        found = read_page(session, chosen, page, tables.SORTING, lambda rows: _shown(session, rows))
     ids = [table.id for table in found.items]
     of_tables = strips(session, ids, intervals, now, unseen_after(settings))
     runs: dict[str, list[Run]] = {table_id: [] for table_id in ids}
@@ -133,13 +141,23 @@ def get_timeline(
     )
 
 
+def _shown(session: Session, rows: Sequence[EnrolledTable]) -> list[_Shown]:
+    beside = (
+        columns(col(EnrolledTable.id), col(Catalog.name), col(TableHealth.status))
+        .join(Catalog, col(Catalog.id) == col(EnrolledTable.catalog_id))
+        .join(TableHealth, col(TableHealth.table_id) == col(EnrolledTable.id))
+        .where(col(EnrolledTable.id).in_([row.id for row in rows]))
+    )
+    known = {table_id: (catalog, HealthStatus(word)) for table_id, catalog, word in session.execute(beside)}
+    return [_Shown(row.id, row.name, *known[row.id]) for row in rows]
+
+
 def _by_most(
     session: Session,
-    settings: Settings,
     page: PageRequest,
     chosen: SelectOfScalar[EnrolledTable],
     intervals: Intervals,
-) -> Page[TableView]:
+) -> Page[_Shown]:
     """Tables by the most deletes that were pending in these intervals, those alike by id; what nobody looked
     at has the least."""
     sort = page.sort or MOST_IN_TIME
@@ -166,7 +184,7 @@ def _by_most(
     if len(rows) > page.limit:
         table, number = rows[page.limit - 1]
         following = make_cursor(page, sort, number, table.id)
-    return Page(items=tables.views(session, settings, shown), next_cursor=following)
+    return Page(items=_shown(session, shown), next_cursor=following)
 
 
 def _place(most: Any, table_id: Any) -> tuple[int, str]:
