@@ -4,11 +4,13 @@ Pure. The template writes it into the page, for the script that draws it and as 
 """
 
 import json
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 from enum import StrEnum
 from itertools import pairwise
+from operator import itemgetter
 from typing import Any
 
 from service.ui import formats
@@ -24,6 +26,7 @@ Point = tuple[datetime, float]
 """When a value was measured, and it."""
 Span = tuple[datetime, datetime]
 _UNSEEN = "not looked at"
+_VALUE = itemgetter(1)
 
 
 class Unit(StrEnum):
@@ -103,12 +106,12 @@ class Plot:
             self.is_unseen and moment == self.ends_at
         ):
             return _UNSEEN
-        held = [index for index, (at, _) in enumerate(self.points) if at <= moment]
-        if not held:
+        following = bisect_right(self.points, moment, key=itemgetter(0))
+        if not following:
             return formats.NONE
-        began, value = self.points[held[-1]]
-        if self.ages and held[-1] + 1 < len(self.points):
-            until, after = self.points[held[-1] + 1]
+        began, value = self.points[following - 1]
+        if self.ages and following < len(self.points):
+            until, after = self.points[following]
             value += (after - value) * ((moment - began) / (until - began))
         return _WRITE[self.unit](value)
 
@@ -150,24 +153,23 @@ def plot(
     if len(samples) < 2:
         return None
     began_at = samples[0][0] if since is None else max(samples[0][0], since)
-    span = max(now - began_at, timedelta(seconds=1))
-
-    def column(at: datetime) -> int:
-        return min(int(max((at - began_at) / span, 0.0) * columns), columns - 1)
-
+    left = began_at.timestamp()
+    width = max(now.timestamp() - left, 1.0) / columns
     # Of the samples in one column four are enough for all that can be seen, each when it was measured: no
     # peak is lost, and nothing shows when it did not hold.
-    buckets: dict[int, list[Point]] = {}
-    for sample in samples:
-        buckets.setdefault(column(sample[0]), []).append(sample)
+    times = [at.timestamp() for at, _ in samples]
+    edges = [0, *(bisect_left(times, left + width * number) for number in range(1, columns)), len(times)]
     drawn: list[Point] = []
-    for number in sorted(buckets):
-        bucket = buckets[number]
-        drawn += sorted({bucket[0], min(bucket, key=_value), max(bucket, key=_value), bucket[-1]})
+    for begin, end in pairwise(edges):
+        if end - begin == 1:
+            drawn.append(samples[begin])
+        elif begin < end:
+            bucket = samples[begin:end]
+            drawn += sorted({bucket[0], min(bucket, key=_VALUE), max(bucket, key=_VALUE), bucket[-1]})
     marked: dict[int, datetime] = {}
     shown = sorted(at for at in marks if began_at <= at <= now)
     for at in shown:
-        marked.setdefault(column(at), at)
+        marked.setdefault(min(int((at.timestamp() - left) / width), columns - 1), at)
     write = _WRITE[unit]
     return Plot(
         title=title,
@@ -176,7 +178,7 @@ def plot(
         began_at=began_at,
         ends_at=now,
         points=_grow(drawn, began_at, now) if ages else _hold(drawn, began_at, now),
-        highest=write(max(value for _, value in samples)),
+        highest=write(max(samples, key=_VALUE)[1]),
         latest=write(samples[-1][1]),
         marks=list(marked.values()),
         shares_marks=len(marked) < len(shown),
@@ -220,10 +222,6 @@ def moments(plots: Sequence[Plot], number: int) -> list[datetime]:
 
 def _json(told: dict[str, Any]) -> str:
     return json.dumps(told, separators=(",", ":"))
-
-
-def _value(sample: Point) -> float:
-    return sample[1]
 
 
 def _short(number: float) -> float:
