@@ -235,7 +235,7 @@ class _Teller:
                 for worker in session.exec(select(Worker).where(col(Worker.registered_at) > since)):
                     since = max(since, worker.registered_at)
                     logger.info("The worker is ready")
-                for event in events_after(session, last, 100):
+                for event in events_after(session.connection(), last, 100):
                     last = event.id
                     if _is_told(event):
                         table = session.get(EnrolledTable, event.table_id)

@@ -4,7 +4,8 @@ from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, func, or_
+from sqlalchemy import Connection, Row, bindparam, func, or_
+from sqlalchemy import select as columns
 from sqlmodel import Session, col, select
 
 from service.http.paging import Page, PageRequest, Sorting, read_page, within
@@ -100,10 +101,16 @@ def list_events(
 
 # Made once: streams ask twice a second, and it would take longer than the answer.
 _LATEST_ID = select(func.max(Event.id))
+_AFTER = (
+    columns(*map(col, (getattr(Event, name) for name in EventView.model_fields)))
+    .where(col(Event.id) > bindparam("last"))
+    .order_by(col(Event.id))
+    .limit(bindparam("limit"))
+)
 
 
-def latest_event_id(asked: Session | Connection) -> int:
-    return asked.execute(_LATEST_ID).scalar_one() or 0
+def latest_event_id(session: Session) -> int:
+    return session.execute(_LATEST_ID).scalar_one() or 0
 
 
 def last_of_tables(session: Session, kinds: Collection[str], after: int, until: int) -> dict[str, int]:
@@ -113,12 +120,9 @@ def last_of_tables(session: Session, kinds: Collection[str], after: int, until: 
     return {str(table_id): last or 0 for table_id, last in session.exec(query.group_by(col(Event.table_id)))}
 
 
-def events_after(session: Session, event_id: int, limit: int) -> list[EventView]:
-    rows = session.exec(
-        select(Event).where(col(Event.id) > event_id).order_by(col(Event.id)).limit(limit)
-    ).all()
-    return [view(row) for row in rows]
+def events_after(connection: Connection, event_id: int, limit: int) -> list[EventView]:
+    return [view(row) for row in connection.execute(_AFTER, {"last": event_id, "limit": limit})]
 
 
-def view(row: Event) -> EventView:
+def view(row: Event | Row[Any]) -> EventView:
     return EventView.model_validate(row, from_attributes=True)

@@ -365,7 +365,7 @@ class Poller:
             self._heard = latest_event_id(session)
             return {}
         ended: dict[str, int] = {}
-        while found := settled_after(session, self._heard):
+        while found := settled_after(session.connection(), self._heard):
             self._heard = found[-1].id
             ended |= {one.table_id: one.id for one in found if one.kind in _JOB_ENDED and one.table_id}
         return ended

@@ -44,7 +44,8 @@ def note(service: Running) -> None:
 
 def kinds(service: Running) -> list[str]:
     with service.database.read() as session:
-        return [one.kind for one in events_after(session, 0, 100) if one.kind.startswith("catalog.")]
+        events = events_after(session.connection(), 0, 100)
+    return [one.kind for one in events if one.kind.startswith("catalog.")]
 
 
 @ON_BOTH
