@@ -13,7 +13,12 @@ from sqlmodel import Session
 
 from service.catalogs.service import cost_of_catalogs, count_catalogs
 from service.db.database import utc_now
-from service.index_health.summary import summarize
+from service.index_health.summary import (
+    oldest_awaited_seconds,
+    oldest_staged_seconds,
+    saved_ever_seconds,
+    summarize,
+)
 from service.jobs.claims import count_workers_needed
 from service.jobs.service import count_jobs, count_queued, last_failure_at
 from service.lookups.metrics import LookupMetrics
@@ -67,7 +72,7 @@ def render_metrics(session: Session, settings: Settings, lookups: LookupMetrics)
     gauge(
         "oldest_equality_delete_age_seconds",
         "Age of the oldest of those files in tables that convert by themselves and are not paused; or 0.",
-    ).set(summary.oldest_awaited_seconds)
+    ).set(oldest_awaited_seconds(session, now))
     gauge("snapshots", "Snapshots of all tables, as of the last poll.").set(summary.snapshots)
     reads = summary.reads
     gauge(
@@ -98,7 +103,7 @@ def render_metrics(session: Session, settings: Settings, lookups: LookupMetrics)
     saved = (
         "What full reads were spared altogether since each table was enrolled, as many as its policy says."
     )
-    Counter("icestream_read_saved_seconds", saved, registry=registry).inc(summary.saved_ever_seconds)
+    Counter("icestream_read_saved_seconds", saved, registry=registry).inc(saved_ever_seconds(session))
     gauge("maintenance_seconds", "Of jobs that maintain the tables, since these were enrolled.").set(
         reads.maintenance_seconds
     )
@@ -112,7 +117,7 @@ def render_metrics(session: Session, settings: Settings, lookups: LookupMetrics)
     gauge(
         "oldest_staged_age_seconds",
         "Age of the oldest snapshot of these in tables that publish by themselves and are not paused; or 0.",
-    ).set(summary.oldest_staged_seconds)
+    ).set(oldest_staged_seconds(session, now))
     deliveries = gauge("webhook_deliveries", "Deliveries to webhooks that wait or were given up.", "status")
     for delivery, count in webhooks.count_open(session).items():
         deliveries.labels(delivery.value).set(count)

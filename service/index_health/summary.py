@@ -2,13 +2,13 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Float, Select, String, cast, func
+from sqlalchemy import ColumnElement, Float, Select, String, bindparam, case, cast, func
 from sqlalchemy import select as select_columns
 from sqlalchemy.orm import Mapped
 from sqlmodel import Session, col, select
@@ -69,18 +69,12 @@ class Summary:
     pending_equality_delete_files: int
     pending_equality_deletes: int
     oldest_age_seconds: float
-    oldest_awaited_seconds: float
-    """Of tables that are not paused, and whose policy converts by itself."""
     snapshots: int
     small_data_files: int
     small_delete_files: int
     small_manifests: int
     reads: ReadTotals
-    saved_ever_seconds: float
-    """Of reads, also of tables that are enrolled no more: it only grows."""
     staged_rows: int
-    oldest_staged_seconds: float
-    """Of tables that are not paused, and whose policy publishes by itself."""
     oldest_due_seconds: float
     """For which maintenance that a policy wants has been due."""
 
@@ -105,29 +99,32 @@ _SUMMED = (
     "maintenance_seconds",
 )
 """Columns of TableHealth."""
+_COUNTS = (
+    select_columns(col(TableHealth.status), func.count())
+    .where(~col(TableHealth.is_removed))
+    .group_by(col(TableHealth.status))
+)
+"""Which an index has."""
+_SUMS = select_columns(
+    func.min(TableHealth.oldest_equality_delete_at),
+    # One that can't be looked at is told of as such, and nobody knows what it still wants.
+    func.min(case((col(TableHealth.status) != HealthStatus.UNKNOWN.value, TableHealth.maintenance_due_at))),
+    # As floats: SQLite's sum of integers fails beyond 64 bits.
+    *(func.coalesce(func.sum(cast(getattr(TableHealth, name), Float)), 0).label(name) for name in _SUMMED),
+).where(~col(TableHealth.is_removed))
+"""In one walk through the table; to group it by status would take half as long again."""
 
 
 def summarize(session: Session, now: datetime) -> Summary:
     """What the last poll of each table found; as many queries, however many tables there are."""
-    # As floats: SQLite's sum of integers fails beyond 64 bits.
-    sums = [func.coalesce(func.sum(cast(getattr(TableHealth, name), Float)), 0) for name in _SUMMED]
-    oldest = [func.min(TableHealth.oldest_equality_delete_at), func.min(TableHealth.maintenance_due_at)]
-    groups = (col(TableHealth.status), col(TableHealth.is_removed))
-    rows = session.execute(select_columns(*groups, func.count(), *oldest, *sums).group_by(*groups)).all()
-    found = [row for row in rows if not row[1]]
-    tables: Counter[HealthStatus] = Counter()
-    for status, _, number, *_ in found:
-        tables[HealthStatus(status)] += number
-    of_all = _added_up(rows)
-    of = _added_up(found)
+    counts = session.execute(_COUNTS).all()
+    oldest_at, due_at, *sums = session.execute(_SUMS).one()
+    of = dict(zip(_SUMMED, sums, strict=True))
     return Summary(
-        tables=tables,
+        tables=Counter({HealthStatus(status): number for status, number in counts}),
         pending_equality_delete_files=int(of["pending_equality_delete_files"]),
         pending_equality_deletes=int(of["pending_equality_deletes"]),
-        oldest_age_seconds=age_seconds(_oldest(row[3] for row in found), now),
-        oldest_awaited_seconds=age_seconds(
-            _oldest_awaited(session, col(TableHealth.oldest_equality_delete_at), JobKind.CONVERT), now
-        ),
+        oldest_age_seconds=age_seconds(oldest_at, now),
         snapshots=int(of["snapshots"]),
         small_data_files=int(of["small_data_files"]),
         small_delete_files=int(of["small_delete_files"]),
@@ -144,28 +141,28 @@ def summarize(session: Session, now: datetime) -> Summary:
             saved_seconds=of["read_saved_seconds"],
             maintenance_seconds=of["maintenance_seconds"],
         ),
-        saved_ever_seconds=of_all["read_saved_seconds"],
         staged_rows=int(of["staged_rows"]),
-        oldest_staged_seconds=age_seconds(
-            _oldest_awaited(session, col(TableHealth.oldest_staged_at), JobKind.PUBLISH), now
-        ),
-        # One that can't be looked at is told of as such, and nobody knows what it still wants.
-        oldest_due_seconds=age_seconds(
-            _oldest(row[4] for row in found if row[0] != HealthStatus.UNKNOWN.value), now
-        ),
+        oldest_due_seconds=age_seconds(due_at, now),
     )
 
 
-def _oldest(moments: Iterable[datetime | None]) -> datetime | None:
-    return min((at for at in moments if at is not None), default=None)
+def saved_ever_seconds(session: Session) -> float:
+    """Of reads, also of tables that are enrolled no more: it only grows."""
+    saved = func.sum(cast(TableHealth.read_saved_seconds, Float))
+    return float(session.execute(select_columns(func.coalesce(saved, 0.0))).scalar_one())
 
 
-def _added_up(rows: Sequence[Any]) -> dict[str, float]:
-    """The sums of several groups of tables, by the names of their columns."""
-    return {name: sum(row[5 + number] for row in rows) for number, name in enumerate(_SUMMED)}
+def oldest_awaited_seconds(session: Session, now: datetime) -> float:
+    """Age of the oldest delete of tables that are not paused, and whose policy converts by itself."""
+    return age_seconds(_oldest(session, col(TableHealth.oldest_equality_delete_at), JobKind.CONVERT), now)
 
 
-def _oldest_awaited(session: Session, moment: Mapped[datetime | None], kind: JobKind) -> datetime | None:
+def oldest_staged_seconds(session: Session, now: datetime) -> float:
+    """The same of what is staged, where the policy publishes by itself."""
+    return age_seconds(_oldest(session, col(TableHealth.oldest_staged_at), JobKind.PUBLISH), now)
+
+
+def _oldest(session: Session, moment: Mapped[datetime | None], kind: JobKind) -> datetime | None:
     """The oldest one of all tables for which a job of a kind starts by itself, as the last decision says."""
     oldest_first = session.exec(
         select(moment, TableHealth.decisions)
@@ -190,21 +187,37 @@ class Troubled(NamedTuple):
 
 def tables_with_status(session: Session, status: HealthStatus, number: int) -> list[Troubled]:
     """So many enrolled tables at most that have a status by their last poll, by name, with its reason."""
-    rows = session.execute(
+    rows = session.execute(_OF_STATUS, {"status": status.value, "number": number})
+    return [Troubled(*row) for row in rows]
+
+
+def _of_status() -> Select[Any]:
+    """Walks the index of names: to sort all of a status would be to look at each of them."""
+    of_status = select(TableHealth.table_id).where(TableHealth.status == bindparam("status"))
+    first = (
+        select_columns(col(EnrolledTable.id), col(EnrolledTable.name), col(EnrolledTable.catalog_id))
+        # An id itself would lead SQLite from each table of the status to its name.
+        .where(col(EnrolledTable.deleted_at).is_(None), (col(EnrolledTable.id) + "").in_(of_status))
+        .order_by(col(EnrolledTable.name), col(EnrolledTable.id))
+        .limit(bindparam("number"))
+        .subquery()
+    )
+    return (
         select_columns(
-            col(EnrolledTable.id),
-            col(EnrolledTable.name),
+            first.c.id,
+            first.c.name,
             col(Catalog.name),
             col(TableHealth.status_reason),
             col(TableHealth.what_to_do),
         )
-        .join(TableHealth, col(TableHealth.table_id) == col(EnrolledTable.id))
-        .join(Catalog, col(Catalog.id) == col(EnrolledTable.catalog_id))
-        .where(col(TableHealth.status) == status.value, col(EnrolledTable.deleted_at).is_(None))
-        .order_by(col(EnrolledTable.name), col(EnrolledTable.id))
-        .limit(number)
+        .join(TableHealth, col(TableHealth.table_id) == first.c.id)
+        .join(Catalog, col(Catalog.id) == first.c.catalog_id)
+        .order_by(first.c.name, first.c.id)
     )
-    return [Troubled(*row) for row in rows]
+
+
+_OF_STATUS = _of_status()
+"""As `tables_with_status` reads them."""
 
 
 @dataclass(frozen=True)
@@ -266,8 +279,9 @@ def total_pending(session: Session, since: datetime, now: datetime) -> list[tupl
     The first one is of `since`, if anything was pending before or nothing has been since.
     """
     began = minute_of(since)
-    first = session.exec(select(func.min(PendingChange.minute)).where(PendingChange.minute >= began)).one()
-    has_older = _has_changes_before(session, began)
+    earliest = select(func.min(PendingChange.minute)).where(PendingChange.minute >= began)
+    older = select(PendingChange.minute).where(PendingChange.minute < began).exists()
+    first, has_older = session.execute(select_columns(earliest.scalar_subquery(), older)).one()
     span = minute_of(now) - (began if first is None or has_older else first)
     step = next(minutes for most, minutes in _STEPS if span <= most)
     began = began // step * step
@@ -298,8 +312,3 @@ def _is_any_measured(session: Session) -> bool:
         ).first()
         is not None
     )
-
-
-def _has_changes_before(session: Session, minute: int) -> bool:
-    older = select(PendingChange.minute).where(PendingChange.minute < minute).limit(1)
-    return session.exec(older).first() is not None

@@ -1,12 +1,15 @@
 """What conversions came to: how much they converted, when, and which of them came first or last."""
 
-from dataclasses import astuple, dataclass
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from itertools import pairwise
 from math import ceil
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from sqlalchemy import ColumnElement, Engine, Float, String, cast, func
+from sqlalchemy import BindParameter, ColumnElement, Engine, Float, Select, String, bindparam, cast, func
+from sqlalchemy import select as columns
 from sqlmodel import Session, col, select
 
 from service.jobs.models import JobView
@@ -26,8 +29,7 @@ _CONVERTING = [JobKind.CONVERT.value, JobKind.REWRITE_DATA_FILES.value, JobKind.
 """A rewriting converts what is pending first, an erasure what is in its way."""
 
 
-@dataclass(frozen=True)
-class Converted:
+class Converted(NamedTuple):
     """What jobs that converted came to; those that converted nothing are none."""
 
     jobs: int
@@ -59,14 +61,30 @@ def converted_since(session: Session, since: datetime, now: datetime) -> Convert
         if number not in known:
             known[number] = _converted(session, begin, end)
         parts.append(known[number])
-    return Converted(*(sum(figures) for figures in zip(*map(astuple, parts), strict=True)))
+    return Converted(*(sum(figures) for figures in zip(*parts, strict=True)))
 
 
 def _converted(session: Session, since: datetime, until: datetime | None = None) -> Converted:
-    done = list(_has_converted(since))
-    if until is not None:
-        done.append(col(Job.ended_at) < until)
-    # Only these figures: reading all of each result takes seconds where many tables are converted.
+    results: Sequence[Any] = (
+        session.execute(_figures(is_open=True), {"since": since}).all()
+        if until is None
+        else session.execute(_figures(is_open=False), {"since": since, "until": until}).all()
+    )
+    return Converted(
+        jobs=sum(number for *_, number, _ in results),
+        equality_deletes=sum(_amount(told) * number for told, _, number, _ in results),
+        rows=sum(_amount(told) * number for _, told, number, _ in results),
+        bytes=int(sum(part for *_, part in results)),
+    )
+
+
+@cache
+def _figures(*, is_open: bool) -> Select[Any]:
+    """Made once, as that takes longer than to ask. is_open: until now, and not until a time."""
+    done = list(_has_converted(bindparam("since")))
+    if not is_open:
+        done.append(col(Job.ended_at) < bindparam("until"))
+    # Only these: reading all of each result takes seconds where many tables are converted.
     resolved, deleted = (
         cast(col(Job.result)[name].as_string(), String)
         for name in ("equality_deletes_resolved", "rows_deleted")
@@ -74,14 +92,7 @@ def _converted(session: Session, since: datetime, until: datetime | None = None)
     # As a float: SQLite's sum of integers fails beyond 64 bits.
     of_attempts = select(func.sum(cast(Attempt.bytes, Float))).where(col(Attempt.job_id) == col(Job.id))
     moved = func.coalesce(func.sum(of_attempts.correlate(Job).scalar_subquery()), 0)
-    alike = select(resolved, deleted, func.count(), moved).where(*done).group_by(resolved, deleted)
-    results = session.exec(alike).all()
-    return Converted(
-        jobs=sum(number for *_, number, _ in results),
-        equality_deletes=sum(_amount(told) * number for told, _, number, _ in results),
-        rows=sum(_amount(told) * number for _, told, number, _ in results),
-        bytes=int(sum(part for *_, part in results)),
-    )
+    return columns(resolved, deleted, func.count(), moved).where(*done).group_by(resolved, deleted)
 
 
 def first_conversion(session: Session) -> JobView | None:
@@ -139,7 +150,7 @@ def _amount(told: str | None) -> int:
     return int(told) if told is not None and told.isdecimal() and len(told) < _DIGITS else 0
 
 
-def _has_converted(since: datetime) -> tuple[ColumnElement[bool], ...]:
+def _has_converted(since: datetime | BindParameter[datetime]) -> tuple[ColumnElement[bool], ...]:
     """Conditions of jobs that ended since a time and removed equality deletes, as their workers say."""
     # As text: workers of any version reported it, and PostgreSQL fails on a number that is none.
     removed = cast(col(Job.result)["equality_delete_files_removed"].as_string(), String)

@@ -4,9 +4,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from sqlalchemy import ColumnElement, func
+from sqlalchemy import ColumnElement, bindparam, func
+from sqlalchemy import select as columns
 from sqlmodel import Session, col, or_, select
 
 from service import __version__
@@ -29,10 +30,12 @@ from service.http.paging import (
 )
 from service.http.problem_documents import problem_of
 from service.jobs import orphan_removals, queue
+from service.jobs.caveats import caveat_of
 from service.jobs.models import (
     BulkItem,
     BulkRequest,
     BulkResult,
+    Caveat,
     JobRequest,
     JobView,
     SystemView,
@@ -65,6 +68,27 @@ _COUNTED = 1_000
 """Of each status: what a page shows beside the list."""
 _FEW = 2_000
 """Attempts of a worker, whose jobs are all looked at."""
+_LATEST = columns(
+    col(Job.table_id),
+    col(Job.id),
+    col(Job.dry_run),
+    func.coalesce(col(Job.ended_at), col(Job.started_at), col(Job.created_at)),
+    col(Job.result),
+    col(Job.kind),
+    col(Job.status),
+).where(
+    col(Job.id).in_(
+        columns(
+            select(Job.id)
+            .where(Job.table_id == EnrolledTable.id)
+            .order_by(col(Job.created_at).desc(), col(Job.id).desc())
+            .limit(1)
+            .correlate(EnrolledTable)
+            .scalar_subquery()
+        ).where(col(EnrolledTable.id).in_(bindparam("ids", expanding=True)))
+    )
+)
+"""As `latest_jobs` reads them."""
 MAINTENANCE: dict[JobKind, tuple[str, ...]] = {
     JobKind.EXPIRE_SNAPSHOTS: ("older_than_seconds", "retain_last"),
     JobKind.REWRITE_DATA_FILES: (
@@ -240,19 +264,35 @@ def _chosen(
     return _Chosen(of_table, of_catalog, of_any_status, rest)
 
 
-def latest_jobs(session: Session, table_ids: Sequence[str]) -> dict[str, JobView]:
+def active_jobs(session: Session, number: int) -> list[JobView]:
+    """So many jobs that have not ended: what runs before what waits, and of these the newest first."""
+    active = select(Job).where(col(Job.status).in_([JobStatus.RUNNING.value, JobStatus.QUEUED.value]))
+    # By these words, as it happens.
+    order = (col(Job.status).desc(), col(Job.created_at).desc(), col(Job.id).desc())
+    return views(session, session.exec(active.order_by(*order).limit(number)).all())
+
+
+class LatestJob(NamedTuple):
+    """What a list of tables tells of a job."""
+
+    id: str
+    kind: JobKind
+    dry_run: bool
+    status: JobStatus
+    at: datetime
+    """When it ended, else when it began, else when it was made."""
+    caveat: Caveat | None
+
+
+def latest_jobs(session: Session, table_ids: Sequence[str]) -> dict[str, LatestJob]:
     """The job of each table that was made last, by the table's id."""
-    newest = (
-        select(Job.id)
-        .where(Job.table_id == EnrolledTable.id)
-        .order_by(col(Job.created_at).desc(), col(Job.id).desc())
-        .limit(1)
-        .correlate(EnrolledTable)
-        .scalar_subquery()
-    )
-    of_each = select(newest).where(col(EnrolledTable.id).in_(table_ids))
-    rows = session.exec(select(Job).where(col(Job.id).in_(of_each))).all()
-    return {one.table_id: one for one in views(session, rows)}
+    found = {}
+    for table_id, job_id, dry_run, at, result, *words in session.execute(_LATEST, {"ids": table_ids}):
+        kind, status = JobKind(words[0]), JobStatus(words[1])
+        is_done = status is JobStatus.SUCCEEDED
+        caveat = caveat_of(kind, result, dry_run=dry_run) if is_done else None
+        found[table_id] = LatestJob(job_id, kind, dry_run, status, at, caveat)
+    return found
 
 
 def count_jobs(session: Session, statuses: Sequence[JobStatus] = tuple(JobStatus)) -> Counter[JobStatus]:

@@ -1,6 +1,6 @@
 """Jobs as users see them: with their attempts, and what holds up those that wait."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy.orm import aliased
@@ -37,23 +37,17 @@ def views(session: Session, jobs: Sequence[Job]) -> list[JobView]:
     rows = select(Attempt).where(col(Attempt.job_id).in_(list(attempts))).order_by(col(Attempt.attempt))
     for row in session.exec(rows):
         attempts[row.job_id].append(AttemptView.model_validate(row, from_attributes=True))
-    tables = {
-        table.id: table
-        for table in session.exec(
-            select(EnrolledTable).where(col(EnrolledTable.id).in_({job.table_id for job in jobs}))
-        )
-    }
-    catalogs = {
-        catalog.id: catalog
-        for catalog in session.exec(
-            select(Catalog).where(col(Catalog.id).in_({table.catalog_id for table in tables.values()}))
-        )
-    }
-    others = read_others(session, [job for job in jobs if job.status == JobStatus.QUEUED.value])
+    places = select(EnrolledTable, Catalog).join(Catalog, col(Catalog.id) == col(EnrolledTable.catalog_id))
+    of_jobs = session.exec(places.where(col(EnrolledTable.id).in_({job.table_id for job in jobs})))
+    tables = {table.id: (table, catalog) for table, catalog in of_jobs}
+    others = read_others(
+        session,
+        [job for job in jobs if job.status == JobStatus.QUEUED.value],
+        [catalog for _, catalog in tables.values()],
+    )
     result = []
     for job in jobs:
-        table = tables[job.table_id]
-        catalog = catalogs[table.catalog_id]
+        table, catalog = tables[job.table_id]
         result.append(
             JobView(
                 **job.model_dump(include=JobView.model_fields.keys() & Job.model_fields.keys()),
@@ -82,11 +76,11 @@ class Others:
     begun: Mapping[str, Job]
     """Jobs that go first although they do not run, by the ids of those that wait for them."""
     running: Mapping[str, int]
-    """Number of jobs that run, by the ids of catalogs."""
+    """Number of jobs that run, by the ids of catalogs, if any of these has a limit."""
 
 
-def read_others(session: Session, queued: Sequence[Job]) -> Others:
-    """For any number of queued jobs with the same few queries; none for no jobs."""
+def read_others(session: Session, queued: Sequence[Job], catalogs: Iterable[Catalog]) -> Others:
+    """For any number of queued jobs, of these catalogs, with the same few queries; none for no jobs."""
     if not queued:
         return Others(is_system_paused=False, writers={}, begun={}, running={})
     writers = session.exec(
@@ -96,18 +90,22 @@ def read_others(session: Session, queued: Sequence[Job]) -> Others:
             col(Job.writes),
         )
     )
-    waiting = aliased(Job)
-    begun = session.exec(
-        select(waiting.id, Job)
-        .where(Job.table_uuid == waiting.table_uuid, claims.goes_first(Job, waiting))
-        .where(col(waiting.id).in_([job.id for job in queued]))
-        .order_by(col(Job.id).desc())
-    )
+    begun: dict[str, Job] = {}
+    if behind := [job.id for job in queued if JobKind(job.kind).lets_snapshots_expire]:
+        waiting = aliased(Job)
+        found = session.exec(
+            select(waiting.id, Job)
+            .where(Job.table_uuid == waiting.table_uuid, claims.goes_first(Job, waiting))
+            .where(col(waiting.id).in_(behind))
+            .order_by(col(Job.id).desc())
+        )
+        begun = dict(found.all())
+    is_limited = any(catalog.max_running_jobs is not None for catalog in catalogs)
     return Others(
         is_system_paused=queue.is_system_paused(session),
         writers={job.table_uuid: job for job in writers},
-        begun=dict(begun.all()),
-        running=claims.running_by_catalog(session),
+        begun=begun,
+        running=claims.running_by_catalog(session) if is_limited else {},
     )
 
 

@@ -1,6 +1,6 @@
 """The whole installation at once: is all well, and what needs a person?"""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 from urllib.parse import urlencode
@@ -13,6 +13,7 @@ from service.db.database import utc_now
 from service.discovery import patterns
 from service.http.paging import EVERYTHING, PageRequest
 from service.index_health import summary as index_health
+from service.index_health.summary import Troubled
 from service.jobs import service as jobs
 from service.overview.models import Concern, Overview
 from service.quantities import aged, counted
@@ -35,12 +36,14 @@ _SHOWN = 10
 def get_overview(
     session: Session, settings: Settings, reader: Principal, trouble_of_lookups: str | None
 ) -> Overview:
-    """trouble_of_lookups: as of `concerns`."""
+    """trouble_of_lookups: as `concerns` has it."""
     now = utc_now()
     summary = index_health.summarize(session, now)
     active = jobs.count_jobs(session, (JobStatus.RUNNING, JobStatus.QUEUED))
-    alive = workers.count_alive(session, settings, now)
-    found = concerns(session, settings, reader, trouble_of_lookups)
+    known = workers.list_workers(session, settings, PageRequest(limit=EVERYTHING)).items
+    alive = sum(worker.alive for worker in known)
+    troubled = tables_in_trouble(session, summary.tables)
+    found = concerns(session, reader, trouble_of_lookups, troubled, known)
     if not alive:
         waiting = counted(active[JobStatus.QUEUED], "job")
         found.insert(
@@ -95,18 +98,39 @@ def get_overview(
     )
 
 
+def tables_in_trouble(
+    session: Session, numbers: Mapping[HealthStatus, int]
+) -> dict[HealthStatus, list[Troubled]]:
+    """Of each status that is a concern the first tables by name, and one more than are shown.
+
+    numbers: how many tables there are, by status.
+    """
+    return {
+        status: index_health.tables_with_status(session, status, _SHOWN + 1) if numbers[status] else []
+        for status in _TROUBLED
+    }
+
+
 def concerns(
-    session: Session, settings: Settings, reader: Principal, trouble_of_lookups: str | None
+    session: Session,
+    reader: Principal,
+    trouble_of_lookups: str | None,
+    troubled: Mapping[HealthStatus, Sequence[Troubled]],
+    known_workers: Sequence[WorkerView],
 ) -> list[Concern]:
     """What a person should look at, as far as this one may, the gravest first.
 
-    trouble_of_lookups: why lookup servers can't be asked, if there are some.
+    trouble_of_lookups: why lookup servers can't be asked, if there are some. troubled: `tables_in_trouble`.
     """
-    return list(_concerns(session, settings, reader, trouble_of_lookups))
+    return list(_concerns(session, reader, trouble_of_lookups, troubled, known_workers))
 
 
 def _concerns(
-    session: Session, settings: Settings, reader: Principal, trouble_of_lookups: str | None
+    session: Session,
+    reader: Principal,
+    trouble_of_lookups: str | None,
+    troubled: Mapping[HealthStatus, Sequence[Troubled]],
+    known_workers: Sequence[WorkerView],
 ) -> Iterator[Concern]:
     if trouble_of_lookups is not None:
         yield Concern(
@@ -117,8 +141,7 @@ def _concerns(
             path="/",
         )
     yield from _failures_of_catalogs(session)
-    for status in _TROUBLED:
-        found = index_health.tables_with_status(session, status, _SHOWN + 1)
+    for status, found in troubled.items():
         for table in found[:_SHOWN]:
             yield Concern(
                 title=f"{table.catalog}.{table.table} is {status.value}",
@@ -145,7 +168,7 @@ def _concerns(
                 remedy=pattern.failures[0].remedy,
                 path=f"/patterns/{pattern.id}",
             )
-    yield from _unfit_workers(session, settings)
+    yield from _unfit_workers(known_workers)
     # Only admins can see or mend webhooks.
     if reader.role.allows(Role.ADMIN):
         for webhook in webhooks.list_webhooks(session, PageRequest(limit=EVERYTHING), enabled=False).items:
@@ -158,10 +181,10 @@ def _concerns(
                 )
 
 
-def _unfit_workers(session: Session, settings: Settings) -> Iterator[Concern]:
+def _unfit_workers(known: Sequence[WorkerView]) -> Iterator[Concern]:
     """Workers that could not start lately, unless they were started again since and can."""
     latest: dict[str, WorkerView] = {}
-    for worker in workers.list_workers(session, settings, PageRequest(limit=EVERYTHING)).items:
+    for worker in known:
         latest.setdefault(worker.name, worker)
     for worker in latest.values():
         if worker.problem is not None and worker.last_seen_at > utc_now() - _UNFIT_FOR:

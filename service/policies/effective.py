@@ -112,11 +112,13 @@ def explain_policy(session: Session, table: EnrolledTable) -> EffectivePolicyVie
     attached = chain(session, table)
     effective, sources = _resolve(attached)
     values = {}
+    known: dict[tuple[str, str], ValueSource] = {}
     for name, (value, attachment, policy) in sources.items():
-        source = ValueSource(
-            level=Level(attachment.level), place=place_of(session, attachment), policy=policy.name
-        )
-        values[name] = EffectiveValue(value=value, source=source)
+        at = attachment.target, policy.name
+        if at not in known:
+            place = place_of(session, attachment)
+            known[at] = ValueSource(level=Level(attachment.level), place=place, policy=policy.name)
+        values[name] = EffectiveValue(value=value, source=known[at])
     if table.publish_from is not None:
         source = ValueSource(level=Level.TABLE, place=f"enrolment of table {table.name}", policy=None)
         values["publish.from"] = EffectiveValue(value=table.publish_from, source=source)

@@ -183,16 +183,14 @@ def _check(
 
 def _of_policies(session: Session) -> dict[str, str]:
     """What is published by policies, by the places that they are attached to; empty for none there."""
-    settings = dict(session.exec(select(Policy.id, Policy.settings)).all())
-    named = {
-        policy: branch
-        for policy, said in settings.items()
+    attached = select(PolicyAttachment.target, Policy.settings).join(
+        Policy, col(Policy.id) == col(PolicyAttachment.policy_id)
+    )
+    return {
+        target: branch
+        for target, said in session.exec(attached)
         if (branch := said.get("publish", {}).get("from")) is not None
     }
-    attached = select(PolicyAttachment.target, PolicyAttachment.policy_id).where(
-        col(PolicyAttachment.policy_id).in_(named)
-    )
-    return {target: named[policy] for target, policy in session.exec(attached)}
 
 
 def _resolved(tables: Iterable[EnrolledTable], of_policies: Mapping[str, str]) -> dict[str, str]:

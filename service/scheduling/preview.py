@@ -213,7 +213,7 @@ def _queued(
         .order_by(col(Job.available_at).desc())
     ).all()
     catalog = session.get_one(Catalog, table.catalog_id)
-    others = read_others(session, jobs)
+    others = read_others(session, jobs, [catalog])
     return {
         JobKind(job.kind): (
             max(job.available_at, now),

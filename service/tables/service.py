@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, case, func, or_
+from sqlalchemy import ColumnElement, and_, bindparam, case, func, or_
+from sqlalchemy import select as select_columns
 from sqlmodel import Session, col, select
 from sqlmodel.sql.expression import SelectOfScalar
 
@@ -30,7 +31,7 @@ from service.policies.staging import (
     staging_branches,
 )
 from service.records.catalogs import Catalog
-from service.records.health import GRAVITY, HealthStatus, TableHealth, count_pending
+from service.records.health import GRAVITY, HealthStatus, TableHealth, age_seconds, count_pending
 from service.records.jobs import Job, JobKind
 from service.records.keys import Role
 from service.records.policies import Policy, PolicyAttachment
@@ -52,6 +53,30 @@ SORTING = Sorting(
     },
     key=EnrolledTable.id,
     default="name",
+)
+
+_BESIDE = (
+    # What is shown of tables besides their own rows.
+    select_columns(
+        col(TableHealth.table_id),
+        col(TableHealth.status),
+        col(TableHealth.status_reason),
+        col(TableHealth.what_to_do),
+        col(TableHealth.pending_equality_deletes),
+        col(TableHealth.pending_equality_delete_files),
+        col(TableHealth.oldest_equality_delete_at),
+        col(TableHealth.read_seconds),
+        col(TableHealth.read_overhead_seconds),
+        col(TableHealth.measured_at),
+        col(Catalog.name).label("catalog"),
+        col(Catalog.index_warehouse),
+        col(Policy.name).label("policy"),
+    )
+    .join(EnrolledTable, col(EnrolledTable.id) == col(TableHealth.table_id))
+    .join(Catalog, col(Catalog.id) == col(EnrolledTable.catalog_id))
+    .outerjoin(PolicyAttachment, col(PolicyAttachment.table_id) == col(TableHealth.table_id))
+    .outerjoin(Policy, col(Policy.id) == col(PolicyAttachment.policy_id))
+    .where(col(TableHealth.table_id).in_(bindparam("ids", expanding=True)))
 )
 
 
@@ -77,11 +102,6 @@ def choose_tables(session: Session, which: TableFilter) -> SelectOfScalar[Enroll
         of_status = select(TableHealth.table_id).where(TableHealth.status == which.status)
         query = query.where(col(EnrolledTable.id).in_(of_status))
     return query
-
-
-def is_any_enrolled(session: Session) -> bool:
-    enrolled = select(EnrolledTable.id).where(col(EnrolledTable.deleted_at).is_(None))
-    return session.exec(enrolled.limit(1)).first() is not None
 
 
 def count_by_status(session: Session, which: TableFilter) -> Counter[HealthStatus]:
@@ -277,20 +297,16 @@ def view(session: Session, settings: Settings, row: EnrolledTable) -> TableView:
     return views(session, settings, [row])[0]
 
 
+def views_of(session: Session, settings: Settings, table_ids: Sequence[str]) -> list[TableView]:
+    """Of these tables, in this order."""
+    found = session.exec(select(EnrolledTable).where(col(EnrolledTable.id).in_(table_ids)))
+    return views(session, settings, sorted(found, key=lambda row: table_ids.index(row.id)))
+
+
 def views(session: Session, settings: Settings, rows: Sequence[EnrolledTable]) -> list[TableView]:
     """What is shown of tables, with as many queries for a page of them as for one."""
     ids = [row.id for row in rows]
-    of_rows = col(Catalog.id).in_({row.catalog_id for row in rows})
-    catalogs = {catalog.id: catalog for catalog in session.exec(select(Catalog).where(of_rows))}
-    attached = dict(
-        session.exec(
-            select(PolicyAttachment.table_id, Policy.name)
-            .join(Policy, col(Policy.id) == col(PolicyAttachment.policy_id))
-            .where(col(PolicyAttachment.table_id).in_(ids))
-        ).all()
-    )
-    known = session.exec(select(TableHealth).where(col(TableHealth.table_id).in_(ids)))
-    health = {one.table_id: one for one in known}
+    beside: dict[str, Any] = {row.table_id: row for row in session.execute(_BESIDE, {"ids": ids})}
     staging = staging_branches(session, rows)
     now = utc_now()
     return [
@@ -298,21 +314,21 @@ def views(session: Session, settings: Settings, rows: Sequence[EnrolledTable]) -
             **row.model_dump(exclude={"deleted_at", "publish_from", "other_locations"}),
             publish=Staging(source=row.publish_from) if row.publish_from is not None else None,
             staging_branch=staging.get(row.id),
-            catalog=catalogs[row.catalog_id].name,
-            policy=attached.get(row.id),
-            index_warehouse=index_warehouse(settings, catalogs[row.catalog_id]),
-            status=HealthStatus(measured.status),
-            status_reason=measured.status_reason or "The table was not looked at yet.",
-            what_to_do=measured.what_to_do if measured.status_reason else "Wait for the next poll.",
-            pending_equality_deletes=measured.pending_equality_deletes,
-            pending_equality_delete_files=measured.pending_equality_delete_files,
-            lag_seconds=measured.lag_seconds(now),
-            read_seconds=measured.read_seconds,
-            read_overhead_seconds=measured.read_overhead_seconds,
-            measured_at=measured.measured_at,
+            catalog=other.catalog,
+            policy=other.policy,
+            index_warehouse=index_warehouse(settings, other),
+            status=HealthStatus(other.status),
+            status_reason=other.status_reason or "The table was not looked at yet.",
+            what_to_do=other.what_to_do if other.status_reason else "Wait for the next poll.",
+            pending_equality_deletes=other.pending_equality_deletes,
+            pending_equality_delete_files=other.pending_equality_delete_files,
+            lag_seconds=age_seconds(other.oldest_equality_delete_at, now),
+            read_seconds=other.read_seconds,
+            read_overhead_seconds=other.read_overhead_seconds,
+            measured_at=other.measured_at,
         )
         for row in rows
-        for measured in [health[row.id]]
+        for other in [beside[row.id]]
     ]
 
 

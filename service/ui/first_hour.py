@@ -76,13 +76,15 @@ class FirstHour:
     converted: Conversion | None = None
 
 
-def first_hour(session: Session, settings: Settings, request: Request, now: datetime) -> FirstHour | None:
+def first_hour(
+    session: Session, settings: Settings, request: Request, now: datetime, *, is_any_enrolled: bool
+) -> FirstHour | None:
     """None once it is over."""
     if request.cookies.get(_COOKIE):
         return None
     known = catalogs.list_registrations(session)
     # Few pages ask for more than this: most installations are older.
-    if known and known[0][0] < now - _YOUNG and tables.is_any_enrolled(session):
+    if known and known[0][0] < now - _YOUNG and is_any_enrolled:
         return None
     first = conversions.first_conversion(session)
     if first is not None:

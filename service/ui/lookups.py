@@ -21,12 +21,12 @@ from service.catalogs.endpoints import OpenCatalogs
 from service.catalogs.threads import waits_for_catalog
 from service.db.database import CurrentDatabase, Database
 from service.errors import IcestreamError
-from service.index_health import service as index_health
 from service.lookups import history
 from service.lookups.admission import Asking
 from service.lookups.models import COLUMNS_AT_MOST, SNAPSHOTS_AT_MOST, KeyHistory, KeyHistoryRequest
 from service.problems import PROBLEMS, ProblemType
 from service.records.catalogs import Catalog
+from service.records.health import TableHealth
 from service.records.tables import EnrolledTable, get_table
 from service.settings import CurrentSettings, Settings
 from service.tables import service as tables
@@ -219,9 +219,9 @@ def _refused(typed: Form, error: IcestreamError) -> Form:
 
 def _key_sets(session: Session, table: EnrolledTable, metadata: TableMetadata | None) -> list[Sequence[str]]:
     """Each once: declared, known to workers, or else made of the table's identifier fields."""
-    reported = index_health.get_health(session, table).key_sets
+    reported = session.get_one(TableHealth, table.id).key_sets
     known: dict[frozenset[str], Sequence[str]] = {}
-    for columns in (*table.key_sets, *(one.columns for one in reported)):
+    for columns in (*table.key_sets, *(one["columns"] for one in reported)):
         known.setdefault(frozenset(columns), columns)
     if not known and metadata is not None and (names := metadata.schema().identifier_field_names()):
         return [sorted(names)]

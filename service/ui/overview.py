@@ -1,6 +1,6 @@
 """The first page: is all well, and what needs a person?"""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Literal
 
@@ -11,16 +11,16 @@ from service.auth.access import Admin, Viewer
 from service.catalogs import service as catalogs
 from service.db.database import CurrentDatabase, ReadSession, utc_now
 from service.http.paging import EVERYTHING, PageRequest
-from service.index_health.summary import summarize, total_pending
+from service.index_health.summary import Troubled, summarize, tables_with_status, total_pending
 from service.jobs import service as jobs
 from service.jobs.conversions import converted_since
 from service.overview.endpoints import trouble_of_lookups
-from service.overview.service import concerns
+from service.overview.service import concerns, tables_in_trouble
 from service.records.health import GRAVITY, HealthStatus
 from service.records.jobs import JobStatus
 from service.settings import CurrentSettings, Settings
 from service.tables import service as tables
-from service.tables.models import TableFilter, TableView
+from service.tables.models import TableView
 from service.ui.first_hour import first_hour
 from service.ui.forms import see
 from service.ui.pages import PageRoute, address_of, render
@@ -29,8 +29,6 @@ from service.ui.tables import SPANS, rows_of
 from service.workers import service as workers
 
 router = APIRouter(route_class=PageRoute)
-_ACTIVE = (JobStatus.RUNNING, JobStatus.QUEUED)
-"""In the order in which they are shown."""
 _JOBS_SHOWN = 20
 _DAY = timedelta(hours=24)
 _SPANS = {days: words for days, words in SPANS.items() if days <= 90}
@@ -48,13 +46,10 @@ def show_overview(
     days = days if days in _SPANS else 7
     now = utc_now()
     summary = summarize(session, now)
-    # A page for each: else many that were queued later would hide what runs.
-    active = [
-        job
-        for status in _ACTIVE
-        for job in jobs.list_jobs(session, PageRequest(limit=_JOBS_SHOWN), statuses=[status]).items
-    ]
-    numbers = jobs.count_jobs(session, _ACTIVE)
+    enrolled = summary.tables.total()
+    numbers = jobs.count_jobs(session, (JobStatus.RUNNING, JobStatus.QUEUED))
+    troubled = tables_in_trouble(session, summary.tables)
+    known_workers = workers.list_workers(session, settings, PageRequest(limit=EVERYTHING)).items
     since = now - timedelta(days=days)
     over_time = total_pending(session, since, now)
     drawn = (
@@ -73,21 +68,21 @@ def show_overview(
         "overview.html",
         reader,
         summary=summary,
-        enrolled=summary.tables.total(),
+        enrolled=enrolled,
         by_status=[(status, summary.tables[status]) for status in HealthStatus if summary.tables[status]],
-        rows=rows_of(session, _gravest_tables(session, settings, summary.tables)),
-        concerns=concerns(session, settings, reader, trouble_of_lookups(request)),
+        rows=rows_of(session, _gravest_tables(session, settings, summary.tables, troubled)),
+        concerns=concerns(session, reader, trouble_of_lookups(request), troubled, known_workers),
         pending_plot=drawn,
         plot_moments=moments([drawn], VALUES_SHOWN) if drawn else [],
         days=days,
         spans=_SPANS,
         converted=converted_since(session, now - _DAY, now),
-        active=active[:_JOBS_SHOWN],
+        active=jobs.active_jobs(session, _JOBS_SHOWN) if numbers.total() else [],
         running=numbers[JobStatus.RUNNING],
         waiting=numbers[JobStatus.QUEUED],
-        workers=workers.list_workers(session, settings, PageRequest(limit=EVERYTHING)).items,
-        catalogs=catalogs.list_names(session),
-        first=first_hour(session, settings, request, now),
+        workers=known_workers,
+        catalogs=[] if enrolled else catalogs.list_names(session),
+        first=first_hour(session, settings, request, now, is_any_enrolled=bool(enrolled)),
         system=jobs.system_view(session),
         now=now,
         address=address_of(request),
@@ -102,12 +97,18 @@ def pause_system(database: CurrentDatabase, sender: Admin, action: Literal["paus
 
 
 def _gravest_tables(
-    session: Session, settings: Settings, numbers: Mapping[HealthStatus, int]
+    session: Session,
+    settings: Settings,
+    numbers: Mapping[HealthStatus, int],
+    troubled: Mapping[HealthStatus, Sequence[Troubled]],
 ) -> list[TableView]:
-    """Those in trouble first, of a status by name. numbers: how many tables there are, by status."""
-    found: list[TableView] = []
+    """Those in trouble first, of a status by name.
+
+    numbers: how many tables there are, by status. troubled: the first ones of some, as many as are shown.
+    """
+    ids: list[str] = []
     for status in reversed(GRAVITY):
-        if numbers[status] and len(found) < _SHOWN:
-            page = PageRequest(limit=_SHOWN - len(found))
-            found += tables.list_tables(session, settings, page, TableFilter(status=status)).items
-    return found
+        if numbers[status] and len(ids) < _SHOWN:
+            first = troubled.get(status) or tables_with_status(session, status, _SHOWN)
+            ids += [table.table_id for table in first[: _SHOWN - len(ids)]]
+    return tables.views_of(session, settings, ids)

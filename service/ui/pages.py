@@ -63,6 +63,7 @@ def _environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("service.ui"),
         autoescape=True,
+        auto_reload=False,  # each import of a template would look at its file
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

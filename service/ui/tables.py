@@ -26,6 +26,7 @@ from service.jobs.conversions import list_conversion_times
 from service.jobs.models import JobRequest, JobView, RequestableKind, SnapshotAge, SnapshotsRetained
 from service.policies.effective import explain_policy
 from service.policies.settings import NO_BRANCH
+from service.records.catalogs import Catalog
 from service.records.health import HealthStatus, Resolution, TableHealth
 from service.records.jobs import JobKind, JobStatus
 from service.records.reports import SnapshotId
@@ -127,6 +128,8 @@ def _table_page(
 ) -> Response:
     """shown: which of its events."""
     row = get_table(session, table_id)
+    # Held here, or each function that asks for them would read them again.
+    stored, _catalog = session.get_one(TableHealth, row.id), session.get_one(Catalog, row.catalog_id)
     days = days if days in SPANS else 1
     now = utc_now()
     since = now - timedelta(days=days)
@@ -149,8 +152,8 @@ def _table_page(
         mark_words=_mark_words(plots, days, settings),
         days=days,
         spans=SPANS,
-        plan=preview(session, row, session.get_one(TableHealth, row.id), now),
-        no_index=_why_no_index(session, row.id),
+        plan=preview(session, row, stored, now),
+        no_index=None if stored.key_sets else _why_no_index(session, stored),
         published=_last_published(session, row.id),
         jobs=jobs.list_jobs(session, _LATEST_JOBS, table_id=table_id).items,
         events=events.list_events(session, shown, table_id=table_id, but_for=tuple(UNTOLD)),
@@ -310,14 +313,12 @@ def _last_published(session: Session, table_id: str) -> JobView | None:
     return next((job for job in latest if not job.dry_run and (job.result or {}).get("commits")), None)
 
 
-def _why_no_index(session: Session, table_id: str) -> str | None:
+def _why_no_index(session: Session, health: TableHealth) -> str | None:
     """Why the last job that was to build an index built none; None if it did, or if there was none.
 
     A conversion may be the first to find that the key can't be indexed.
     """
-    health = session.get_one(TableHealth, table_id)
-    last = index_health.last_jobs(session, table_id)
-    for job in last:
+    for job in index_health.last_jobs(session, health.table_id):
         if job.kind in (JobKind.INDEX.value, JobKind.REBUILD.value) and job.error is not None:
             return f"{job.error.get('title')}: {job.error.get('detail')}"
     return next(

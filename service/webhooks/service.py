@@ -220,6 +220,8 @@ def delivery_view(row: WebhookDelivery) -> DeliveryView:
 
 
 def _views(session: Session, rows: Sequence[Webhook]) -> list[WebhookView]:
+    if not rows:
+        return []
     ids = [row.id for row in rows]
     query = (
         select(

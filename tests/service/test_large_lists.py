@@ -15,7 +15,7 @@ from service.auth.models import SYSTEM, AuditFilter
 from service.db.database import Database, utc_now
 from service.http.paging import COUNTED, EVERYTHING, PageRequest, Total, count_rows
 from service.index_health.strips import divide, strips
-from service.index_health.summary import failed_polls, failed_with_their_catalogs
+from service.index_health.summary import failed_polls, failed_with_their_catalogs, tables_with_status
 from service.jobs import service as jobs
 from service.jobs.conversions import converted_since, list_conversion_times
 from service.jobs.runs import attempts_within
@@ -132,6 +132,20 @@ def test_numbers_of_tables_by_status_and_what_strips_are_made_of_are_in_indexes(
             assert f"COVERING INDEX {index}" in str(steps), steps
 
 
+def test_the_first_tables_of_a_status_are_found_by_a_walk_through_names(database: Database) -> None:
+    tables = add_tables(database, ["c", "b", "a"])
+    with database.write() as session:
+        session.get_one(TableHealth, tables[1]).status = HealthStatus.LAGGING.value
+    with statements_of(database) as asked, database.read() as session:
+        unknown = tables_with_status(session, HealthStatus.UNKNOWN, 2)
+        lagging = tables_with_status(session, HealthStatus.LAGGING, 2)
+    assert [one.table_id for one in (*unknown, *lagging)] == [tables[0], tables[2], tables[1]]
+    statement, values = next(pair for pair in asked if "SELECT" in pair[0])
+    with database.engine.connect() as connection:
+        steps = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", values).all()
+    assert "SCAN tables USING INDEX ix_tables_name" in str(steps), steps
+
+
 def test_of_the_tables_that_fail_with_their_catalog_only_one_is_read(database: Database) -> None:
     tables = add_tables(database, ["a", "b", "c", "d"])
     codes = ["host-unknown", "table-missing", "catalog-unreachable", "catalog-unreachable"]
@@ -153,7 +167,8 @@ def test_who_asks_for_names_of_catalogs_does_not_have_their_tables_counted(datab
     add_tables(database, ["a", "b"])
     with statements_of(database) as asked, database.read() as session:
         (found,) = _found(session, Settings(), SYSTEM, "LOCA")
-        hour = first_hour(session, Settings(), Request({"type": "http", "headers": []}), utc_now())
+        nobody = Request({"type": "http", "headers": []})
+        hour = first_hour(session, Settings(), nobody, utc_now(), is_any_enrolled=True)
     assert found.items == [("local", "/catalogs/local")]
     assert hour is not None
     assert hour.catalog == "local"

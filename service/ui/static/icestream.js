@@ -128,12 +128,12 @@ function showPending({ tables, all }) {
 // Looks of a page may cost the service so much processor time for each second that somebody watches, which with
 // the stream stays below a millisecond, and what was not used up to then, but for a limit: after a quiet time
 // what happens is seen at once.
-const EARNED_MS = 0.4;
+const EARNED_MS = 0.25;
 const SAVED_MS = 200;
 // What no event tells of, such as a worker that has gone, is seen so late.
 const UNTOLD_MS = 90_000;
 // What a look costs besides the page itself: the request, who asks, the session.
-const REQUEST_MS = 8;
+const REQUEST_MS = 12;
 // A look that failed is tried again so late.
 const AGAIN_MS = 5000;
 const RELOAD_MS = 60_000;
