@@ -288,14 +288,14 @@ def test_a_page_that_costs_the_service_much_is_looked_at_less_often(
         return pace.wait();
       });
     }"""
-    # 200 ms in advance, then a second for each 0.4; a look costs 8 more than its page.
-    first, second, third, *others, dear = signed_in.evaluate(waits, [92, 92, 22, *[40] * 20, 82])
+    # 200 ms in advance, then a second for each 0.25; a look costs 12 more than its page.
+    first, second, third, *others, dear = signed_in.evaluate(waits, [88, 88, 18, *[40] * 20, 82])
     assert first == 0
     assert second == 0
-    assert 65_000 < third <= 75_000
+    assert 110_000 < third <= 120_000
     # Also after looks that came before their time, such as at every return to the tab.
-    assert max(others) <= 120_000
-    assert 215_000 < dear <= 225_000
+    assert max(others) <= 208_000
+    assert 366_000 < dear <= 376_000
 
 
 def test_a_page_says_when_it_looks_next_at_what_has_changed(signed_in: Page, service: RunningService) -> None:
