@@ -141,6 +141,11 @@ class CostModel(BaseModel):
         return seconds_of(self.coefficients[reader][read], shape)
 
 
+def small_files(files: int, data_bytes: int, target_file_bytes: int) -> int:
+    """So many data files of so many bytes in all are small: those beyond what these would fill."""
+    return max(files - data_bytes // target_file_bytes, 0)
+
+
 def read_model(text: str) -> CostModel:
     """Raises ModelError."""
     try:

@@ -441,8 +441,10 @@ def _decide_rewrite_data_files(
     state: TableState, policy: EffectivePolicy, now: datetime, weighed: Weighing | None
 ) -> Decision:
     limits, small, deleted = policy.rewrite_data_files, state.small_data_files, state.deleted_data_files
-    # With something to convert, a rewriting is not for nothing even if too few are in one partition.
-    new = state.new_small_files if state.convertible.files else 0
+    # With something to convert, a rewriting is not for nothing even if too few are in one partition. Of a
+    # table that is not indexed, no other job counts them.
+    is_indexed = state.has_keys and policy.index.enabled
+    new = state.new_small_files if state.convertible.files or not is_indexed else 0
     words = counted(small + new, "small data file")
     triggers = (
         _Trigger(
@@ -461,7 +463,7 @@ def _decide_rewrite_data_files(
         ),
     )
     told = "The last job saw no data files that are small and many enough, or have many deleted rows."
-    nothing = None if small or deleted or triggers[0].is_reached else told
+    nothing = None if small or deleted or new else told
     found = _decide_rewriting(JobKind.REWRITE_DATA_FILES, state, policy, now, triggers, nothing, weighed)
     if _is_counted_first(found, state, policy, now):
         told = f"{found.sentence} The index job that comes first counts which files it would take."

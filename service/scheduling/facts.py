@@ -156,7 +156,7 @@ class TableState:
     grown_files: int = 0
     """Data files and vectors more than at the first look after the last report."""
     new_small_files: int = 0
-    """Data files since then if they are small on average; nobody has counted which partitions have enough."""
+    """Small data files since then, by their bytes; nobody has counted which partitions have enough."""
     has_sort_order: bool | None = None
     """None before the first look."""
     spent_of: dict[JobKind, SpentBudget] = field(default_factory=dict)

@@ -19,7 +19,7 @@ from service.catalogs.measure import Past, Volume
 from service.index_health.reader_cost import rows_deleted_since
 from service.policies.models import EffectivePolicy
 from service.policies.schedules import fires, openings
-from service.reader_cost import HEADLINE, TARGET_FILE_BYTES, Shape, model
+from service.reader_cost import HEADLINE, TARGET_FILE_BYTES, Shape, model, small_files
 from service.records.jobs import JobKind
 from service.scheduling.decisions import cron_of, deadlines, decide_kind
 from service.scheduling.facts import SCHEDULED, WAITS, Action, LastJob, TableState, weighing, windows_of
@@ -369,7 +369,7 @@ class _Table:
         self._files.delete(shape.positions)
         self._counted = (0, 0)
         """Small data files, and those with many deleted rows, as the last job told."""
-        self._reported = shape
+        self._reported = shape if beginning.entries or beginning.last else Shape(0, 0)
         self._idle_at: tuple[int, int] | None = None
         """What was counted when a rewriting found nothing to take."""
         self._waits_since: dict[JobKind, datetime] = {}
@@ -468,14 +468,16 @@ class _Table:
 
     def _state(self) -> TableState:
         small, deleted = self._counted
-        new_files = self.shape.data_files - self._reported.data_files
+        new_files = max(self.shape.data_files - self._reported.data_files, 0)
+        new_bytes = max(self.shape.data_bytes - self._reported.data_bytes, 0)
         grown = max(new_files + self.shape.vectors - self._reported.vectors, 0)
         last = dict(self._last)
         rewriting = last.get(JobKind.REWRITE_DATA_FILES)
         if rewriting is not None and rewriting.idle:
             is_grown = grown >= self._policy.rewrite_data_files.min_input_files
-            is_weighed = self._policy.convert.when == "worthwhile"
-            if self._idle_at != self._counted or (is_weighed and is_grown):
+            is_indexed = self._beginning.has_keys and self._policy.index.enabled
+            is_guessed = self._policy.convert.when == "worthwhile" or not is_indexed
+            if self._idle_at != self._counted or (is_guessed and is_grown):
                 last = last | {JobKind.REWRITE_DATA_FILES: replace(rewriting, idle=0)}
         active = {one.kind for one in self._queue}
         if self.running is not None:
@@ -513,7 +515,7 @@ class _Table:
             shape=self.shape,
             fresh=self._fresh(),
             grown_files=grown,
-            new_small_files=max(new_files, 0),
+            new_small_files=small_files(new_files, new_bytes, self._target),
             has_sort_order=self._beginning.has_sort_order,
             rows_deleted_since=None if is_v2 else self._rows_deleted_since,
             waits_since=dict(self._waits_since),

@@ -17,7 +17,7 @@ from service.jobs.budgets import spent_budget, spent_budget_of
 from service.jobs.index_reports import rewritable
 from service.jobs.views import pause_reason
 from service.policies.models import EffectivePolicy
-from service.reader_cost import SMALL_SHARE, shape_of
+from service.reader_cost import Shape, shape_of, small_files
 from service.records.catalogs import Catalog
 from service.records.health import TableHealth
 from service.records.jobs import REQUEST, Job, JobKind, JobStatus
@@ -29,6 +29,7 @@ _LOOKED_BACK = 20
 _INDEXING_STAGES = frozenset({"index", "compact", "commit_index"})
 _AVERAGED = 3
 """Jobs: what the latest took tells what the next one takes."""
+_NOTHING = Shape(0, 0).as_json()
 
 
 # Putting a statement together takes longer than most take to run, and each poll runs these.
@@ -136,14 +137,14 @@ def _grown_files(health: TableHealth) -> int:
 
 
 def _new_small_files(health: TableHealth) -> int:
-    """Data files since the last report, if they are small on average."""
+    """Of the data files since the last report."""
     files, size = _since_report(health, "data_files"), _since_report(health, "data_bytes")
-    return files if size < SMALL_SHARE * health.target_file_bytes * files else 0
+    return small_files(files, size, health.target_file_bytes)
 
 
 def _since_report(health: TableHealth, name: str) -> int:
-    """How much more of it the table has now; 0 if that is not known."""
-    now, reported = health.reader_shapes.get("now"), health.reader_shapes.get("reported")
+    """How much more of it the table has now: all, if no job has reported; 0 until the look after a report."""
+    now, reported = health.reader_shapes.get("now"), health.reader_shapes.get("reported", _NOTHING)
     return max(now[name] - reported[name], 0) if now and reported else 0
 
 
@@ -252,8 +253,9 @@ def _is_idle(job: Job, health: TableHealth, policy: EffectivePolicy) -> bool:
         if not is_same or job.trigger == REQUEST:
             return False
         # Of a table that nobody deletes from, no job counts what comes.
-        is_data = job.kind == JobKind.REWRITE_DATA_FILES.value and policy.convert.when == "worthwhile"
-        if is_data and _grown_files(health) >= policy.rewrite_data_files.min_input_files:
+        is_guessed = policy.convert.when == "worthwhile" or not (health.has_keys and policy.index.enabled)
+        is_data = job.kind == JobKind.REWRITE_DATA_FILES.value
+        if is_data and is_guessed and _grown_files(health) >= policy.rewrite_data_files.min_input_files:
             return False
     elif job.seen_snapshot_id != health.iceberg_snapshot_id:
         return False

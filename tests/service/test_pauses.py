@@ -277,3 +277,43 @@ def test_a_rewriting_is_tried_again_once_so_many_files_have_come_as_it_takes(
     assert decided() == "read-cost"
     ends(0)
     assert committed_at() == at
+
+
+def test_a_table_without_keys_is_rewritten_each_time_that_enough_small_files_have_come(
+    service: Running, iceberg: IcebergCatalog
+) -> None:
+    """By limits. One that could take none, as of partitions with few files, waits for as many as it takes."""
+    service.register(iceberg)
+    rewrite = {"enabled": True, "small_data_files": 3, "min_input_files": 3, "min_interval_seconds": 0}
+    made = service.admin.post(
+        "/policies", json={"name": "rewrite", "settings": {"rewrite_data_files": rewrite}}
+    )
+    assert made.status_code == 201
+    table, worker = str(service.enroll(policy="rewrite")["id"]), service.start_worker()
+
+    def decided_with_more(files: int) -> str:
+        for number in range(files):
+            iceberg.append("db.t", [10 + number])
+        service.poll(table)
+        found = service.admin.get(f"/tables/{table}/health").json()["decisions"]
+        assert found["index"]["code"] == "no-key-set"
+        return str(found["rewrite_data_files"]["code"])
+
+    def ends(rewritten: int) -> None:
+        report = {
+            "iceberg_snapshot_id": iceberg.head("db.t"),
+            "key_sets": [],
+            "pending_equality_delete_files": 0,
+            "pending_equality_deletes": 0,
+        }
+        run(service, worker, result={"data_files": {"data_files_rewritten": rewritten}}, health=report)
+
+    assert decided_with_more(2) == "small-data-files", "with the one that was there"
+    ends(3)
+    assert decided_with_more(0) == "nothing-small"
+    assert decided_with_more(2) == "below-triggers"
+    assert decided_with_more(1) == "small-data-files"
+    ends(0)
+    assert decided_with_more(0) == "nothing-small"
+    assert decided_with_more(2) == "none-rewritable"
+    assert decided_with_more(1) == "small-data-files"

@@ -424,20 +424,33 @@ def test_a_rewriting_comes_in_place_of_a_conversion_since_it_converts_what_is_pe
 @pytest.mark.parametrize(
     ("reported", "came", "expected"),
     [
-        ({"data_files": 10, "data_bytes": 100}, {"data_files": 14, "data_bytes": 399}, 4),
-        ({"data_files": 10, "data_bytes": 100}, {"data_files": 14, "data_bytes": 400}, 0),
+        ({"data_files": 10, "data_bytes": 100}, {"data_files": 14, "data_bytes": 199}, 4),
+        ({"data_files": 10, "data_bytes": 100}, {"data_files": 14, "data_bytes": 399}, 2),
+        ({"data_files": 10, "data_bytes": 100}, {"data_files": 14, "data_bytes": 500}, 0),
         ({"data_files": 10, "data_bytes": 0}, {"data_files": 14, "data_bytes": 0}, 4),
         ({"data_files": 10, "data_bytes": 100}, {"data_files": 4, "data_bytes": 99}, 0),
         ({}, {"data_files": 14, "data_bytes": 399}, 0),
+        (None, {"data_files": 14, "data_bytes": 399}, 11),
     ],
 )
-def test_data_files_that_came_since_the_last_report_count_as_small_if_they_are_on_average(
-    reported: dict[str, int], came: dict[str, int], expected: int
+def test_data_files_that_came_since_the_last_report_count_as_small_beyond_what_their_bytes_would_fill(
+    reported: dict[str, int] | None, came: dict[str, int], expected: int
 ) -> None:
-    health = TableHealth(
-        table_id="t", target_file_bytes=100, reader_shapes={"reported": reported, "now": came}
-    )
+    """Reported: none before the first report, and nothing until the look after one."""
+    before = {"reported": reported} if reported is not None else {}
+    health = TableHealth(table_id="t", target_file_bytes=100, reader_shapes=before | {"now": came})
     assert _new_small_files(health) == expected
+
+
+def test_small_files_of_a_table_that_is_not_indexed_count_before_a_job_has_counted_them() -> None:
+    """No other job would."""
+    state = replace(IDLE, new_small_files=10)
+    assert decision(state, REWRITE).code == "nothing-small", "an index job counts them"
+    without_keys = replace(state, has_keys=False)
+    assert decision(without_keys, REWRITE).code == "small-data-files"
+    assert decision(replace(without_keys, new_small_files=9), REWRITE).code == "below-triggers"
+    unindexed = POLICY.model_copy(update={"index": POLICY.index.model_copy(update={"enabled": False})})
+    assert decision(state, REWRITE, unindexed).code == "small-data-files"
 
 
 def test_a_conversion_is_left_to_a_rewriting_only_if_that_ends_before_deletes_are_too_old() -> None:

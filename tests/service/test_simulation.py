@@ -211,12 +211,14 @@ def test_a_compaction_puts_few_entries_together_however_few_runs_there_are(
     assert (found.ran[0].kind, found.ran[0].is_idle) == (JobKind.COMPACT, is_idle)
 
 
-def test_small_files_are_counted_by_index_jobs_too() -> None:
+@pytest.mark.parametrize("has_keys", [True, False])
+def test_small_files_are_counted_by_index_jobs_or_by_their_bytes(*, has_keys: bool) -> None:
     """Nothing is ever converted."""
     appended = replace(UPSERT, equality_delete_files=0, equality_deletes=0, delete_bytes=0)
     arrivals = [Arrival(NOW + timedelta(minutes=10 * each), appended) for each in range(144)]
     hold = policy(rewrite_data_files={"enabled": True, "small_data_files": 40, "min_interval_seconds": 60})
-    found = simulate(TABLE, arrivals, hold, NOW + timedelta(hours=24))
+    beginning = TABLE if has_keys else replace(TABLE, has_keys=False, entries=0, sorted_runs=0)
+    found = simulate(beginning, arrivals, hold, NOW + timedelta(hours=24))
     assert 12 <= found.jobs[REWRITE].jobs <= 16
 
 
