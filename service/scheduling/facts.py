@@ -141,7 +141,7 @@ class TableState:
     """Those of them that wait because a budget is spent."""
     later: frozenset[JobKind]
     """Those of them for which nothing waits: asked for at a later time or with a lower priority than the
-    policy's, tried again after a pause, or over a budget."""
+    policy's, tried again after a failure, or over a budget."""
     spent: SpentBudget | None
     """Of all jobs."""
     last: dict[JobKind, LastJob]

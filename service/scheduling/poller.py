@@ -73,7 +73,8 @@ _LONGEST_FRESH_SECONDS = 6 * 3600.0
 """The same of one that has been quiet for as long."""
 _QUEUED_POLLS = 25
 """For each thread, so that it has work until the next tick."""
-_JOB_ENDED = frozenset(f"job.{status.value}" for status in JobStatus if status.is_final)
+_ATTEMPT_ENDED = frozenset({"job.retry", *(f"job.{status.value}" for status in JobStatus if status.is_final)})
+"""Events after which another job may have its turn, if only until the next attempt."""
 _READ_SINGLY = 10_000
 """Events after a start: of those before the last of them, none comes any more, whoever writes them."""
 _SILENCES = 20
@@ -312,7 +313,7 @@ class Poller:
         # What has ended since is heard of, and lets these tables be polled.
         oldest = min(last["event"] for last in polled.values())
         self._heard = max(oldest, latest_event_id(session) - _READ_SINGLY)
-        ended = last_of_tables(session, _JOB_ENDED, oldest, self._heard)
+        ended = last_of_tables(session, _ATTEMPT_ENDED, oldest, self._heard)
         return {table: last for table, last in polled.items() if ended.get(table, 0) <= last["event"]}
 
     def _go_on(self, table: _Tracked, last: dict[str, Any], now: float) -> None:
@@ -337,9 +338,9 @@ class Poller:
         return self._lanes[catalog_id]
 
     def _hear(self) -> set[str]:
-        """The tables of which a job has ended, or that somebody tells of; this is remembered of each."""
+        """The tables of which an attempt has ended, or that somebody tells of; this is remembered of each."""
         with self._database.read() as session:
-            ended = self._tables_of_ended_jobs(session)
+            ended = self._tables_of_ended_attempts(session)
             told = session.execute(_TOLD).all()
         notified = {table_id for _, table_id in told}
         heard = ended.keys() | notified
@@ -358,7 +359,7 @@ class Poller:
                 session.connection().execute(_FORGET, [{"number": number} for number, _ in told])
         return heard
 
-    def _tables_of_ended_jobs(self, session: Session) -> dict[str, int]:
+    def _tables_of_ended_attempts(self, session: Session) -> dict[str, int]:
         """With the id of the last event of each."""
         # By the ids of events, since clocks of replicas differ.
         if self._heard is None:
@@ -367,7 +368,7 @@ class Poller:
         ended: dict[str, int] = {}
         while found := settled_after(session.connection(), self._heard):
             self._heard = found[-1].id
-            ended |= {one.table_id: one.id for one in found if one.kind in _JOB_ENDED and one.table_id}
+            ended |= {one.table_id: one.id for one in found if one.kind in _ATTEMPT_ENDED and one.table_id}
         return ended
 
     def _start_due(self, catalog_id: str, lane: _Lane) -> None:

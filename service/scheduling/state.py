@@ -34,7 +34,10 @@ _NOTHING = Shape(0, 0).as_json()
 
 # Putting a statement together takes longer than most take to run, and each poll runs these.
 _ACTIVE = columns(
-    *map(col, (Job.kind, Job.held_because, Job.status, Job.available_at, Job.priority, Job.trigger))
+    *map(
+        col,
+        (Job.kind, Job.held_because, Job.status, Job.available_at, Job.failures, Job.priority, Job.trigger),
+    )
 ).where(
     col(Job.table_id) == bindparam("table_id"),
     ~col(Job.dry_run),
@@ -69,7 +72,8 @@ def table_state(
 
     def has_turn(job: Row[Any]) -> bool:
         may_start = job.trigger == REQUEST or (spent is None and JobKind(job.kind) not in spent_of)
-        return job.available_at <= now and job.priority >= policy.schedule.priority and may_start
+        is_first = not job.failures and job.available_at <= now
+        return is_first and job.priority >= policy.schedule.priority and may_start
 
     present = {JobKind(job.kind) for job in active if job.status == JobStatus.RUNNING.value or has_turn(job)}
     kinds = set(session.exec(_KINDS, params={"table_id": table.id}))

@@ -192,6 +192,20 @@ def test_a_rewriting_that_is_asked_for_at_a_later_time_stops_no_conversion(
     assert decision(service, table)["code"] == "delete-files"
 
 
+def test_a_rewriting_whose_attempts_fail_stops_no_conversion_between_them(
+    service: Running, table: str
+) -> None:
+    """However soon the next one comes."""
+    service.admin.post(f"/tables/{table}/jobs", json={"kind": "rewrite_data_files"}).raise_for_status()
+    assert decision(service, table)["code"] == "rewriting"
+    run(service, service.start_worker(), status="failed", error=FAILED | {"retryable": True})
+    with service.database.write() as session:
+        job = session.exec(select(Job)).one()
+        job.available_at -= timedelta(hours=1)
+        session.add(job)
+    assert decision(service, table)["code"] == "delete-files"
+
+
 def test_a_first_rewriting_is_credited_with_no_more_than_a_job_under_the_policy_has_counted(
     service: Running, iceberg: IcebergCatalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,6 +30,7 @@ from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.rest_catalog import running_rest_catalog
 from tests.service.conftest import ADMIN_KEY, ON_BOTH, Running, alike_on_both, running
 from tests.service.iceberg_tables import IcebergCatalog
+from tests.service.queue_calls import RETRYABLE
 
 # When a table is read is for the poller to say, and not for SQL.
 database_kind = alike_on_both
@@ -315,7 +316,7 @@ def test_history_shows_how_long_the_lag_became_while_the_table_was_not_read(
         assert [sample.pending_equality_deletes for sample in samples] == [1, 1, 0]
 
 
-@pytest.mark.parametrize("news", ["policy", "pause", "job", "system"])
+@pytest.mark.parametrize("news", ["policy", "pause", "job", "attempt", "system"])
 def test_news_let_a_settled_table_be_decided_on_at_once(
     service: Running, iceberg: IcebergCatalog, news: str
 ) -> None:
@@ -343,7 +344,7 @@ def test_news_let_a_settled_table_be_decided_on_at_once(
             assert assignment is not None
             caller = find_api_key_principal(service.database, ADMIN_KEY)
             assert caller is not None
-            report = FinishRequest(status="failed")
+            report = FinishRequest(status="failed", error=RETRYABLE if news == "attempt" else None)
             with service.database.write() as session:
                 # By a replica whose clock is behind.
                 an_hour_ago = utc_now() - timedelta(hours=1)
