@@ -192,6 +192,29 @@ def test_a_rewriting_that_is_asked_for_at_a_later_time_stops_no_conversion(
     assert decision(service, table)["code"] == "delete-files"
 
 
+def test_what_waits_for_one_job_and_then_for_another_has_waited_since_it_began_to(
+    service: Running, iceberg: IcebergCatalog
+) -> None:
+    """Else what waits for conversions and rewritings in turn would wait for longer than it may."""
+    service.register(iceberg)
+    iceberg.delete_keys("db.t", [2])
+    table = str(service.enroll()["id"])
+
+    def decided_beside(kind: str) -> dict[str, Any]:
+        asked = service.admin.post(f"/tables/{table}/jobs", json={"kind": kind})
+        service.poll(table)
+        found = dict(service.admin.get(f"/tables/{table}/health").json()["decisions"]["index"])
+        service.admin.post(f"/jobs/{asked.json()['id']}/cancel").raise_for_status()
+        return found
+
+    first, then = decided_beside("convert"), decided_beside("rewrite_data_files")
+    assert [first["code"], then["code"]] == ["with-conversion", "with-rewriting"]
+    assert first["since"] == then["since"]
+    last = decided_beside("verify")
+    assert last["code"] == "first"
+    assert last["since"] > then["since"]
+
+
 def test_a_rewriting_whose_attempts_fail_stops_no_conversion_between_them(
     service: Running, table: str
 ) -> None:
