@@ -94,7 +94,10 @@ def table(number: int, span: timedelta, seed: int = SEED) -> tuple[Beginning, li
     }
     fails_each, wait_seconds = chance.choice([0, 0, 0, 20]), 10 ** chance.uniform(-1, 1.5)
     costs = Costs(jobs, hits=hits, wait_seconds=wait_seconds, fails_each=fails_each)
-    arrivals = list(_commits(chance, span, _commit(chance, row_bytes, version)))
+    added = _commit(chance, row_bytes, version)
+    if number % 2 and not added.equality_delete_files and not begin.pending_since:
+        begin = replace(begin, has_keys=False, entries=0, sorted_runs=0, indexed_at=None)
+    arrivals = list(_commits(chance, span, added))
     return begin, arrivals, costs
 
 
@@ -384,11 +387,11 @@ def report_of(runs: Mapping[tuple[str, str], Sequence[Figures]]) -> str:
             " and alike on any machine. Of the hundred tables none is like another: 3 MB to 126 GB in one to"
             " sixteen partitions, of format version 3 or 2; new, kept well, or neglected for months; a"
             " commit every five minutes to twelve hours on average, some with pauses of days, fewer at night,"
-            " or ten at once; writers that upsert, append, delete, or merge by position; slow and quick jobs,"
-            " of some tables each twentieth fails. Beside them, one of 300 MB has a commit each minute. The"
-            " policy is `standard` with data files rewritten (at most every ten minutes), position deletes"
-            " and manifests too, and snapshots expired; by limits (`reached`), or by what readers pay"
-            " (`worthwhile`).",
+            " or ten at once; writers that upsert, append, delete, or merge by position, and tables without"
+            " keys; slow and quick jobs, of some tables each twentieth"
+            " fails. Beside them, one of 300 MB has a commit each minute. The policy is `standard` with data"
+            " files rewritten (at most every ten minutes), position deletes and manifests too, and snapshots"
+            " expired; by limits (`reached`), or by what readers pay (`worthwhile`).",
             markdown(
                 "tables | policy | jobs | spared by a better order | by one who knows or may more |"
                 " write amplification | of the middle table | reads, on average | dearest table |"

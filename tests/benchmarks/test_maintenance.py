@@ -134,6 +134,7 @@ def test_tables_of_a_fleet_are_as_their_seed_says_and_differ() -> None:
     assert any(one.added.positions for one in commits)
     assert any(not one.added.delete_files for one in commits)
     assert any(not one.added.data_files for one in commits)
+    assert len({begin.has_keys for begin in beginnings}) == 2
 
 
 def test_the_report_tells_of_each_kind_what_it_wrote() -> None:
