@@ -18,6 +18,7 @@ from service.scheduling.facts import (
     LastJob,
     StagedState,
     TableState,
+    is_indexed,
     weighing,
     windows_of,
 )
@@ -443,8 +444,7 @@ def _decide_rewrite_data_files(
     limits, small, deleted = policy.rewrite_data_files, state.small_data_files, state.deleted_data_files
     # With something to convert, a rewriting is not for nothing even if too few are in one partition. Of a
     # table that is not indexed, no other job counts them.
-    is_indexed = state.has_keys and policy.index.enabled
-    new = state.new_small_files if state.convertible.files or not is_indexed else 0
+    new = state.new_small_files if state.convertible.files or not is_indexed(state, policy) else 0
     words = counted(small + new, "small data file")
     triggers = (
         _Trigger(

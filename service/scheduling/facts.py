@@ -8,9 +8,10 @@ from enum import StrEnum
 from service.catalogs.measure import Past, Volume
 from service.jobs.budgets import SpentBudget
 from service.jobs.estimates import seconds_of
-from service.policies.models import EffectivePolicy
+from service.policies.models import EffectivePolicy, EffectiveRewriteDataFilesPolicy
 from service.policies.schedules import Window
 from service.reader_cost import Shape
+from service.records.health import TableHealth
 from service.records.jobs import JobKind
 from service.scheduling.worth import Readers, Weighing
 
@@ -179,6 +180,19 @@ class TableState:
         return self.spent or self.spent_of.get(kind)
 
 
+def is_indexed(table: TableHealth | TableState, policy: EffectivePolicy) -> bool:
+    """Whether index jobs run for a table by themselves: they count what a rewriting would take."""
+    return table.has_keys and policy.index.enabled
+
+
+def files_enough(limits: EffectiveRewriteDataFilesPolicy, partitions: int | None) -> int:
+    """Small data files of which a rewriting may take some, if they are spread over so many partitions; never
+    more than the policy says."""
+    return max(
+        min(limits.min_input_files * max(partitions or 1, 1), limits.small_data_files), limits.min_input_files
+    )
+
+
 def weighing(state: TableState, policy: EffectivePolicy) -> Weighing | None:
     """What readers pay and jobs cost; None unless the policy goes by that."""
     return weigh(state, policy) if policy.convert.when == "worthwhile" else None
@@ -195,7 +209,9 @@ def weigh(state: TableState, policy: EffectivePolicy) -> Weighing | None:
     # Before a policy had files rewritten, reports did not count what that would take.
     counted_files = state.small_data_files + state.deleted_data_files + state.grown_files
     counting = (state.last.get(kind) for kind in (JobKind.INDEX, JobKind.CONVERT))
-    is_counted = any(last is not None and last.has_counted for last in counting)
+    is_counted = any(last is not None and last.has_counted for last in counting) or not is_indexed(
+        state, policy
+    )
     readers = Readers(
         shape,
         state.fresh,

@@ -22,7 +22,16 @@ from service.policies.schedules import fires, openings
 from service.reader_cost import HEADLINE, TARGET_FILE_BYTES, Shape, model, small_files
 from service.records.jobs import JobKind
 from service.scheduling.decisions import cron_of, deadlines, decide_kind
-from service.scheduling.facts import SCHEDULED, WAITS, Action, LastJob, TableState, weighing, windows_of
+from service.scheduling.facts import (
+    SCHEDULED,
+    WAITS,
+    Action,
+    LastJob,
+    TableState,
+    files_enough,
+    weighing,
+    windows_of,
+)
 from service.scheduling.simulated_files import SimulatedFiles, Taken
 
 MOST_STEPS = 10_000
@@ -370,6 +379,7 @@ class _Table:
         self._counted = (0, 0)
         """Small data files, and those with many deleted rows, as the last job told."""
         self._reported = shape if beginning.entries or beginning.last else Shape(0, 0)
+        self._is_indexed = beginning.has_keys and policy.index.enabled
         self._idle_at: tuple[int, int] | None = None
         """What was counted when a rewriting found nothing to take."""
         self._waits_since: dict[JobKind, datetime] = {}
@@ -471,12 +481,13 @@ class _Table:
         new_files = max(self.shape.data_files - self._reported.data_files, 0)
         new_bytes = max(self.shape.data_bytes - self._reported.data_bytes, 0)
         grown = max(new_files + self.shape.vectors - self._reported.vectors, 0)
+        if not self._is_indexed and grown < files_enough(self._policy.rewrite_data_files, self._partitions):
+            grown = 0
         last = dict(self._last)
         rewriting = last.get(JobKind.REWRITE_DATA_FILES)
         if rewriting is not None and rewriting.idle:
             is_grown = grown >= self._policy.rewrite_data_files.min_input_files
-            is_indexed = self._beginning.has_keys and self._policy.index.enabled
-            is_guessed = self._policy.convert.when == "worthwhile" or not is_indexed
+            is_guessed = self._policy.convert.when == "worthwhile" or not self._is_indexed
             if self._idle_at != self._counted or (is_guessed and is_grown):
                 last = last | {JobKind.REWRITE_DATA_FILES: replace(rewriting, idle=0)}
         active = {one.kind for one in self._queue}

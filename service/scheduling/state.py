@@ -22,7 +22,15 @@ from service.records.catalogs import Catalog
 from service.records.health import TableHealth
 from service.records.jobs import REQUEST, Job, JobKind, JobStatus
 from service.records.tables import EnrolledTable
-from service.scheduling.facts import SCHEDULED, WAITS, LastJob, StagedState, TableState
+from service.scheduling.facts import (
+    SCHEDULED,
+    WAITS,
+    LastJob,
+    StagedState,
+    TableState,
+    files_enough,
+    is_indexed,
+)
 
 _LOOKED_BACK = 20
 """Jobs: after so many failures the pause is as long as it gets."""
@@ -118,7 +126,7 @@ def table_state(
         last={kind: job for kind, job in last.items() if job is not None},
         shape=shape,
         fresh=fresh_shape(health, shape) if shape is not None else None,
-        grown_files=_grown_files(health),
+        grown_files=_grown_files(health, policy),
         new_small_files=_new_small_files(health),
         has_sort_order=health.has_sort_order,
         rows_deleted_since=health.rows_deleted_since if table.format_version > 2 else None,
@@ -135,9 +143,14 @@ def waits_since(decisions: Mapping[str, Mapping[str, Any]]) -> dict[JobKind, dat
     }
 
 
-def _grown_files(health: TableHealth) -> int:
-    """Data files that a rewriting may take besides those of the last report: new, or with new vectors."""
-    return _since_report(health, "data_files") + _since_report(health, "vectors")
+def _grown_files(health: TableHealth, policy: EffectivePolicy) -> int:
+    """Data files that a rewriting may take besides those of the last report: new, or with new vectors.
+
+    None of a table of which no other job counts them until there may be enough in each partition.
+    """
+    grown = _since_report(health, "data_files") + _since_report(health, "vectors")
+    is_enough = grown >= files_enough(policy.rewrite_data_files, health.partitions)
+    return grown if is_enough or is_indexed(health, policy) else 0
 
 
 def _new_small_files(health: TableHealth) -> int:
@@ -257,9 +270,13 @@ def _is_idle(job: Job, health: TableHealth, policy: EffectivePolicy) -> bool:
         if not is_same or job.trigger == REQUEST:
             return False
         # Of a table that nobody deletes from, no job counts what comes.
-        is_guessed = policy.convert.when == "worthwhile" or not (health.has_keys and policy.index.enabled)
+        is_guessed = policy.convert.when == "worthwhile" or not is_indexed(health, policy)
         is_data = job.kind == JobKind.REWRITE_DATA_FILES.value
-        if is_data and is_guessed and _grown_files(health) >= policy.rewrite_data_files.min_input_files:
+        if (
+            is_data
+            and is_guessed
+            and _grown_files(health, policy) >= policy.rewrite_data_files.min_input_files
+        ):
             return False
     elif job.seen_snapshot_id != health.iceberg_snapshot_id:
         return False

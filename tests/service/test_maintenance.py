@@ -246,7 +246,7 @@ def test_data_files_are_written_anew_by_a_job_of_the_policy_once_a_worker_tells_
     assert service.admin.post("/policies", json={"name": "tidy", "settings": settings}).status_code == 201
     attached = {"level": "table", "table_id": table["id"], "policy": "tidy"}
     assert service.admin.put("/policy-attachments", json=attached).is_success
-    assert health(service, table)["decisions"]["rewrite_data_files"]["code"] == "nothing-small"
+    assert health(service, table)["decisions"]["rewrite_data_files"]["code"] == "below-triggers"
     service.admin.post(f"/tables/{table['id']}/jobs", json={"kind": "index"})
     worker = service.start_worker()
     assignment = service.claim(worker)

@@ -293,6 +293,8 @@ def test_a_rewriting_is_tried_again_once_so_many_files_have_come_as_it_takes(
 
     for number in range(3):
         iceberg.append("db.t", [10 + number])
+    assert decided() == "below-triggers", "they are four with the first one"
+    iceberg.append("db.t", [13])
     assert decided() == "read-cost"
     run(service, worker, status="failed", error=FAILED)
     let_pass(service, 700)

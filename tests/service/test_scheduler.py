@@ -31,7 +31,7 @@ from service.scheduling.decisions import deadlines, decide
 from service.scheduling.facts import Action, Decision, LastJob, StagedState, TableState
 from service.scheduling.preview import _next_start, _once_rewritten
 from service.scheduling.scheduler import _changes, due_since
-from service.scheduling.state import _new_small_files
+from service.scheduling.state import _grown_files, _new_small_files
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 POLICY = EffectivePolicy(
@@ -440,6 +440,17 @@ def test_data_files_that_came_since_the_last_report_count_as_small_beyond_what_t
     before = {"reported": reported} if reported is not None else {}
     health = TableHealth(table_id="t", target_file_bytes=100, reader_shapes=before | {"now": came})
     assert _new_small_files(health) == expected
+
+
+@pytest.mark.parametrize(
+    ("partitions", "has_keys", "expected"), [(None, False, 9), (2, False, 0), (2, True, 9), (1, False, 9)]
+)
+def test_new_files_that_nobody_counts_may_be_rewritten_once_each_partition_may_have_enough(
+    partitions: int | None, expected: int, *, has_keys: bool
+) -> None:
+    shapes = {"now": {"data_files": 7, "vectors": 2, "data_bytes": 70}}
+    health = TableHealth(table_id="t", reader_shapes=shapes, partitions=partitions, has_keys=has_keys)
+    assert _grown_files(health, POLICY) == expected
 
 
 def test_small_files_of_a_table_that_is_not_indexed_count_before_a_job_has_counted_them() -> None:
@@ -892,7 +903,7 @@ def test_a_rewriting_that_goes_by_what_nobody_has_counted_waits_for_the_index_jo
     for due in (
         replace(state, new=Volume()),
         replace(state, last=has_failed),
-        replace(state, has_keys=False),
+        replace(state, has_keys=False, grown_files=200),
         replace(state, convertible=Volume(1, 1, 1)),
         replace(state, last=has_counted, small_data_files=200),
     ):
