@@ -101,5 +101,7 @@ def with_conversion_until(
     if last is not None and last.committed_at is not None:
         yield last.committed_at + timedelta(seconds=_patience_with_rewriting(policy, weighed))
     if state.oldest_convertible_at is not None:
-        seconds = rewriting_seconds(state, policy, weighed) + _SLACK_SECONDS
-        yield state.oldest_convertible_at + timedelta(seconds=policy.convert.age_seconds - seconds)
+        ahead = timedelta(seconds=rewriting_seconds(state, policy, weighed) + _SLACK_SECONDS)
+        yield state.oldest_convertible_at + timedelta(seconds=policy.convert.age_seconds) - ahead
+        if weighed is not None and (worth_at := weighed.conversion_worth_at()) is not None:
+            yield worth_at - ahead

@@ -226,22 +226,24 @@ class Weighing:
 
     def moments(self) -> Sequence[datetime]:
         """When readers will have paid as much as a job costs, if nothing changes meanwhile."""
-        readers = self.readers
-        found = []
-        for saved, since, cost in (
-            (self.saved_by_conversion, readers.pending_since, self.convert_seconds),
-            (self.saved_by_rewriting, readers.rewritten_at, self.rewrite_seconds),
-            (
-                self.saved_by_rewriting_all if self.are_deleted_rows_noticed else 0.0,
-                readers.deleted_since,
-                self.rewrite_all_seconds,
-            ),
-        ):
-            rate = max(saved, 0.0) * self.reads_per_second / 2
-            # A second more, since times are rounded. Beyond a year, nobody waits for it.
-            if since is not None and rate * 366 * _DAY_SECONDS > cost:
-                found.append(since + timedelta(seconds=cost / rate + 1))
-        return found
+        saved_by_all = self.saved_by_rewriting_all if self.are_deleted_rows_noticed else 0.0
+        found = (
+            self.conversion_worth_at(),
+            self._paid_at(self.saved_by_rewriting, self.readers.rewritten_at, self.rewrite_seconds),
+            self._paid_at(saved_by_all, self.readers.deleted_since, self.rewrite_all_seconds),
+        )
+        return [one for one in found if one is not None]
+
+    def conversion_worth_at(self) -> datetime | None:
+        """The one of these that is about a conversion."""
+        return self._paid_at(self.saved_by_conversion, self.readers.pending_since, self.convert_seconds)
+
+    def _paid_at(self, saved: float, since: datetime | None, cost: float) -> datetime | None:
+        rate = max(saved, 0.0) * self.reads_per_second / 2
+        # A second more, since times are rounded. Beyond a year, nobody waits for it.
+        if since is None or rate * 366 * _DAY_SECONDS <= cost:
+            return None
+        return since + timedelta(seconds=cost / rate + 1)
 
     def words(self, now: datetime) -> str:
         """The figures in a sentence or two."""

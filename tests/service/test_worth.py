@@ -153,6 +153,27 @@ def test_a_rewriting_waits_for_the_next_conversion_while_readers_pay_less_than_t
 
 
 @pytest.mark.usefixtures("fixed_model")
+def test_a_rewriting_that_waits_ends_before_readers_have_paid_for_the_conversion_that_it_replaces() -> None:
+    policy = worthwhile(reads_per_day=10**5, age_seconds=10**6, max_read_ratio=100)
+    files = FRESH.data_files + 12
+    shape = replace(FRESH, data_files=files, equality_delete_files=40, equality_deletes=2_000)
+    earlier = NOW - timedelta(hours=9)
+    last = {
+        JobKind.CONVERT: LastJob(NOW, committed_at=NOW - timedelta(seconds=2), seconds=4.0),
+        REWRITE: LastJob(earlier, committed_at=earlier, seconds=10.0),
+    }
+    state = replace(pending(shape, age_seconds=1), last=last)
+    weighed = weighing(state, policy)
+    assert weighed is not None
+    worth_at = weighed.conversion_worth_at()
+    assert worth_at is not None
+    at = worth_at - timedelta(seconds=40)
+    assert at in deadlines(state, policy)
+    assert decision(state, REWRITE, policy, at - timedelta(seconds=2)).code == "with-conversion"
+    assert decision(state, REWRITE, policy, at).code == "worthwhile"
+
+
+@pytest.mark.usefixtures("fixed_model")
 def test_what_readers_pay_is_weighed_once_for_all_decisions(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 
