@@ -8,6 +8,7 @@ from io import BytesIO
 from typing import Any
 
 import fastavro
+import polars as pl
 from pyiceberg.avro.decoder import new_decoder
 from pyiceberg.avro.resolver import ReadSchemaResolver, SchemaPartnerAccessor
 from pyiceberg.exceptions import ValidationError
@@ -19,6 +20,7 @@ from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 from stores.manifest_files import readable_manifest
 from stores.table_metadata import ENCRYPTED, ENCRYPTED_REMEDY
 from worker.process.errors import JobError
+from worker.table.avro_columns import Entries, entries_of
 
 SCHEMAS_KEPT = 64
 _HEADER_KEPT = 100_000  # characters; Iceberg's have 8,000
@@ -77,9 +79,12 @@ class _Conversion(AvroSchemaConversion):
 
 
 @lru_cache(SCHEMAS_KEPT)
-def _written_schema(header: str) -> Schema:
-    """Most manifests of a table say the same, which takes longer to understand than their entries to read."""
-    return _Conversion().avro_to_iceberg(json.loads(header))
+def _written_schema(header: str) -> tuple[Schema, dict[str, Entries | None]]:
+    """And what is known by it of how entries lie.
+
+    Most manifests of a table say the same, which takes longer to understand than their entries to read.
+    """
+    return _Conversion().avro_to_iceberg(json.loads(header)), {}
 
 
 class AvroFile:
@@ -98,27 +103,44 @@ class AvroFile:
                 raise EncryptedTableError(f"{location} is encrypted")
             content = readable_manifest(content)
             self.held_bytes = _FACTOR * len(content)
-            self._blocks = fastavro.block_reader(BytesIO(content))
-            self.properties: Mapping[str, str] = self._blocks.metadata
+            self._content = content
+            self._unread: Any = fastavro.block_reader(BytesIO(content))
+            self.properties: Mapping[str, str] = self._unread.metadata
             header = self.properties["avro.schema"]
             understand = _written_schema if len(header) <= _HEADER_KEPT else _written_schema.__wrapped__
-            self.schema = understand(header)
+            self.schema, self._entries = understand(header)
+
+    def columns(self, name: str, wanted: Schema) -> pl.DataFrame | None:
+        """Those of `wanted`, called as `entries_of` says. None where it is for `rows` to read them.
+
+        name: of such columns of such files.
+        """
+        with self.told_as_corrupt():
+            if name not in self._entries:
+                self._entries[name] = entries_of(self.schema, wanted)
+            entries = self._entries[name]
+            return None if entries is None else entries.read(self._blocks())
 
     def rows(self, wanted: Schema) -> Iterator[Any]:
         """Tuples of the columns of `wanted`."""
         with self.told_as_corrupt():
             # Made as PyIceberg makes its own.
             reader: Any = visit_with_partner(self.schema, wanted, ReadSchemaResolver(), _SkippingAccessor())  # type: ignore[misc]
-            block: Any
-            for block in self._blocks:
-                content = block.bytes_.read()
+            for count, content in self._blocks():
                 decoder = new_decoder(content)
-                for _ in range(block.num_records):
+                for _ in range(count):
                     yield reader.read(decoder)
                     if decoder.tell() > len(content):  # which the decoder does not look at
                         raise ValueError("an entry reaches beyond its block")
                 if decoder.tell() < len(content):
                     raise ValueError("a block goes on behind its last entry")
+
+    def _blocks(self) -> Iterator[tuple[int, bytes]]:
+        """How many entries each has, and these."""
+        blocks: Any = self._unread or fastavro.block_reader(BytesIO(self._content))
+        self._unread = None
+        for block in blocks:
+            yield block.num_records, block.bytes_.read()
 
     @contextmanager
     def told_as_corrupt(self) -> Iterator[None]:

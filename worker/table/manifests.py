@@ -14,6 +14,8 @@ from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
+import polars as pl
 from pyiceberg.conversions import to_json
 from pyiceberg.io import FileIO
 from pyiceberg.manifest import ManifestContent
@@ -40,18 +42,32 @@ from pyiceberg.types import (
 )
 
 from worker.io.cache import Cache
+from worker.io.paths import Paths
 from worker.process.errors import JobError
 from worker.process.memory import holding, take_memory
 from worker.process.slots import Threads
+from worker.table.avro_columns import value_of
 from worker.table.avro_files import (
     SCHEMAS_KEPT,
     AvroFile,
     CorruptMetadataError,
     UnsupportedTableError,
 )
-from worker.table.files import DataFile, DataFiles, DeleteFile, FileContent, PartitionKey, SnapshotFiles
+from worker.table.files import (
+    DataFile,
+    DataFiles,
+    DeleteFile,
+    FileContent,
+    FileKind,
+    PartitionKey,
+    SnapshotFiles,
+)
 
 DELETED = 2  # manifest entry status
+_STATUS, _SNAPSHOT_ID, _SEQUENCE_NUMBER = "0", "1", "3"
+_CONTENT, _PATH, _FORMAT, _ROWS, _SIZE = "2.134", "2.100", "2.101", "2.103", "2.104"
+_KEY_METADATA, _EQUALITY_IDS, _LOWER, _UPPER = "2.131", "2.135", "2.125", "2.128"
+_REFERENCED, _OFFSET, _CONTENT_SIZE = "2.143", "2.144", "2.145"
 FILE_PATH_FIELD_ID = 2147483546  # `file_path` of position delete files
 READ_THREADS = 8
 READ_AHEAD = 64  # manifests whose files are held apart at most
@@ -226,27 +242,102 @@ def read_manifest_list(io: FileIO, snapshot: Snapshot) -> list[Manifest]:
         return found
 
 
-def read_manifest(
-    io: FileIO, manifest: Manifest, specs: Mapping[int, PartitionSpec]
-) -> tuple[DataFiles, list[DeleteFile]]:
+def read_manifest(io: FileIO, manifest: Manifest, specs: Mapping[int, PartitionSpec]) -> ReadManifest:
+    """Raises as `read_snapshot_files`."""
     file = AvroFile(io, manifest.path)
+    with holding(file.held_bytes), file.told_as_corrupt():
+        spec = specs[manifest.partition_spec_id]
+        read = _in_columns(file, manifest, spec) or _in_rows(file, manifest, spec)
+    found = sum(map(len, read))
+    if manifest.entries is not None and manifest.entries != found:
+        raise CorruptMetadataError(
+            f"{manifest.path} names {found} live files, but its manifest list says {manifest.entries}"
+        )
+    return read
+
+
+def _in_columns(file: AvroFile, manifest: Manifest, spec: PartitionSpec) -> ReadManifest | None:
+    """None for what has to be read row by row."""
+    partition_type = partition_type_of(file.schema)
+    if not all(isinstance(field.field_type, PrimitiveType) for field in partition_type.fields):
+        return None
+    found = file.columns(manifest.content.name, _entry_schema(partition_type, manifest.content))
+    if found is None:
+        return None
+    live = found.filter(pl.col(_STATUS) != DELETED).with_columns(
+        # Inherited as in `_files`.
+        pl.coalesce(_SEQUENCE_NUMBER, pl.lit(manifest.sequence_number, pl.Int64)),
+        pl.coalesce(_SNAPSHOT_ID, pl.lit(manifest.added_snapshot_id, pl.Int64)),
+        is_data=pl.coalesce(_CONTENT, pl.lit(0, pl.Int64)) == 0,
+        is_encrypted=pl.col(_KEY_METADATA).is_not_null(),
+    )
+    holds_data = manifest.content is ManifestContent.DATA
+    if (live["is_data"] != holds_data).any():
+        return None
+    kinds, kind_of = _kinds(live, partition_type, spec)
+    if holds_data:
+        numbers = np.array([live[name].to_numpy() for name in (_ROWS, _SIZE, _SEQUENCE_NUMBER)], np.int64)
+        return DataFiles(Paths([live[_PATH].to_arrow()]), numbers, kinds, kind_of), []
+    names_no_file = (pl.col(_CONTENT) == 1) & pl.col(_REFERENCED).is_null()
+    entries = live.select(
+        _CONTENT,
+        _PATH,
+        _FORMAT,
+        pl.lit(None).alias("partition"),
+        _ROWS,
+        _SIZE,
+        _KEY_METADATA,
+        _EQUALITY_IDS,
+        _REFERENCED,
+        _OFFSET,
+        _CONTENT_SIZE,
+        *(pl.when(names_no_file).then(name).alias(name) for name in (_LOWER, _UPPER)),
+    )
+    inherited = live.select(_SEQUENCE_NUMBER, _SNAPSHOT_ID).iter_rows()
+    deletes = (
+        _content_file((*entry, _mapping(lower), _mapping(upper)), kinds[kind].partition, *numbers)
+        for (*entry, lower, upper), kind, numbers in zip(
+            entries.iter_rows(), kind_of.tolist(), inherited, strict=True
+        )
+    )
+    return DataFiles.of(()), [one for one in deletes if isinstance(one, DeleteFile)]
+
+
+def _kinds(
+    live: pl.DataFrame, partition_type: StructType, spec: PartitionSpec
+) -> tuple[tuple[FileKind, ...], npt.NDArray[np.int32]]:
+    """And which of them each file is."""
+    columns = [*(f"2.102.{field.field_id}" for field in partition_type.fields), _FORMAT, "is_encrypted"]
+    first = live.with_row_index("place").select(pl.col("place").first().over(columns)).to_series()
+    firsts, group_of = np.unique(first.to_numpy(), return_inverse=True)
+    kinds: dict[FileKind, int] = {}
+    numbers = []
+    for *values, file_format, is_encrypted in live.select(columns)[firsts].iter_rows():
+        written = [
+            value_of(field.field_type, value)
+            for field, value in zip(partition_type.fields, values, strict=True)
+        ]
+        partition = PartitionKey(spec.spec_id, partition_values(written, partition_type, spec))
+        kind = FileKind(partition, sys.intern(file_format.lower()), is_encrypted)
+        numbers.append(kinds.setdefault(kind, len(kinds)))
+    return tuple(kinds), np.array(numbers, np.int32)[group_of]
+
+
+def _mapping(written: list[dict[str, Any]] | None) -> dict[int, bytes] | None:
+    return None if written is None else {one["key"]: one["value"] for one in written}
+
+
+def _in_rows(file: AvroFile, manifest: Manifest, spec: PartitionSpec) -> ReadManifest:
     deletes: list[DeleteFile] = []
 
     def data_files() -> Iterator[DataFile]:
-        for one in _files(file, manifest, specs[manifest.partition_spec_id]):
+        for one in _files(file, manifest, spec):
             if isinstance(one, DataFile):
                 yield one
             else:
                 deletes.append(one)
 
-    with holding(file.held_bytes), file.told_as_corrupt():
-        files = DataFiles.of(data_files())
-    found = len(files) + len(deletes)
-    if manifest.entries is not None and manifest.entries != found:
-        raise CorruptMetadataError(
-            f"{manifest.path} names {found} live files, but its manifest list says {manifest.entries}"
-        )
-    return files, deletes
+    return DataFiles.of(data_files()), deletes
 
 
 def read_removed(
