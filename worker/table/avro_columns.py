@@ -16,6 +16,7 @@ from typing import Any
 import fastavro
 import numpy as np
 import polars as pl
+from pyiceberg.avro import STRUCT_DOUBLE
 from pyiceberg.avro.decoder import new_decoder
 from pyiceberg.avro.encoder import BinaryEncoder
 from pyiceberg.avro.resolver import construct_reader
@@ -158,9 +159,11 @@ def entries_of(written: Schema, wanted: Schema) -> Entries | None:
 
 
 def value_of(kind: IcebergType, value: Any) -> Any:
-    """What PyIceberg reads, of what is in a column."""
+    """What PyIceberg makes of what is in a column."""
     if value is None or not _fixed_bytes(kind):
         return value
+    if isinstance(kind, DoubleType):
+        return STRUCT_DOUBLE.unpack(value)[0]  # of which PyIceberg's decoder gives no more than a float has
     return construct_reader(kind).read(new_decoder(value))
 
 

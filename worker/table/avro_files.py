@@ -9,12 +9,14 @@ from typing import Any
 
 import fastavro
 import polars as pl
-from pyiceberg.avro.decoder import new_decoder
+from pyiceberg.avro import STRUCT_DOUBLE
+from pyiceberg.avro.decoder import BinaryDecoder, new_decoder
+from pyiceberg.avro.reader import DecimalReader, DoubleReader, Reader
 from pyiceberg.avro.resolver import ReadSchemaResolver, SchemaPartnerAccessor
 from pyiceberg.exceptions import ValidationError
 from pyiceberg.io import FileIO
 from pyiceberg.schema import Schema, visit_with_partner
-from pyiceberg.types import IcebergType, TimestampNanoType, TimestamptzNanoType
+from pyiceberg.types import DecimalType, DoubleType, IcebergType, TimestampNanoType, TimestamptzNanoType
 from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 
 from stores.manifest_files import readable_manifest
@@ -67,6 +69,28 @@ class _SkippingAccessor(SchemaPartnerAccessor):
 
     def map_value_partner(self, partner_map: IcebergType | None) -> IcebergType | None:
         return None if partner_map is None else super().map_value_partner(partner_map)
+
+
+class _Double(DoubleReader):
+    """PyIceberg's decoder in C gives no more than a float has."""
+
+    def read(self, decoder: BinaryDecoder) -> float:
+        return float(STRUCT_DOUBLE.unpack(decoder.read(STRUCT_DOUBLE.size))[0])
+
+
+class _Decimal(DecimalReader):
+    """Skips what it would read; PyIceberg takes it for bytes with their length before them."""
+
+    def skip(self, decoder: BinaryDecoder) -> None:
+        decoder.skip(self._length)
+
+
+class _Resolver(ReadSchemaResolver):
+    def visit_double(self, _: DoubleType, __: IcebergType | None) -> Reader:
+        return _Double()  # type: ignore[no-untyped-call]
+
+    def visit_decimal(self, decimal_type: DecimalType, _: IcebergType | None) -> Reader:
+        return _Decimal(decimal_type.precision, decimal_type.scale)
 
 
 class _Conversion(AvroSchemaConversion):
@@ -125,7 +149,7 @@ class AvroFile:
         """Tuples of the columns of `wanted`."""
         with self.told_as_corrupt():
             # Made as PyIceberg makes its own.
-            reader: Any = visit_with_partner(self.schema, wanted, ReadSchemaResolver(), _SkippingAccessor())  # type: ignore[misc]
+            reader: Any = visit_with_partner(self.schema, wanted, _Resolver(), _SkippingAccessor())  # type: ignore[misc]
             for count, content in self._blocks():
                 decoder = new_decoder(content)
                 for _ in range(count):
