@@ -1,4 +1,4 @@
-"""Reads the live files of a snapshot from its manifests (PyIceberg's Avro reader, no Spark job).
+"""Reads the live files of a snapshot from its manifests (by polars or PyIceberg, without a Spark job).
 
 Invariant: equality deletes come from the live delete manifests of the pinned snapshot, never from its
 history (which expires) and never from scan tasks (which planning prunes by statistics).
