@@ -12,6 +12,7 @@ from tests.faults.live_files import pytest_runtest_call as pytest_runtest_call
 from tests.faults.live_files import pytest_runtest_setup as pytest_runtest_setup
 from tests.jobs import Jobs
 from tests.spark import spark as spark
+from worker.table import manifests
 
 _numbers = count()
 
@@ -40,5 +41,7 @@ def jobs(spark: SparkSession, catalog: Catalog, table_name: str, tmp_path: Path)
 
 
 @pytest.fixture
-def exactly(spark: SparkSession, jobs: Jobs, table_name: str) -> Exactness:
+def exactly(spark: SparkSession, jobs: Jobs, table_name: str, monkeypatch: pytest.MonkeyPatch) -> Exactness:
+    """Which reads manifests as if they had many files."""
+    monkeypatch.setattr(manifests, "MANY_FILES", 0)
     return Exactness(spark, jobs, table_name)

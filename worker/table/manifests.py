@@ -70,6 +70,8 @@ _KEY_METADATA, _EQUALITY_IDS, _LOWER, _UPPER = "2.131", "2.135", "2.125", "2.128
 _REFERENCED, _OFFSET, _CONTENT_SIZE = "2.143", "2.144", "2.145"
 FILE_PATH_FIELD_ID = 2147483546  # `file_path` of position delete files
 READ_THREADS = 8
+MANY_FILES = 50
+"""Of a manifest, for which columns take less time than rows."""
 READ_AHEAD = 64  # manifests whose files are held apart at most
 _KEPT_BYTES = 96 * 1024**2
 _MANIFEST_BYTES = 3_000  # that one takes besides its files, once it was read
@@ -247,7 +249,8 @@ def read_manifest(io: FileIO, manifest: Manifest, specs: Mapping[int, PartitionS
     file = AvroFile(io, manifest.path)
     with holding(file.held_bytes), file.told_as_corrupt():
         spec = specs[manifest.partition_spec_id]
-        read = _in_columns(file, manifest, spec) or _in_rows(file, manifest, spec)
+        has_many = manifest.entries is None or manifest.entries >= MANY_FILES
+        read = (_in_columns(file, manifest, spec) if has_many else None) or _in_rows(file, manifest, spec)
     found = sum(map(len, read))
     if manifest.entries is not None and manifest.entries != found:
         raise CorruptMetadataError(

@@ -156,8 +156,8 @@ def file_of(content: bytes) -> AvroFile:
     return AvroFile(Held(content), "the manifest")  # type: ignore[arg-type]
 
 
-def manifest(content: ManifestContent, count: int | None = None) -> Manifest:
-    return Manifest("the manifest", 0, content, 7, 5, count)
+def manifest(content: ManifestContent, files: int | None = None) -> Manifest:
+    return Manifest("the manifest", 0, content, 7, 5, files)
 
 
 @pytest.mark.parametrize("content", ManifestContent)
@@ -194,7 +194,7 @@ def outcome(content: bytes) -> Any:
     try:
         files, deletes = manifests.read_manifest(
             Held(content),  # type: ignore[arg-type]
-            manifest(ManifestContent.DATA, 2),
+            manifest(ManifestContent.DATA),
             {0: UNPARTITIONED},
         )
     except CorruptMetadataError as error:
@@ -246,6 +246,19 @@ def test_what_would_be_large_or_is_unknown_in_a_column_is_read_in_rows(kind: Any
     assert manifests._in_columns(file_of(content), asked, ONE_PARTITION) is None
     files, _ = manifests._in_rows(file_of(content), asked, ONE_PARTITION)
     assert [file.partition.values for file in files] == ["[null]"]
+
+
+@pytest.mark.parametrize("files", [manifests.MANY_FILES - 1, manifests.MANY_FILES])
+def test_few_files_are_read_in_rows(files: int) -> None:
+    content = written(schema([]), [plain(number) for number in range(files)], block_bytes=10_000)
+    with patch("polars.read_avro", side_effect=pl.read_avro) as decoded:
+        read = manifests.read_manifest(
+            Held(content),  # type: ignore[arg-type]
+            manifest(ManifestContent.DATA, files),
+            {0: UNPARTITIONED},
+        )
+    assert len(read[0]) == files
+    assert decoded.called is (files >= manifests.MANY_FILES)
 
 
 @pytest.mark.parametrize("in_rows", [False, True])
