@@ -22,7 +22,6 @@ from telemetry.traces import current_traceparent
 CONTENT_TYPE = "application/cloudevents+json"
 SOURCE = "/icestream"
 _ENABLED = select(col(Webhook.id), col(Webhook.kinds)).where(col(Webhook.enabled))
-_HAS_RECEIVERS = select(exists().where(col(Webhook.enabled)))
 _INSERT = insert(Event).returning(col(Event.id), exists().where(col(Webhook.enabled)))
 UNTOLD = frozenset(("job.progress", "job.message", "job.log"))
 """So many that they would hold up the others; GET /events has them."""
@@ -52,23 +51,20 @@ def cloud_event(
 
 def write_event(session: Session, **event: Any) -> None:
     """Write an event, by all its columns but the id, behind what it tells of."""
-    session.flush()
-    connection = session.connection()
-    event_id: Any
-    event_id, has_receivers = connection.execute(_INSERT, event).one()
-    if has_receivers and event["kind"] not in UNTOLD:
-        _write_deliveries(connection, event_id, **event)
+    write_events(session, [event])
 
 
 def write_events(session: Session, events: Sequence[dict[str, Any]]) -> None:
-    """Write events in order, together unless a webhook may ask for them."""
+    """Write events in order."""
+    if not events:
+        return
     session.flush()
     connection = session.connection()
-    if len(events) == 1 or connection.scalar(_HAS_RECEIVERS):
-        for event in events:
-            write_event(session, **event)
-    elif events:
-        connection.execute(_INSERT, events)
+    # That asks whether there are receivers: before, a webhook might be enabled meanwhile.
+    written: list[Any] = sorted(connection.execute(_INSERT, events))  # ids are given in order
+    for event, (event_id, has_receivers) in zip(events, written, strict=True):
+        if has_receivers and event["kind"] not in UNTOLD:
+            _write_deliveries(connection, event_id, **event)
 
 
 def write_untold(session: Session, events: Sequence[dict[str, Any]]) -> None:

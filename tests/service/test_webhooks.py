@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import event
 from sqlmodel import select
 
 from service.catalogs.clients import allowed_session
@@ -23,6 +24,7 @@ from service.records.audit import AuditEntry
 from service.records.webhooks import Webhook, WebhookDelivery
 from service.scheduling.retention import forget
 from service.settings import Settings
+from service.webhooks.outbox import write_events
 from service.webhooks.sender import WebhookSender, pause
 from service.webhooks.service import last_failure_at
 from telemetry.traces import adopt
@@ -127,6 +129,24 @@ def verifies(sent: Request, secret: str = SECRET) -> bool:
     names: dict[str, Any] = {}
     exec(code, names)
     return bool(names["verify"](secret, sent.headers, sent.body.encode()))
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("database_kind", ["postgresql"])
+def test_a_webhook_that_is_enabled_just_before_events_are_written_gets_them(outbox: Outbox) -> None:
+    (table,) = add_tables(outbox.database, ["u"])
+    told = {"at": outbox.now, "kind": "table.replaced", "level": "info", "table_id": table}
+    told |= {"job_id": None, "attempt": None, "fields": {}}
+
+    def enable(_: object, __: object, statement: str, *___: object) -> None:
+        if statement.startswith("INSERT INTO events"):
+            outbox.add("https://receiver.example", "table")
+
+    event.listen(outbox.database.engine, "before_cursor_execute", enable)
+    with outbox.database.write() as session:
+        write_events(session, [{**told, "message": message} for message in ("first", "second")])
+    sent = [delivery.event["data"]["message"] for delivery in outbox.deliveries()]
+    assert sent == ["first", "second"]
 
 
 def test_an_event_is_sent_signed_as_a_cloud_event_to_whoever_asked_for_it(
