@@ -33,8 +33,7 @@ from service.auth.tries import Tries
 from service.catalogs import endpoints as catalogs_endpoints
 from service.catalogs.iceberg import IcebergCatalogs
 from service.catalogs.threads import CatalogThreads
-from service.db.database import Database, ReadSession, get_database, migrate, utc_now
-from service.db.together import Together
+from service.db.database import Database, ReadSession, get_database, migrate
 from service.discovery import endpoints as discovery_endpoints
 from service.discovery.candidates import Looks
 from service.erasures import endpoints as erasures_endpoints
@@ -60,7 +59,7 @@ from service.http.problem_documents import (
 )
 from service.index_health import endpoints as health_endpoints
 from service.jobs import endpoints as jobs_endpoints
-from service.jobs.attempts import End, finish_together
+from service.jobs.attempts import ends_reported_to
 from service.jobs.stream import RecentEvents, RecentMoves
 from service.lookups import endpoints as lookups_endpoints
 from service.lookups.concurrency import ConcurrencyLimits
@@ -180,9 +179,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.recent_moves = RecentMoves(database)
     app.state.stopping = threading.Event()
     app.state.claims = Claims(database, settings, app.state.stopping)
-    app.state.ends = Together[End, None](
-        database, lambda session, ends: finish_together(session, ends, utc_now())
-    )
+    app.state.ends = ends_reported_to(database)
     app.state.problem_page = problem_page
     app.state.token_verifier = TokenVerifier(settings) if settings.oidc_issuer else None
     app.state.tries = Tries(settings)

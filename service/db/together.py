@@ -1,64 +1,97 @@
 """Calls that wait for each other anyway share a transaction.
 
 What a transaction and its statements cost is paid once for all of them. Whoever comes while others are
-answered is answered with all who came meanwhile, by a thread of one of them.
+answered is answered with all who came meanwhile, by the thread of the one that came first.
 """
 
+import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from typing import Generic, NamedTuple, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Generic, NoReturn, TypeVar
 
 import psycopg
 from sqlalchemy.exc import DBAPIError
 from sqlmodel import Session
 
 from service.db.database import Database
-from service.errors import is_database_trouble
+from service.errors import IcestreamError, is_database_trouble
 
 Ask = TypeVar("Ask")
 Answer = TypeVar("Answer")
+_log = logging.getLogger("icestream.together")
 _MOST_TOGETHER = 16
 """In one transaction, for which all that write to SQLite wait."""
+_WAIT_FOR_NO_LOCK = "SET LOCAL lock_timeout = '200ms'"
+"""While all wait: who needs one that is not free has its own time for it."""
 
 
-class NotTogetherError(Exception):
-    """Some calls can't share a transaction."""
+class _Call(Generic[Ask, Answer]):
+    def __init__(self, ask: Ask, key: str) -> None:
+        self.ask, self.key = ask, key
+        self.turn = threading.Event()
+        """Set once it was told how to get its answer, or is to answer all who wait."""
+        self.get: Callable[[], Answer] | None = None
 
-
-class _Call(NamedTuple, Generic[Ask, Answer]):
-    ask: Ask
-    key: str
-    answer: Future[Answer]
+    def tell(self, get: Callable[[], Answer]) -> None:
+        self.get = get
+        self.turn.set()
 
 
 class Together(Generic[Ask, Answer]):
     """One kind of call of a process.
 
-    answer: all calls of a transaction, in their order. If it fails, each is answered in a transaction of its
-    own, so that what is wrong with one of them harms no other.
+    share: answers to calls of one transaction by their keys, but for those that can't share it.
+    alone: the answer to one of these, or to one whose shared transaction failed, in one of its own and beside
+    all others. So what is wrong with a call, or holds it up, harms no other.
     """
 
     def __init__(
-        self, database: Database, answer: Callable[[Session, Sequence[Ask]], Sequence[Answer]]
+        self,
+        database: Database,
+        share: Callable[[Session, Sequence[Ask]], Mapping[str, Answer]],
+        alone: Callable[[Session, Ask], Answer],
     ) -> None:
-        self._database, self._answer = database, answer
-        self._turn = threading.Lock()
-        """Of who answers those that have called."""
+        self._database, self._share, self._alone = database, share, alone
+        self._lock = threading.Lock()
+        """Of the rest."""
         self._calls: deque[_Call[Ask, Answer]] = deque()
+        self._is_led = False
+        """Whether one of the threads answers calls."""
 
     def call(self, ask: Ask, key: str) -> Answer:
         """The answer once it is committed. Of calls with one key, no two share a transaction.
 
         The thread waits: requests call by `Database.in_thread`.
         """
-        mine = _Call[Ask, Answer](ask, key, Future())
-        self._calls.append(mine)
-        with self._turn:
-            while not mine.answer.done():
-                self._serve(self._next())
-        return mine.answer.result()
+        mine = _Call[Ask, Answer](ask, key)
+        with self._lock:
+            self._calls.append(mine)
+            if not self._is_led:
+                self._let_first_lead()
+        mine.turn.wait()
+        if mine.get is None:
+            self._lead()
+        assert mine.get is not None
+        return mine.get()
+
+    def _let_first_lead(self) -> None:
+        self._is_led = bool(self._calls)
+        if self._calls:
+            self._calls[0].turn.set()
+
+    def _lead(self) -> None:
+        with self._lock:
+            calls = self._next()
+        try:
+            self._answer(calls)
+        finally:
+            with self._lock:
+                self._let_first_lead()
+            for call in calls:
+                if call.get is None:
+                    call.tell(partial(self._answer_alone, call.ask))
 
     def _next(self) -> Sequence[_Call[Ask, Answer]]:
         """Those who came first."""
@@ -68,24 +101,45 @@ class Together(Generic[Ask, Answer]):
             taken[call.key] = call
         return list(taken.values())
 
-    def _serve(self, calls: Sequence[_Call[Ask, Answer]]) -> None:
+    def _answer(self, calls: Sequence[_Call[Ask, Answer]]) -> None:
+        """Tell what came of calls in one transaction; nothing to those that are to be answered alone."""
         try:
             with self._database.write() as session:
-                answers = self._answer(session, [call.ask for call in calls])
-                given = list(zip(calls, answers, strict=True))
+                if not self._database.is_sqlite:
+                    session.connection().exec_driver_sql(_WAIT_FOR_NO_LOCK)
+                answers = self._share(session, [call.ask for call in calls])
         except Exception as error:
-            if len(calls) == 1 or _is_told_all(error):
-                for call in calls:
-                    call.answer.set_exception(error)
+            if _is_of_some(error):
+                return
+            if is_database_trouble(error):
+                # Each would wait for the same, one after the other.
+                for call in (*calls, *self._drain()):
+                    call.tell(partial(_fail, error))
             else:
-                for call in calls:
-                    self._serve([call])
+                _log.warning("%d calls failed together, and go on alone", len(calls), exc_info=error)
         else:
-            for call, answer in given:
-                call.answer.set_result(answer)
+            for call in calls:
+                if call.key in answers:
+                    call.tell(partial(answers.__getitem__, call.key))
+
+    def _drain(self) -> Sequence[_Call[Ask, Answer]]:
+        """All who wait, who do so no more."""
+        with self._lock:
+            calls = list(self._calls)
+            self._calls.clear()
+        return calls
+
+    def _answer_alone(self, ask: Ask) -> Answer:
+        with self._database.write() as session:
+            return self._alone(session, ask)
 
 
-def _is_told_all(error: Exception) -> bool:
-    """Whether each of the calls would wait for the same trouble of the database, one after the other."""
-    is_deadlock = isinstance(error, DBAPIError) and isinstance(error.orig, psycopg.errors.DeadlockDetected)
-    return is_database_trouble(error) and not is_deadlock
+def _fail(error: Exception) -> NoReturn:
+    raise error
+
+
+def _is_of_some(error: Exception) -> bool:
+    """Whether some of the calls are wrong, or in each other's or somebody's way, but the others are not."""
+    of_locks = psycopg.errors.DeadlockDetected, psycopg.errors.LockNotAvailable
+    is_of_locks = isinstance(error, DBAPIError) and isinstance(error.orig, of_locks)
+    return isinstance(error, IcestreamError) or is_of_locks

@@ -4,7 +4,7 @@ Invariant: the attempt number is the fencing token. Whatever an attempt reports 
 running attempt of its job; a later one gets `stale-attempt` and changes nothing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -12,7 +12,8 @@ from sqlalchemy import bindparam, update
 from sqlmodel import Session, col, select
 
 from service.auth.models import Principal
-from service.db.together import NotTogetherError
+from service.db.database import Database, utc_now
+from service.db.together import Together
 from service.errors import ConflictError, InvalidError
 from service.jobs.caveats import caveat_of
 from service.jobs.contract import (
@@ -209,10 +210,19 @@ def reserve_addresses(
     return AddressRange(base_address=base)
 
 
+def ends_reported_to(database: Database) -> Together[End, JobStatus]:
+    """All reports of a process of how attempts ended."""
+    return Together(
+        database,
+        lambda session, ends: finish_together(session, ends, utc_now()),
+        lambda session, end: finish(session, *end, utc_now()),
+    )
+
+
 def finish(
     session: Session, caller: Principal, job_id: str, attempt: int, report: FinishRequest, now: datetime
-) -> Job:
-    """End an attempt as its worker says. Repeating the same report is harmless.
+) -> JobStatus:
+    """End an attempt as its worker says; the status of its job then. Repeating the same report is harmless.
 
     Raises ConflictError `stale-attempt` when the attempt is no longer the running one, and ForbiddenError for
     an attempt of somebody else's worker.
@@ -227,30 +237,26 @@ def finish(
         job = lock_job(session, job_id)
         ended, _ = _own(session, caller, job_id, attempt) or (None, None)
         if ended is not None and job.attempt == attempt and ended.status == report.status:
-            # The answer to the first report got lost.
-            return job
+            return JobStatus(job.status)  # the answer to the first report got lost
         running = _check_current(session, job, attempt)
     _write_ends(session, [_finish(session, job, running, report, now)])
-    return job
+    return JobStatus(job.status)
 
 
-def finish_together(session: Session, ends: Sequence[End], now: datetime) -> Sequence[None]:
-    """End attempts at as many jobs as `finish` does one after the other; raises NotTogetherError if only
-    that will do."""
-    if len(ends) == 1:
-        finish(session, *ends[0], now)
-        return [None]
+def finish_together(session: Session, ends: Sequence[End], now: datetime) -> Mapping[str, JobStatus]:
+    """End attempts as `finish` does one after the other; the status of each job then, by its id.
+
+    But for late reports and those of strangers, and for jobs that another transaction has.
+    """
     ends_of = {end.job_id: end for end in ends}
     found = session.exec(_LOCKED_TOGETHER, params={"job_ids": list(ends_of)}).all()
-    if len(found) < len(ends) or not all(is_current(job, ends_of[job.id].attempt) for job, *_ in found):
-        raise NotTogetherError
-    ended = []
+    ended = {}
     for job, running, worker in found:
         end = ends_of[job.id]
-        check_owner(worker, end.caller)
-        ended.append(_finish(session, job, running, end.report, now))
-    _write_ends(session, ended)
-    return [None] * len(ends)
+        if is_current(job, end.attempt) and worker.registered_by == end.caller.key:
+            ended[job.id] = _finish(session, job, running, end.report, now)
+    _write_ends(session, list(ended.values()))
+    return {job.id: JobStatus(job.status) for job, *_ in found if job.id in ended}
 
 
 def _finish(session: Session, job: Job, running: Attempt, report: FinishRequest, now: datetime) -> _Ended:

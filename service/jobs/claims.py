@@ -4,7 +4,7 @@ Invariant: that at most one running job writes a table is enforced by the unique
 `uq_jobs_running_writer`, not here. Who loses that race begins again.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import cache
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -164,7 +164,12 @@ class _LostRaceError(Exception):
 
 
 class Ask(NamedTuple):
-    """A worker asks for a job; of the rest, see `claim`."""
+    """A worker asks for a job.
+
+    It runs one at a time, so an attempt that it has when it asks is one that it does not run: it has
+    `given_up` that one, or never heard of it. If it `has_waited` since it asked, it got that attempt by
+    another call and needs no job from this one. If it `is_stopping`, it gets none, and hands that one back.
+    """
 
     caller: Principal
     worker_id: str
@@ -215,17 +220,7 @@ def count_workers_needed(session: Session, now: datetime) -> int:
     return sum(session.exec(query, params={"now": now}).one() for query in (writers, others, running))
 
 
-def claim(
-    session: Session,
-    settings: Settings,
-    caller: Principal,
-    worker_id: str,
-    now: datetime,
-    *,
-    given_up: Collection[AttemptId] = (),
-    has_waited: bool = False,
-    is_stopping: bool = False,
-) -> Assignment | None:
+def claim(session: Session, settings: Settings, ask: Ask, now: datetime) -> Assignment | None:
     """Give a job of the highest priority to a worker, or None.
 
     Raises NotFoundError for an unknown worker, ForbiddenError for one that the caller did not register.
@@ -234,32 +229,35 @@ def claim(
     longest ago, then likewise the table, then the job that waits longest. So nobody's many jobs hold up
     anybody's one. A job that a policy started waits if the policy's budget is spent.
 
-    A worker runs one job at a time, so an attempt that it has when it asks is one that it does not run: it
-    has `given_up` that one, or never heard of it. If it `has_waited` since it asked, it got that attempt by
-    another call and needs no job from this one. If it `is_stopping`, it gets none, and hands that one back.
-
     The session is for that alone: it is rolled back where the transaction must begin again.
     """
-    ask = Ask(caller, worker_id, given_up, has_waited, is_stopping)
-    return claim_together(session, settings, [ask], now)[0]
+    for _ in range(_TRIED_AT_ONCE):
+        names = _see_idle(session, [ask], now) or _see(session, ask, now)
+        try:
+            return _answer(session, settings, names, now).get(ask.worker_id)
+        except _LostRaceError:
+            session.rollback()  # the next try sees that the other job runs
+    return None
 
 
 def claim_together(
     session: Session, settings: Settings, asks: Sequence[Ask], now: datetime
-) -> Sequence[Assignment | None]:
-    """Answer claims of as many workers in their order, as `claim` does one after the other."""
-    for _ in range(_TRIED_AT_ONCE):
-        try:
-            return _answer(session, settings, asks, now)
-        except _LostRaceError:
-            session.rollback()  # the next try sees that the other job runs
-    return [None] * len(asks)
+) -> Mapping[str, Assignment | None]:
+    """Answer claims in their order as `claim` does one after the other, by ids of workers.
+
+    But for those of which there is more to say, or that lose a race: they may have to wait for locks.
+    """
+    try:
+        return _answer(session, settings, _see_idle(session, asks, now), now)
+    except _LostRaceError:
+        session.rollback()
+        return {}
 
 
 def _answer(
-    session: Session, settings: Settings, asks: Sequence[Ask], now: datetime
-) -> Sequence[Assignment | None]:
-    names = _see(session, asks, now)
+    session: Session, settings: Settings, names: Mapping[str, str], now: datetime
+) -> Mapping[str, Assignment | None]:
+    """names: of workers that want a job. Raises _LostRaceError."""
     given: list[_Given] = []
     for worker_id, name in names.items():
         one = _give(session, settings, worker_id, name, now)
@@ -269,28 +267,28 @@ def _answer(
             break
     _record_attempts(session, given, now)
     assignments = {each.worker_id: _assignment(session, settings, each, now) for each in given}
-    return [assignments.get(ask.worker_id) for ask in asks]
+    return {worker_id: assignments.get(worker_id) for worker_id in names}
 
 
-def _see(session: Session, asks: Sequence[Ask], now: datetime) -> dict[str, str]:
-    """Note that workers were heard of, and end what they don't run; the names of those that want a job."""
+def _see_idle(session: Session, asks: Sequence[Ask], now: datetime) -> dict[str, str]:
+    """Note that workers of their callers were heard of that have nothing to run, and want a job; their names.
+
+    These are nearly all, and it takes one statement.
+    """
     plain = [(ask.worker_id, ask.caller.key) for ask in asks if not ask.given_up and not ask.is_stopping]
-    idle = dict[str, str]()
-    if plain:
-        # Nearly always, and in one statement: workers of their callers that have nothing to run.
-        asked = {"of_workers": [worker_id for worker_id, _ in plain], "of_callers": plain, "now": now}
-        found = session.connection().execute(_SEEN_IDLE, asked)
-        idle = {row.id: row.name for row in found}
-    names = {ask.worker_id: idle.get(ask.worker_id) or _see_apart(session, ask, now) for ask in asks}
-    return {worker_id: name for worker_id, name in names.items() if name is not None}
+    if not plain:
+        return {}
+    asked = {"of_workers": [worker_id for worker_id, _ in plain], "of_callers": plain, "now": now}
+    idle = {row.id: row.name for row in session.connection().execute(_SEEN_IDLE, asked)}
+    return {worker_id: idle[worker_id] for worker_id, _ in plain if worker_id in idle}
 
 
-def _see_apart(session: Session, ask: Ask, now: datetime) -> str | None:
-    """The same for one worker, whatever it has; its name if it wants a job."""
+def _see(session: Session, ask: Ask, now: datetime) -> dict[str, str]:
+    """Note that a worker was heard of, and end what it does not run; its name if it wants a job."""
     worker = own_worker(session, ask.worker_id, ask.caller)
     not_run = running_attempts(session, ask.worker_id)
     if ask.has_waited and not_run:
-        return None
+        return {}
     # Before the worker's own row is locked: a heartbeat locks them in this order, too.
     for job_id, attempt in not_run:
         lost = lock_job(session, job_id)
@@ -308,7 +306,7 @@ def _see_apart(session: Session, ask: Ask, now: datetime) -> str | None:
         _drop_again(session, attempt_id.job_id, now)
     session.flush()
     session.connection().execute(_SEEN, {"of_worker": ask.worker_id, "now": now})
-    return None if ask.is_stopping else worker.name
+    return {} if ask.is_stopping else {worker.id: worker.name}
 
 
 def _give(

@@ -21,6 +21,7 @@ from service.jobs.contract import (
     HeartbeatAnswer,
     HeartbeatRequest,
 )
+from service.records.jobs import JobStatus
 from service.settings import CurrentSettings
 from service.workers import service
 from service.workers.models import ClaimRequest, WorkerRequest, WorkerView
@@ -102,5 +103,5 @@ async def finish_attempt(
     body: FinishRequest,
 ) -> None:
     """End an attempt; a report may be repeated. `released` hands the job back without using up an attempt."""
-    ends: Together[End, None] = request.app.state.ends
+    ends: Together[End, JobStatus] = request.app.state.ends
     await database.in_thread(ends.call, End(caller, job_id, attempt, body), job_id)

@@ -6,11 +6,10 @@ However many workers are idle, the database is asked as often as for one.
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextvars import Context, copy_context
 from dataclasses import dataclass
 
-from sqlmodel import Session
 from starlette.concurrency import run_in_threadpool
 
 from service.db.database import Database, utc_now
@@ -47,8 +46,12 @@ class Claims:
     """The claims of one process; `wait` is for its event loop alone."""
 
     def __init__(self, database: Database, settings: Settings, stopping: threading.Event) -> None:
-        self._database, self._settings, self._stopping = database, settings, stopping
-        self._claims = Together[Ask, Assignment | None](database, self._give)
+        self._database, self._stopping = database, stopping
+        self._claims = Together[Ask, Assignment | None](
+            database,
+            lambda session, asks: claims.claim_together(session, settings, asks, utc_now()),
+            lambda session, ask: claims.claim(session, settings, ask, utc_now()),
+        )
         self._waiting: deque[_Waiting] = deque()
         self._looks: asyncio.Task[None] | None = None
 
@@ -58,9 +61,6 @@ class Claims:
 
     async def claim_in_thread(self, ask: Ask) -> Assignment | None:
         return await self._database.in_thread(self.claim, ask)
-
-    def _give(self, session: Session, asks: Sequence[Ask]) -> Sequence[Assignment | None]:
-        return claims.claim_together(session, self._settings, asks, utc_now())
 
     async def wait(
         self, ask: Ask, seconds: float, is_gone: Callable[[], Awaitable[bool]]

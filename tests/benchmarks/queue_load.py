@@ -33,10 +33,9 @@ from sqlmodel import Session, col, func, select
 
 from service.auth.models import SYSTEM
 from service.db.database import Database, migrate, utc_now
-from service.db.together import Together
 from service.errors import is_database_trouble
 from service.jobs import queue
-from service.jobs.attempts import End, finish_together
+from service.jobs.attempts import End, ends_reported_to
 from service.jobs.claims import Ask
 from service.jobs.contract import Assignment, FinishRequest
 from service.policies.effective import effective_policy
@@ -189,7 +188,7 @@ def measure_claims(url: str, name: str, workers: int, jobs: int) -> Claims:
             policy = effective_policy(session, table)
             queue.enqueue(session, table, JobKind.CONVERT, policy, utc_now(), requested_by="bench")
     claims = ClaimsOfProcess(database, settings, threading.Event())
-    ends = Together[End, None](database, lambda session, ends: finish_together(session, ends, utc_now()))
+    ends = ends_reported_to(database)
     barrier = threading.Barrier(workers)
     gc.freeze()  # as the service does
 

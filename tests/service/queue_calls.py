@@ -77,7 +77,7 @@ def claim(
     database: Database, worker_id: str, now: datetime = START, *, caller: Principal = SYSTEM, **how: Any
 ) -> Assignment | None:
     with database.write() as session:
-        return claims.claim(session, SETTINGS, caller, worker_id, now, **how)
+        return claims.claim(session, SETTINGS, claims.Ask(caller, worker_id, **how), now)
 
 
 def give_up(database: Database, job_id: str, now: datetime) -> list[str]:
@@ -108,7 +108,7 @@ def finish(
 ) -> JobStatus:
     report = FinishRequest.model_validate({"status": status, "error": error, **further})
     with database.write() as session:
-        return JobStatus(attempts.finish(session, SYSTEM, job_id, attempt, report, now).status)
+        return attempts.finish(session, SYSTEM, job_id, attempt, report, now)
 
 
 def job(database: Database, job_id: str) -> Job:

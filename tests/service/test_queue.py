@@ -956,7 +956,7 @@ def test_a_claim_passes_by_a_job_that_another_claim_looks_at(database: Database)
         queue.lock_job(session, first)
         with database.write() as meanwhile:
             meanwhile.execute(text("SET LOCAL lock_timeout = '1ms'"))
-            assignment = claims.claim(meanwhile, SETTINGS, SYSTEM, worker, START)
+            assignment = claims.claim(meanwhile, SETTINGS, claims.Ask(SYSTEM, worker), START)
     assert assignment is not None
     assert assignment.job.id == second
 

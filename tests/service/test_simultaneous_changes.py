@@ -13,6 +13,7 @@ from sqlmodel import Session
 from service.auth.models import SYSTEM
 from service.db.database import utc_now
 from service.jobs import attempts, claims
+from service.jobs.claims import Ask
 from service.jobs.contract import AnnouncedPlan, HeartbeatRequest
 from service.jobs.models import JobRequest
 from service.jobs.service import request_job, retry_job
@@ -235,7 +236,7 @@ def test_two_claims_of_a_worker_at_once_give_it_one_job(service: Running, pool: 
         request(database, table)
     worker = add_worker(database)
     with database.write() as session:
-        given = claims.claim(session, SETTINGS, SYSTEM, worker, START)
+        given = claims.claim(session, SETTINGS, Ask(SYSTEM, worker), START)
         session.flush()
         asking = begin_and_wait(service, pool, lambda: claim(database, worker))
     assert given is not None

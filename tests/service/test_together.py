@@ -1,10 +1,11 @@
 """Calls that share a transaction: which do, what that changes for them, and what becomes of the others."""
 
-import time
-from collections.abc import Callable, Sequence
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
-from threading import Event
+from typing import Any
 
 import psycopg
 import pytest
@@ -13,18 +14,18 @@ from sqlmodel import Session, select
 
 from service.auth.models import SYSTEM, Principal
 from service.db.database import Database
-from service.db.together import NotTogetherError, Together
-from service.errors import ConflictError, ForbiddenError
-from service.jobs.attempts import End, finish_together
+from service.db.together import Together
+from service.errors import ConflictError
+from service.jobs.attempts import End, ends_reported_to, finish_together
 from service.jobs.claims import Ask, claim_together
-from service.jobs.contract import Assignment, FinishRequest
+from service.jobs.contract import Assignment, AttemptId, FinishRequest
 from service.jobs.queue import lock_job
 from service.records import jobs
 from service.records.health import TableHealth
-from service.records.jobs import Attempt, JobStatus
+from service.records.jobs import Attempt, AttemptStatus, JobStatus
 from service.records.keys import Role
 from service.records.webhooks import Webhook, WebhookDelivery
-from tests.patience import PATIENCE_SECONDS
+from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.service.conftest import ON_BOTH
 from tests.service.queue_calls import (
     SETTINGS,
@@ -47,80 +48,183 @@ def database_kind() -> str:
     return "sqlite"
 
 
+class StoppedError(BaseException):
+    """What no call expects."""
+
+
 class Answers:
-    """Answers calls with what they ask; those that come while it is `held` wait."""
+    """Answers calls with what they ask, of which `x-1` and `x-2` have one key; those that come while the
+    first one is held wait.
+
+    share: called with what those ask that share a transaction.
+    """
 
     def __init__(
-        self, database: Database, trouble: Callable[[Sequence[str]], None] = lambda asks: None
+        self, database: Database, share: Callable[[Sequence[str]], None] = lambda asks: None
     ) -> None:
-        self.trouble = trouble
+        self.share = share
         self.transactions: list[list[str]] = []
-        self.is_held, self.goes_on = Event(), Event()
-        self.together = Together[str, str](database, self.answer)
+        self.alone: list[str] = []
+        self.is_held, self.goes_on = threading.Event(), threading.Event()
+        self.together = Together[str, str](database, self.answer, self.answer_alone)
 
-    def answer(self, _session: Session, asks: Sequence[str]) -> Sequence[str]:
+    def answer(self, _session: Session, asks: Sequence[str]) -> Mapping[str, str]:
         self.transactions.append(list(asks))
         if asks == ["first"]:
             self.is_held.set()
             self.goes_on.wait(PATIENCE_SECONDS)
-        self.trouble(asks)
-        return [ask.upper() for ask in asks]
+        self.share(asks)
+        return {key_of(ask): ask.upper() for ask in asks if ask != "alone"}
 
-    def call(self, *calls: tuple[str, str]) -> list[Future[str]]:
-        """What these get that come while another one is answered: what each asks, and its key."""
-        with ThreadPoolExecutor(len(calls) + 1) as threads:
+    def answer_alone(self, _session: Session, ask: str) -> str:
+        self.alone.append(ask)
+        if ask == "wrong":
+            raise ConflictError("stale-attempt", "It is over.", "Stop.")
+        return ask.upper()
+
+    def call(self, *asks: str) -> list[Future[str]]:
+        """What these get that come while another one is answered."""
+        with ThreadPoolExecutor(len(asks) + 1) as threads:
             first = threads.submit(self.together.call, "first", "first")
             assert self.is_held.wait(PATIENCE_SECONDS)
             asked = []
-            for number, call in enumerate(calls, 1):
-                asked.append(threads.submit(self.together.call, *call))
-                ends_at = time.monotonic() + PATIENCE_SECONDS
-                while len(self.together._calls) < number and time.monotonic() < ends_at:
-                    time.sleep(0.001)
+            for ask in asks:
+                asked.append(threads.submit(self.together.call, ask, key_of(ask)))
+                await_calls(self.together, len(asked))
             self.goes_on.set()
         assert first.result() == "FIRST"
         return asked
 
 
+def key_of(ask: str) -> str:
+    return ask.partition("-")[0]
+
+
+def await_calls(together: Together[Any, Any], number: int) -> None:
+    wait_until(lambda: len(together._calls) == number, "calls that wait")
+
+
 def test_who_comes_meanwhile_shares_one_transaction_but_no_key(database: Database) -> None:
     answers = Answers(database)
-    asked = answers.call(("a", "1"), ("b", "2"), ("c", "1"), ("d", "3"))
-    assert [each.result() for each in asked] == ["A", "B", "C", "D"]
-    assert answers.transactions == [["first"], ["a", "b"], ["c", "d"]]
+    asked = answers.call("a-1", "b", "a-2", "c")
+    assert [each.result() for each in asked] == ["A-1", "B", "A-2", "C"]
+    assert answers.transactions == [["first"], ["a-1", "b"], ["a-2", "c"]]
 
 
 def test_a_transaction_is_shared_by_few(database: Database) -> None:
     answers = Answers(database)
-    answers.call(*((f"{number}", f"{number}") for number in range(20)))
+    answers.call(*(f"{number}" for number in range(20)))
     assert [len(asks) for asks in answers.transactions] == [1, 16, 4]
 
 
-def test_what_is_wrong_with_one_call_harms_no_other(database: Database) -> None:
+def test_each_transaction_is_the_work_of_who_came_first_and_holds_up_nobody_of_the_one_before(
+    database: Database,
+) -> None:
+    leaders: list[int] = []
+    has_begun, goes_on = threading.Event(), threading.Event()
+
+    def hold(asks: Sequence[str]) -> None:
+        leaders.append(threading.get_ident())
+        if asks == ["a-2"]:
+            has_begun.set()
+            goes_on.wait(PATIENCE_SECONDS)
+
+    answers = Answers(database, hold)
+    threads: dict[str, int] = {}
+
+    def call(ask: str) -> None:
+        threads[ask] = threading.get_ident()
+        answers.together.call(ask, key_of(ask))
+
+    with ThreadPoolExecutor(4) as pool:
+        first = pool.submit(call, "first")
+        assert answers.is_held.wait(PATIENCE_SECONDS)
+        asked = []
+        for ask in ("a-1", "b", "a-2"):
+            asked.append(pool.submit(call, ask))
+            await_calls(answers.together, len(asked))
+        answers.goes_on.set()
+        assert has_begun.wait(PATIENCE_SECONDS)
+        for each in (first, *asked[:2]):
+            each.result(PATIENCE_SECONDS)
+        goes_on.set()
+    assert leaders == [threads[ask] for ask in ("first", "a-1", "a-2")]
+
+
+def test_what_is_wrong_with_one_call_harms_no_other(
+    database: Database, caplog: pytest.LogCaptureFixture
+) -> None:
     def fail(asks: Sequence[str]) -> None:
-        if "b" in asks:
+        if "wrong" in asks:
             raise ConflictError("stale-attempt", "It is over.", "Stop.")
 
     answers = Answers(database, fail)
-    a, b, c = answers.call(("a", "1"), ("b", "2"), ("c", "3"))
+    a, wrong, c = answers.call("a", "wrong", "c")
     assert (a.result(), c.result()) == ("A", "C")
-    assert isinstance(b.exception(), ConflictError)
-    assert answers.transactions[1:] == [["a", "b", "c"], ["a"], ["b"], ["c"]]
+    assert isinstance(wrong.exception(), ConflictError)
+    assert answers.transactions == [["first"], ["a", "wrong", "c"]]
+    assert caplog.records == []
 
 
-@pytest.mark.parametrize(
-    ("trouble", "is_told_all"),
-    [(Exception("locked"), True), (psycopg.errors.DeadlockDetected("deadlock detected"), False)],
-)
-def test_trouble_of_the_database_is_told_to_all_unless_it_comes_of_sharing(
-    database: Database, trouble: Exception, is_told_all: bool
+def test_who_can_t_share_a_transaction_has_one_alone_that_holds_up_nobody(database: Database) -> None:
+    answers = Answers(database)
+    a, alone, b = answers.call("a", "alone", "b")
+    assert [each.result() for each in (a, alone, b)] == ["A", "ALONE", "B"]
+    assert answers.transactions == [["first"], ["a", "alone", "b"]]
+    assert answers.alone == ["alone"]
+
+
+def test_what_only_calls_together_fail_of_is_logged_once(
+    database: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(asks: Sequence[str]) -> None:
         if len(asks) > 1:
-            raise OperationalError("UPDATE", None, trouble)
+            raise ValueError("of sharing")
+
+    a, b = Answers(database, fail).call("a", "b")
+    assert (a.result(), b.result()) == ("A", "B")
+    (record,) = caplog.records
+    assert (record.levelno, record.getMessage()) == (
+        logging.WARNING,
+        "2 calls failed together, and go on alone",
+    )
+    assert record.exc_info is not None
+
+
+def test_who_answers_others_and_is_stopped_leaves_them_to_themselves(database: Database) -> None:
+    def stop(asks: Sequence[str]) -> None:
+        if "a" in asks:
+            raise StoppedError
+
+    answers = Answers(database, stop)
+    a, b, c = answers.call("a", "b", "b-2")
+    assert isinstance(a.exception(), StoppedError)
+    assert (b.result(), c.result()) == ("B", "B-2")
+    assert answers.transactions == [["first"], ["a", "b"], ["b-2"]]
+
+
+def test_trouble_of_the_database_is_told_at_once_to_all_who_wait(database: Database) -> None:
+    def fail(asks: Sequence[str]) -> None:
+        if asks != ["first"]:
+            raise OperationalError("UPDATE", None, Exception("locked"))
 
     answers = Answers(database, fail)
-    asked = answers.call(("a", "1"), ("b", "2"))
-    assert [isinstance(each.exception(), OperationalError) for each in asked] == [is_told_all] * 2
+    asked = answers.call(*(f"{number}" for number in range(20)))
+    assert all(isinstance(each.exception(), OperationalError) for each in asked)
+    assert len(answers.transactions) == 2
+    assert answers.alone == []
+
+
+@pytest.mark.parametrize("of_locks", [psycopg.errors.DeadlockDetected, psycopg.errors.LockNotAvailable])
+def test_locks_that_some_wait_for_are_no_trouble_of_the_others(
+    database: Database, of_locks: type[Exception]
+) -> None:
+    def fail(asks: Sequence[str]) -> None:
+        if asks != ["first"]:
+            raise OperationalError("UPDATE", None, of_locks())
+
+    answers = Answers(database, fail)
+    assert [each.result() for each in answers.call("a", "b")] == ["A", "B"]
 
 
 @ON_BOTH
@@ -140,10 +244,11 @@ def test_claims_that_share_a_transaction_get_what_they_would_get_one_after_the_o
     with database.write() as session:
         asks = [Ask(SYSTEM, worker) for worker in workers]
         answers = claim_together(session, SETTINGS, asks, START + timedelta(minutes=1))
-    given = [answer for answer in answers if answer is not None]
+    assert list(answers) == workers
+    given = [answer for answer in answers.values() if answer is not None]
     # But for the other branch of a table that another one has by now.
     assert [ids[answer.job.id] for answer in given] == [c, other, a, b]
-    assert answers[4:] == [None, None]
+    assert list(answers.values())[4:] == [None, None]
     with database.read() as session:
         run_by = dict(session.exec(select(Attempt.job_id, Attempt.worker_id)).all())
         assert run_by == {answer.job.id: worker for answer, worker in zip(given, workers, strict=False)}
@@ -161,22 +266,30 @@ def test_a_claim_that_shares_takes_four_statements_and_a_report_less_than_one(da
     with statements_of(database) as claiming, database.write() as session:
         answers = claim_together(session, SETTINGS, [Ask(SYSTEM, each) for each in workers], START)
     with statements_of(database) as reporting, database.write() as session:
-        finish_together(session, [_end(answer) for answer in answers], START)
+        finish_together(session, [_end(answer) for answer in answers.values()], START)
     assert len(claiming) <= 4 * 8 + 5, claiming
     assert len(reporting) <= 7, reporting
 
 
-def test_a_claim_for_somebody_elses_worker_shares_no_transaction_and_touches_it_not(
-    database: Database,
-) -> None:
+def test_claims_of_which_there_is_more_to_say_share_no_transaction(database: Database) -> None:
     for table in add_tables(database, ["a", "b"]):
         request(database, table)
-    mine, theirs = add_worker(database), add_worker(database)
-    asks = [Ask(SYSTEM, mine), Ask(STRANGER, theirs)]
-    with pytest.raises(ForbiddenError), database.write() as session:
-        claim_together(session, SETTINGS, asks, START)
+    plain, theirs, stopping, unheard, cut_off = (add_worker(database) for _ in range(5))
+    claim(database, unheard)
+    asks = [
+        Ask(SYSTEM, "unknown"),
+        Ask(STRANGER, theirs),
+        Ask(SYSTEM, stopping, is_stopping=True),
+        Ask(SYSTEM, unheard),
+        Ask(SYSTEM, cut_off, [AttemptId(job_id="x", attempt=1)]),
+        Ask(SYSTEM, plain),
+    ]
+    with database.write() as session:
+        (answered,) = claim_together(session, SETTINGS, asks, START)
+    assert answered == plain
     with database.read() as session:
-        assert session.exec(select(Attempt)).all() == []
+        attempts = session.exec(select(Attempt.worker_id, Attempt.status)).all()
+    assert set(attempts) == {(each, AttemptStatus.RUNNING.value) for each in (plain, unheard)}
 
 
 @ON_BOTH
@@ -205,29 +318,52 @@ def test_reports_that_share_a_transaction_end_each_its_attempt(database: Databas
 
 
 @ON_BOTH
-def test_a_report_that_is_late_shares_no_transaction(database: Database) -> None:
-    for table in add_tables(database, ["a", "b"]):
+def test_reports_that_are_late_or_a_stranger_s_share_no_transaction(database: Database) -> None:
+    for table in add_tables(database, ["a", "b", "c"]):
         request(database, table)
-    given = [claim(database, add_worker(database)) for _ in range(2)]
-    ends = [_end(answer) for answer in given]
-    finish(database, ends[0].job_id, 1, "succeeded")
-    with pytest.raises(NotTogetherError), database.write() as session:
-        finish_together(session, ends, START)
-    assert job(database, ends[1].job_id).status == JobStatus.RUNNING.value
+    late, theirs, plain = (_end(claim(database, add_worker(database))) for _ in range(3))
+    finish(database, late.job_id, 1, "succeeded")
     with database.write() as session:
-        finish_together(session, ends[:1], START)  # the answer to the first report got lost
+        ends = [late, theirs._replace(caller=STRANGER), plain]
+        assert list(finish_together(session, ends, START)) == [plain.job_id]
+    assert job(database, theirs.job_id).status == JobStatus.RUNNING.value
+    assert job(database, plain.job_id).status == JobStatus.SUCCEEDED.value
 
 
 @pytest.mark.integration
 @pytest.mark.parametrize("database_kind", ["postgresql"])
-def test_a_report_that_would_wait_for_its_job_shares_no_transaction(database: Database) -> None:
-    for table in add_tables(database, ["a", "b"]):
+@pytest.mark.parametrize("is_health", [False, True], ids=["job", "health"])
+def test_a_report_that_waits_for_a_lock_holds_up_no_other(
+    database: Database, is_health: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = add_tables(database, ["a", "b", "c"])
+    for table in tables:
         request(database, table)
-    ends = [_end(claim(database, add_worker(database))) for _ in range(2)]
-    with database.write() as holder:
-        lock_job(holder, ends[1].job_id)
-        with pytest.raises(NotTogetherError), database.write() as session:
-            finish_together(session, ends, START)
+    ends = [_end(claim(database, add_worker(database))) for _ in tables]
+    for bound in ("_LOCK_SECONDS", "_ANSWER_SECONDS", "_IDLE_SECONDS"):
+        monkeypatch.setattr(f"service.db.database.{bound}", int(PATIENCE_SECONDS))
+    patient = Database(database.url)
+    together = ends_reported_to(patient)
+    with ThreadPoolExecutor(2) as threads:
+        with patient.write() as holder:
+            if is_health:
+                table_id = job(database, ends[0].job_id).table_id
+                holder.exec(
+                    select(TableHealth).where(TableHealth.table_id == table_id).with_for_update()
+                ).one()
+            else:
+                lock_job(holder, ends[0].job_id)
+            together._is_led = True
+            waiting, beside = (threads.submit(together.call, each, each.job_id) for each in ends[:2])
+            await_calls(together, 2)
+            with together._lock:
+                together._let_first_lead()
+            beside.result()
+            together.call(ends[2], ends[2].job_id)
+            assert not waiting.done()
+        waiting.result()
+    patient.dispose()
+    assert {job(database, each.job_id).status for each in ends} == {JobStatus.SUCCEEDED.value}
 
 
 def _end(answer: Assignment | None, report: FinishRequest = DONE) -> End:
