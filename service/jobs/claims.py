@@ -7,18 +7,21 @@ Invariant: that at most one running job writes a table is enforced by the unique
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import cache
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import sqlalchemy
 from sqlalchemy import (
     ColumnElement,
+    Integer,
     SQLColumnExpression,
     String,
     bindparam,
+    case,
     exists,
     func,
     insert,
     literal_column,
+    true,
     tuple_,
     update,
 )
@@ -60,7 +63,7 @@ from service.jobs.queue import (
     rows_of,
 )
 from service.jobs.status import check_transition
-from service.policies.effective import bounded, effective_policy
+from service.policies.effective import bounded, effective_policies, effective_policy
 from service.policies.models import EffectivePolicy
 from service.policies.schedules import is_open
 from service.records.catalogs import Catalog
@@ -118,7 +121,10 @@ _RUNNING_ATTEMPTS = select(Attempt.job_id, Attempt.attempt).where(
     Attempt.worker_id == bindparam("of_worker"), Attempt.status == AttemptStatus.RUNNING.value
 )
 _SEEN = update(Worker).where(col(Worker.id) == bindparam("of_worker")).values(last_seen_at=bindparam("now"))
-_HAS_NOTHING_TO_RUN: ColumnElement[bool] = ~_RUNNING_ATTEMPTS.exists()
+_BUSY = select(Attempt.worker_id).where(
+    col(Attempt.worker_id).in_(bindparam("of_workers", expanding=True)),
+    Attempt.status == AttemptStatus.RUNNING.value,
+)
 _SEEN_IDLE = (
     update(Worker)
     .where(
@@ -258,13 +264,7 @@ def _answer(
     session: Session, settings: Settings, names: Mapping[str, str], now: datetime
 ) -> Mapping[str, Assignment | None]:
     """names: of workers that want a job. Raises _LostRaceError."""
-    given: list[_Given] = []
-    for worker_id, name in names.items():
-        one = _give(session, settings, worker_id, name, now)
-        if one is not None:
-            given.append(one)
-        elif len(names) > 1 and not has_claimable(session, now):
-            break
+    given = _give(session, settings, _free(session, names), now)
     _record_attempts(session, given, now)
     assignments = {each.worker_id: _assignment(session, settings, each, now) for each in given}
     return {worker_id: assignments.get(worker_id) for worker_id in names}
@@ -309,28 +309,63 @@ def _see(session: Session, ask: Ask, now: datetime) -> dict[str, str]:
     return {} if ask.is_stopping else {worker.id: worker.name}
 
 
-def _give(
-    session: Session, settings: Settings, worker_id: str, worker_name: str, now: datetime
-) -> _Given | None:
-    """Let a worker run the job whose turn it is. Raises _LostRaceError."""
-    for _ in range(_TRIED_AT_ONCE):
-        found = _next_job(session, worker_id, now)
-        if found is None:
-            return None
-        job, table = found.job, found.table
-        if job.kind == JobKind.DROP_INDEX.value and _is_index_used(session, job, table):
-            cancel(session, job, "the table was enrolled again", now)
-            continue
-        policy = effective_policy(session, table)
-        if job.kind == JobKind.PUBLISH.value and is_of_another_branch(job, policy.publish.source):
-            cancel(session, job, STAGING_BRANCH_CHANGED, now)
-            continue
-        if not _has_room(session, found.catalog) or _hold(session, job, table, policy, now):
-            continue
+def _free(session: Session, names: Mapping[str, str]) -> Mapping[str, str]:
+    """Without workers that another claim has just given a job: what waited for their rows has not seen it."""
+    if session.get_bind().dialect.name == "sqlite" or not names:
+        return names
+    busy = set(session.connection().scalars(_BUSY, {"of_workers": list(names)}))
+    return {worker_id: name for worker_id, name in names.items() if worker_id not in busy}
+
+
+def _give(session: Session, settings: Settings, names: Mapping[str, str], now: datetime) -> Sequence[_Given]:
+    """Let workers run the jobs whose turn it is, in their order. Raises _LostRaceError."""
+    given: list[_Given] = []
+    for _ in range(_TRIED_AT_ONCE + len(names)):
+        workers = list(names.items())[len(given) :]
+        found = _next_jobs(session, len(workers), now) if workers else []
+        if not found:
+            break
+        given += _begin(session, settings, workers, found, now)
+    return given
+
+
+def _begin(
+    session: Session,
+    settings: Settings,
+    workers: Sequence[tuple[str, str]],
+    found: Sequence[_InTurn],
+    now: datetime,
+) -> Sequence[_Given]:
+    """Let workers run jobs in their turn, up to the first whose turn may not have come: one before it is of
+    the same table, or can't run."""
+    policies = effective_policies(session, [each.table for each in found])
+    begun: list[_Given] = []
+    whose = set[str]()
+    for worker, each, policy in zip(workers, found, policies, strict=False):
+        job = each.job
+        if whose & {job.table_id, job.table_uuid} or not _may_run(session, each, policy, begun, now):
+            break
+        whose |= {job.table_id, job.table_uuid}
         previous = attempts_of(session, job.id) if job.attempt else []
-        _start(session, settings, found, now)
-        return _Given(worker_id, worker_name, found, policy, previous)
-    return None
+        begun.append(_Given(*worker, each, policy, previous))
+    if begun:
+        _start(session, settings, [each.found for each in begun], now)
+    return begun
+
+
+def _may_run(
+    session: Session, found: _InTurn, policy: EffectivePolicy, begun: Sequence[_Given], now: datetime
+) -> bool:
+    """Whether a job may run beside those that have just begun; if not, it is not in turn any more."""
+    job, table = found.job, found.table
+    if job.kind == JobKind.DROP_INDEX.value and _is_index_used(session, job, table):
+        cancel(session, job, "the table was enrolled again", now)
+        return False
+    if job.kind == JobKind.PUBLISH.value and is_of_another_branch(job, policy.publish.source):
+        cancel(session, job, STAGING_BRANCH_CHANGED, now)
+        return False
+    more = sum(one.found.job.catalog_id == job.catalog_id for one in begun)
+    return _has_room(session, found.catalog, more) and not _hold(session, job, table, policy, now)
 
 
 def _drop_again(session: Session, job_id: str, now: datetime) -> None:
@@ -377,13 +412,14 @@ def _is_index_used(session: Session, job: Job, table: EnrolledTable) -> bool:
     return session.exec(query).first() is not None
 
 
-def _has_room(session: Session, catalog: Catalog) -> bool:
-    """Whether one more job of a catalog may run; nobody else is told so until this transaction ends."""
+def _has_room(session: Session, catalog: Catalog, more: int) -> bool:
+    """Whether one job of a catalog may run beside so many more than are known to run; nobody else is told so
+    until this transaction ends."""
     limit = catalog.max_running_jobs
     if limit is None or session.get_bind().dialect.name == "sqlite":
         return True
     session.execute(select(func.pg_advisory_xact_lock(func.hashtext(catalog.id))))
-    return running_by_catalog(session).get(catalog.id, 0) < limit
+    return running_by_catalog(session).get(catalog.id, 0) + more < limit
 
 
 def running_by_catalog(session: Session) -> dict[str, int]:
@@ -428,57 +464,86 @@ def running_attempts(session: Session, worker_id: str) -> list[RunningAttempt]:
     return sorted((job_id, attempt) for job_id, attempt in found)
 
 
-def _next_job(session: Session, worker_id: str, now: datetime) -> _InTurn | None:
-    """The job whose turn it is, locked, with what goes along. None for a worker that has one."""
-    if session.get_bind().dialect.name == "sqlite":  # no other claim looks at a job meanwhile
-        row = session.exec(_first_job(), params={"now": now}).first()
-        return _InTurn._make(row) if row is not None else None
-    asked = {"now": now, "of_worker": worker_id}
-    row = session.exec(_job_in_turn("first catalog"), params=asked).first()
-    if row is not None:  # nearly always, unless nothing waits
-        return _InTurn._make(row)
-    for catalog_id in session.connection().scalars(_catalogs_in_turn(), {"now": now}).all():
-        row = session.exec(_job_in_turn("catalog"), params={**asked, "catalog_id": catalog_id}).first()
-        if row is not None:  # else other claims look at all that it has
-            return _InTurn._make(row)
-    return None
+def _next_jobs(session: Session, most: int, now: datetime) -> Sequence[_InTurn]:
+    """The jobs whose turn it is, locked, with what goes along; so many at most."""
+    dialect = session.get_bind().dialect.name
+    found = session.exec(_jobs_in_turn(dialect), params={"now": now, "most": most}).all()
+    if not found and dialect != "sqlite":  # nothing waits, or other claims look at all of these
+        for catalog_id in session.connection().scalars(_catalogs_in_turn(), {"now": now}).all():
+            found = session.exec(_first_job(), params={"now": now, "catalog_id": catalog_id}).all()
+            if found:
+                break
+    return [_InTurn._make(row) for row in found]
 
 
 @cache
-def _catalogs_in_turn() -> Select[str, str]:
-    """The catalogs that have a job which may start at `now`, in their turn, and the first job of each."""
+def _catalogs_in_turn() -> SelectOfScalar[str]:
+    """The catalogs that have a job which may start at `now`, in their turn."""
     first = aliased(Job)
     first_id = _claimable(select(Job.id)).where(Job.catalog_id == Catalog.id).order_by(*_turn(Job)).limit(1)
-    claimed_at = select(func.max(LastClaim.at)).where(LastClaim.catalog_id == Catalog.id)
     priority, *rest = _turn(first)
     return (
-        select(Catalog.id, col(first.id).label("job_id"))
+        select(Catalog.id)
         .join(first, col(first.id) == first_id.correlate(Catalog).scalar_subquery())
         .where(*_has_turn())
-        .order_by(priority, _running(), claimed_at.scalar_subquery().nulls_first(), *rest)
+        .order_by(priority, _running(), _claimed_at().nulls_first(), *rest)
     )
 
 
 @cache
 def _first_job() -> Any:
-    """The first job of the first catalog."""
-    first = select(_catalogs_in_turn().limit(1).subquery().c.job_id).scalar_subquery()
-    query = select(Job, EnrolledTable).join(EnrolledTable, col(EnrolledTable.id) == col(Job.table_id))
-    return _with_all(query.where(Job.id == first))
+    """Of `catalog_id`, the first job that may start at `now` and that no other claim looks at."""
+    query = _claimable(select(Job, EnrolledTable)).where(Job.catalog_id == bindparam("catalog_id"))
+    return _with_all(query.order_by(*_turn(Job)).limit(1).with_for_update(skip_locked=True, of=Job))
 
 
 @cache
-def _job_in_turn(of: Literal["first catalog", "catalog"]) -> Any:
-    """Of the first catalog, or of `catalog_id`, the first job that may start at `now` and that no other claim
-    looks at.
+def _jobs_in_turn(dialect: str) -> Any:
+    """The first `most` jobs of those that would start at `now` one after the other, in that order, but for
+    those that other claims look at.
 
-    What waited for the worker's row, which another claim had, learns only here what that one gave it: all
-    else of the statement that waited is as it was before.
+    Of a catalog, each that starts is one more that runs, and its last claim.
     """
-    first = select(_catalogs_in_turn().limit(1).subquery().c.id).scalar_subquery()
-    catalog_id: ColumnElement[Any] = first if of == "first catalog" else bindparam("catalog_id")
-    query = _claimable(select(Job, EnrolledTable)).where(Job.catalog_id == catalog_id, _HAS_NOTHING_TO_RUN)
-    return _with_all(query.order_by(*_turn(Job)).limit(1).with_for_update(skip_locked=True, of=Job))
+    now, most = bindparam("now", type_=UtcDateTime()), bindparam("most", type_=Integer)
+    turns = (
+        sqlalchemy.select(
+            col(Catalog.id).label("catalog_id"),
+            col(Catalog.max_running_jobs).label("most"),
+            _running().label("running"),
+            _claimed_at().label("claimed_at"),
+        )
+        .where(*_has_turn())
+        .cte("turns")
+        .prefix_with("MATERIALIZED")
+    )
+    nearest = _claimable(select(Job.id)).where(Job.catalog_id == turns.c.catalog_id).order_by(*_turn(Job))
+    nearest, job = nearest.limit(most).correlate(turns), aliased(Job)
+    if dialect == "sqlite":  # which has no LATERAL
+        jobs = turns.join(job, col(job.id).in_(nearest))
+    else:
+        each = nearest.lateral()
+        jobs = turns.join(each, true()).join(job, col(job.id) == each.c.id)
+    nth = func.row_number().over(partition_by=turns.c.catalog_id, order_by=_turn(job))
+    ranked: Any = (
+        sqlalchemy.select(*map(col, (job.id, job.priority, job.table_claimed_at, job.available_at)))
+        .add_columns(turns, nth.label("nth"))
+        .select_from(jobs)
+        .subquery()
+    )
+    last_claim = case((ranked.c.nth == 1, ranked.c.claimed_at), else_=now)
+    running = ranked.c.running + ranked.c.nth
+    order = ranked.c.priority.desc(), running, last_claim.nulls_first(), *_turn(ranked.c)[1:]
+    chosen = (
+        select(ranked.c.id, func.row_number().over(order_by=order).label("place"))
+        .where(or_(ranked.c.most.is_(None), running <= ranked.c.most))
+        .order_by("place")
+        .limit(most)
+        .subquery()
+    )
+    query = select(Job, EnrolledTable).join(EnrolledTable, col(EnrolledTable.id) == col(Job.table_id))
+    # Of one that another claim has got meanwhile, the status is new once it is locked.
+    query = query.join(chosen, chosen.c.id == Job.id).where(col(Job.status) == _QUEUED)
+    return _with_all(query.order_by(chosen.c.place).with_for_update(skip_locked=True, of=Job))
 
 
 def _with_all(query: Any) -> Any:
@@ -519,6 +584,12 @@ def _claimable_jobs() -> Select[str, bool]:
 def _turn(job: type[Job]) -> Sequence[SQLColumnExpression[Any]]:
     """The order of the jobs of a catalog, which the index `ix_jobs_turn` has."""
     return col(job.priority).desc(), col(job.table_claimed_at), col(job.available_at), col(job.id)
+
+
+def _claimed_at() -> ColumnElement[datetime]:
+    """The last claim of a catalog."""
+    query = select(func.max(LastClaim.at)).where(LastClaim.catalog_id == Catalog.id)
+    return query.correlate(Catalog).scalar_subquery()
 
 
 def _running() -> ColumnElement[int]:
@@ -574,29 +645,38 @@ def goes_first(begun: type[Job], job: type[Job]) -> ColumnElement[bool]:
     )
 
 
-def _start(session: Session, settings: Settings, found: _InTurn, now: datetime) -> None:
-    """Let a locked job run, which puts its table behind the others. Raises _LostRaceError."""
-    job, connection = found.job, session.connection()
-    check_transition(JobStatus(job.status), JobStatus.RUNNING)
-    started = {
-        "status": JobStatus.RUNNING.value,
-        "attempt": job.attempt + 1,
-        "started_at": job.started_at or now,
-        "lease_expires_at": now + timedelta(seconds=settings.lease_seconds),
-        "progress": None,
-        "held_because": None,
-    }
+def _start(session: Session, settings: Settings, begun: Sequence[_InTurn], now: datetime) -> None:
+    """Let locked jobs run, which puts their tables behind the others. Raises _LostRaceError."""
+    jobs, connection = [each.job for each in begun], session.connection()
+    started = [
+        {
+            "status": JobStatus.RUNNING.value,
+            "attempt": job.attempt + 1,
+            "started_at": job.started_at or now,
+            "lease_expires_at": now + timedelta(seconds=settings.lease_seconds),
+            "progress": None,
+            "held_because": None,
+        }
+        for job in jobs
+    ]
     try:
-        connection.execute(_START, {"of_job": job.id, **started})
+        of_jobs = zip(jobs, started, strict=True)
+        connection.execute(_START, [{"of_job": job.id, **values} for job, values in of_jobs])
     except IntegrityError as error:
         raise _LostRaceError from error
-    for name, value in started.items():
-        set_committed_value(job, name, value)
-    claimed = {"table_id": job.table_id, "catalog_id": job.catalog_id, "at": now}
+    for job, values in zip(jobs, started, strict=True):
+        check_transition(JobStatus(job.status), JobStatus.RUNNING)
+        for name, value in values.items():
+            set_committed_value(job, name, value)
+    claimed = [{"table_id": job.table_id, "catalog_id": job.catalog_id, "at": now} for job in jobs]
     connection.execute(_CLAIMED[connection.dialect.name], claimed)
-    if found.others_wait:
-        place = {"of_table": job.table_id, "of_catalog": job.catalog_id, "now": now}
-        connection.execute(_WAITING_BEHIND, place)
+    places = [
+        {"of_table": each.job.table_id, "of_catalog": each.job.catalog_id, "now": now}
+        for each in begun
+        if each.others_wait
+    ]
+    if places:
+        connection.execute(_WAITING_BEHIND, places)
 
 
 def _record_attempts(session: Session, given: Sequence[_Given], now: datetime) -> None:

@@ -44,15 +44,21 @@ def chain(session: Session, table: EnrolledTable) -> Sequence[tuple[PolicyAttach
 
 def effective_policy(session: Session, table: EnrolledTable) -> EffectivePolicy:
     """What holds for a table: each value from the nearest policy that sets it, if the table does not."""
-    targets = targets_of_table(table)
+    return effective_policies(session, [table])[0]
+
+
+def effective_policies(session: Session, tables: Sequence[EnrolledTable]) -> Sequence[EffectivePolicy]:
+    """The same for each of some tables."""
+    targets = [targets_of_table(table) for table in tables]
+    asked = {target: None for each in targets for target in each}
     session.flush()
-    places = {f"target_{number}": target for number, target in enumerate(targets)}
-    settings = dict(session.connection().execute(_settings_of(len(targets)), places).all())
-    found = _effective(tuple(settings[target] for target in targets if target in settings))
-    return _with_own(found, table)
+    places = {f"target_{number}": target for number, target in enumerate(asked)}
+    settings = dict(session.connection().execute(_settings_of(len(asked)), places).all())
+    found = [_effective(tuple(settings[target] for target in each if target in settings)) for each in targets]
+    return [_with_own(each, table) for each, table in zip(found, tables, strict=True)]
 
 
-@lru_cache(16)
+@lru_cache(64)
 def _settings_of(places: int) -> Select[str, str]:
     """Of the policies at so many places, as text, since they are nearly always the same."""
     targets: list[BindParameter[str]] = [bindparam(f"target_{number}") for number in range(places)]
