@@ -185,12 +185,14 @@ def is_indexed(table: TableHealth | TableState, policy: EffectivePolicy) -> bool
     return table.has_keys and policy.index.enabled
 
 
-def files_enough(limits: EffectiveRewriteDataFilesPolicy, partitions: int | None) -> int:
-    """Small data files of which a rewriting may take some, if they are spread over so many partitions; never
+def files_enough(
+    limits: EffectiveRewriteDataFilesPolicy, partitions: int | None, *, are_reported: bool
+) -> int:
+    """New data files of which a rewriting may take some, if they are spread over so many partitions; never
     more than the policy says."""
-    return max(
-        min(limits.min_input_files * max(partitions or 1, 1), limits.small_data_files), limits.min_input_files
-    )
+    # One that was there before the first report may be larger than all others of its partition.
+    each = limits.min_input_files + (not are_reported)
+    return max(min(each * max(partitions or 1, 1), limits.small_data_files), limits.min_input_files)
 
 
 def weighing(state: TableState, policy: EffectivePolicy) -> Weighing | None:

@@ -481,7 +481,12 @@ class _Table:
         new_files = max(self.shape.data_files - self._reported.data_files, 0)
         new_bytes = max(self.shape.data_bytes - self._reported.data_bytes, 0)
         grown = max(new_files + self.shape.vectors - self._reported.vectors, 0)
-        if not self._is_indexed and grown < files_enough(self._policy.rewrite_data_files, self._partitions):
+        enough = files_enough(
+            self._policy.rewrite_data_files,
+            self._partitions,
+            are_reported=self._reported.data_files > 0,
+        )
+        if not self._is_indexed and grown < enough:
             grown = 0
         last = dict(self._last)
         rewriting = last.get(JobKind.REWRITE_DATA_FILES)

@@ -149,8 +149,10 @@ def _grown_files(health: TableHealth, policy: EffectivePolicy) -> int:
     None of a table of which no other job counts them until there may be enough in each partition.
     """
     grown = _since_report(health, "data_files") + _since_report(health, "vectors")
-    is_enough = grown >= files_enough(policy.rewrite_data_files, health.partitions)
-    return grown if is_enough or is_indexed(health, policy) else 0
+    enough = files_enough(
+        policy.rewrite_data_files, health.partitions, are_reported="reported" in health.reader_shapes
+    )
+    return grown if grown >= enough or is_indexed(health, policy) else 0
 
 
 def _new_small_files(health: TableHealth) -> int:

@@ -443,12 +443,23 @@ def test_data_files_that_came_since_the_last_report_count_as_small_beyond_what_t
 
 
 @pytest.mark.parametrize(
-    ("partitions", "has_keys", "expected"), [(None, False, 9), (2, False, 0), (2, True, 9), (1, False, 9)]
+    ("partitions", "has_keys", "reported", "files", "expected"),
+    [
+        (None, False, None, 7, 9),
+        (2, False, None, 7, 0),
+        (2, True, None, 7, 9),
+        (1, False, None, 7, 9),
+        (1, False, None, 3, 0),
+        (1, False, 4, 7, 5),
+    ],
 )
 def test_new_files_that_nobody_counts_may_be_rewritten_once_each_partition_may_have_enough(
-    partitions: int | None, expected: int, *, has_keys: bool
+    partitions: int | None, reported: int | None, files: int, expected: int, *, has_keys: bool
 ) -> None:
-    shapes = {"now": {"data_files": 7, "vectors": 2, "data_bytes": 70}}
+    """Of those that no job has ever seen, one may be too large."""
+    shapes = {"now": {"data_files": files, "vectors": 2, "data_bytes": 70}}
+    if reported is not None:
+        shapes["reported"] = {"data_files": reported, "vectors": 0, "data_bytes": 40}
     health = TableHealth(table_id="t", reader_shapes=shapes, partitions=partitions, has_keys=has_keys)
     assert _grown_files(health, POLICY) == expected
 
