@@ -541,8 +541,9 @@ def _jobs_in_turn(dialect: str) -> Any:
         .subquery()
     )
     query = select(Job, EnrolledTable).join(EnrolledTable, col(EnrolledTable.id) == col(Job.table_id))
-    # Of one that another claim has got meanwhile, the status is new once it is locked.
-    query = query.join(chosen, chosen.c.id == Job.id).where(col(Job.status) == _QUEUED)
+    # Of one that another claim has had meanwhile, both are new once it is locked: it may have failed since.
+    may_start = col(Job.status) == _QUEUED, col(Job.available_at) <= now
+    query = query.join(chosen, chosen.c.id == Job.id).where(*may_start)
     return _with_all(query.order_by(chosen.c.place).with_for_update(skip_locked=True, of=Job))
 
 
@@ -660,7 +661,8 @@ def _start(session: Session, settings: Settings, begun: Sequence[_InTurn], now: 
         for job in jobs
     ]
     try:
-        of_jobs = zip(jobs, started, strict=True)
+        # By table, since whoever starts another job of one is waited for.
+        of_jobs = sorted(zip(jobs, started, strict=True), key=lambda each: each[0].table_uuid)
         connection.execute(_START, [{"of_job": job.id, **values} for job, values in of_jobs])
     except IntegrityError as error:
         raise _LostRaceError from error
@@ -668,7 +670,10 @@ def _start(session: Session, settings: Settings, begun: Sequence[_InTurn], now: 
         check_transition(JobStatus(job.status), JobStatus.RUNNING)
         for name, value in values.items():
             set_committed_value(job, name, value)
-    claimed = [{"table_id": job.table_id, "catalog_id": job.catalog_id, "at": now} for job in jobs]
+    claimed = [
+        {"table_id": job.table_id, "catalog_id": job.catalog_id, "at": now}
+        for job in sorted(jobs, key=lambda job: job.table_id)
+    ]
     connection.execute(_CLAIMED[connection.dialect.name], claimed)
     places = [
         {"of_table": each.job.table_id, "of_catalog": each.job.catalog_id, "now": now}

@@ -1,6 +1,7 @@
 """The queue on both databases, call by call, and real races between threads."""
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -35,6 +36,7 @@ from service.records.tables import AddressCounter, EnrolledTable
 from service.scheduling import clock, state
 from service.scheduling.state import table_state
 from service.webhooks.outbox import write_untold
+from tests.patience import wait_until
 from tests.service.conftest import DATABASES
 from tests.service.queue_calls import (
     FATAL,
@@ -959,6 +961,29 @@ def test_a_claim_passes_by_a_job_that_another_claim_looks_at(database: Database)
             assignment = claims.claim(meanwhile, SETTINGS, claims.Ask(SYSTEM, worker), START)
     assert assignment is not None
     assert assignment.job.id == second
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("database_kind", ["postgresql"])
+def test_a_job_that_is_put_off_while_a_claim_chooses_is_not_started(database: Database) -> None:
+    """The claim waits after it has chosen, and before it has locked what it chose."""
+    (table,) = add_tables(database, ["a"])
+    waiting, worker = request(database, table), add_worker(database)
+    with database.write() as session:
+        session.execute(text("ALTER TABLE table_health RENAME TO slow"))
+        slow = "CREATE VIEW table_health AS SELECT slow.* FROM slow, pg_advisory_xact_lock_shared(7)"
+        session.execute(text(slow))
+    with ThreadPoolExecutor(1) as thread, database.write() as holding:
+        holding.execute(text("SELECT pg_advisory_xact_lock(7)"))
+        claimed = thread.submit(claim, database, worker)
+        with database.read() as session:
+            count = text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
+            wait_until(lambda: session.execute(count).scalar_one() or None, "a claim that has chosen")
+        with database.write() as session:
+            session.get_one(Job, waiting).available_at = START + timedelta(days=1)
+        holding.rollback()
+        assert claimed.result() is None
+    assert job(database, waiting).status == JobStatus.QUEUED
 
 
 @pytest.mark.integration
