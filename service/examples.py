@@ -110,6 +110,7 @@ FIELDS: dict[str, Any] = {
     "seconds": 2.5,
     "seen_equality_field_ids": [[1]],
     "overlapping_locations": [],
+    "snapshots_expire_elsewhere": False,
     "staging_branch": "ingest",
     "sorted_runs": 3,
     "status_reason": "3 equality delete files pending, as the policy allows.",

@@ -22,6 +22,13 @@ indexes_in_use: set[str] = set()
 """Places of indexes that jobs of the present test have used; see tests.faults.live_files."""
 
 
+ONE_PER_TASK = {
+    "convert": {"deletion_vector_files": "one_per_task"},
+    "expire_snapshots": {"enabled": True},
+}
+"""A policy under which deletion vectors share Puffin files."""
+
+
 class RecordingReporter:
     """A control plane that grants what is asked and remembers what is told."""
 

@@ -92,6 +92,8 @@ _CLEARING = tuple(
     )
 )
 _EXPIRING = tuple(kind.value for kind in JobKind if kind.lets_snapshots_expire)
+_EXPIRES_AGAIN_WITHIN = timedelta(days=90)
+"""Whoever lets snapshots of a table expire, by whatever schedule."""
 _TOLD_BY_SNAPSHOTS = (
     *(kind.value for kind in JobKind if kind.writes_rows),
     JobKind.PUBLISH.value,
@@ -193,6 +195,7 @@ class _InTurn(NamedTuple):
     key_sets: list[dict[str, Any]]
     """Of the table's last report."""
     indexed_at: datetime | None
+    done_elsewhere: dict[str, str]
     others_wait: bool
     """Whether other jobs of the table are queued."""
     has_plans: bool
@@ -567,6 +570,7 @@ def _with_all(query: Any) -> Any:
             Catalog,
             col(TableHealth.key_sets),
             col(TableHealth.indexed_at),
+            col(TableHealth.done_elsewhere),
             others_wait,
             has_plans,
         )
@@ -747,6 +751,7 @@ def _assignment(
             key_sets=table.key_sets,
             seen_equality_field_ids=seen_equality_field_ids(found.key_sets),
             overlapping_locations=_overlapping_locations(session, job, table),
+            snapshots_expire_elsewhere=expire_elsewhere(found.done_elsewhere, now),
         ),
         catalog=AssignedCatalog(name=catalog.name, type=catalog.type, properties=catalog.properties),
         index=AssignedIndex(
@@ -800,6 +805,12 @@ def _has_index_job_failed(session: Session, table: EnrolledTable) -> bool:
     )
     last = session.exec(query.order_by(col(Job.ended_at).desc()).limit(1)).first()
     return last == JobStatus.FAILED.value
+
+
+def expire_elsewhere(done_elsewhere: dict[str, str], now: datetime) -> bool:
+    """Whether somebody else was seen to let snapshots expire, and may do it again."""
+    seen_at = done_elsewhere.get(JobKind.EXPIRE_SNAPSHOTS.value)
+    return seen_at is not None and now - datetime.fromisoformat(seen_at) < _EXPIRES_AGAIN_WITHIN
 
 
 def _overlapping_locations(session: Session, job: Job, table: EnrolledTable) -> list[str]:

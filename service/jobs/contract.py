@@ -82,6 +82,9 @@ class AssignedTable(Message):
     overlapping_locations: list[str]
     """These locations of other enrolled tables are within the location of this one, or around it, or hold
     their files by their properties. Only a job that lets snapshots expire or removes orphan files is told."""
+    snapshots_expire_elsewhere: bool
+    """Somebody else was seen to let snapshots of the table expire within the last three months, so a Puffin
+    file may not hold several deletion vectors."""
 
 
 class AssignedCatalog(Message):

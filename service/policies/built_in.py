@@ -41,6 +41,7 @@ BUILT_IN: dict[str, tuple[str, PolicySettings]] = {
                 max_read_ratio=1.5,
                 cron="",
                 max_delete_files_per_commit=0,
+                deletion_vector_files="one_per_data_file",
                 readers=[],
             ),
             publish=PublishPolicy(source="", enabled=True, rows=100_000, age_seconds=10, cron=""),

@@ -14,6 +14,7 @@ from service.policies.settings import (
     CompactPolicy,
     ConvertPolicy,
     ConvertWhen,
+    DeletionVectorFiles,
     ExpireSnapshotsPolicy,
     IndexPolicy,
     PolicySettings,
@@ -57,6 +58,7 @@ class EffectiveConvertPolicy(Message):
     max_read_ratio: float
     cron: str
     max_delete_files_per_commit: int
+    deletion_vector_files: DeletionVectorFiles
     readers: list[str]
 
 

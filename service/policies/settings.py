@@ -17,6 +17,7 @@ Amount = Annotated[int, ModelField(ge=0, le=10**18)]
 Seconds = Annotated[float, ModelField(ge=0, le=31_536_000)]
 
 ConvertWhen = Literal["reached", "worthwhile"]
+DeletionVectorFiles = Literal["one_per_data_file", "one_per_task"]
 RewriteStrategy = Literal["binpack", "sort"]
 """As Iceberg calls them."""
 _LEAST_TARGET_BYTES = 1024 * 1024
@@ -108,6 +109,10 @@ class ConvertPolicy(_JobSection):
     """Convert what is pending at these moments, too."""
     max_delete_files_per_commit: Annotated[int, ModelField(ge=0)] | None = None
     """A job commits after this many equality delete files, those of a partition together; 0 is one commit."""
+    deletion_vector_files: DeletionVectorFiles | None = None
+    """Each deletion vector has a Puffin file of its own; or those that a task writes share one. This takes
+    fewer requests and objects, and is done only where `expire_snapshots` is enabled and nobody else was seen
+    to let snapshots expire, since Iceberg's own expireSnapshots() may delete a file of which some is live."""
     readers: Annotated[list[ReaderName], ModelField(max_length=100)] | None = None
     """The table is read by these engines, such as `athena` or `trino-475`. A dry run says what each sees, and
     nothing is converted that none of them could read then."""

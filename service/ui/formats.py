@@ -49,6 +49,7 @@ POLICY_SETTINGS = {
     "convert.max_read_ratio": "Most that a read costs, of a fresh one",
     "convert.cron": "Also at times (cron)",
     "convert.max_delete_files_per_commit": "Most delete files per commit",
+    "convert.deletion_vector_files": "Puffin files, one per",
     "convert.readers": "Read by",
     "publish.from": "Staging branch",
     "publish.enabled": "Starts by itself",

@@ -415,6 +415,7 @@ def test_a_job_runs_from_claim_to_result(
         "key_sets": [],
         "seen_equality_field_ids": [],
         "overlapping_locations": [],
+        "snapshots_expire_elsewhere": False,
     }
     assert assignment["catalog"]["type"] == "sql"
     assert assignment["index"]["warehouse"] == service.settings.index_warehouse

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Collection
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +12,7 @@ from pyiceberg.transforms import IdentityTransform
 
 from service.catalogs.measure import Since, measure_since
 from service.db.database import is_id, new_id, utc_now
+from service.jobs.claims import expire_elsewhere
 from service.records.health import TableHealth
 from service.records.jobs import Job, JobKind
 from stores.table_metadata import PLACE_PROPERTIES
@@ -71,6 +72,7 @@ def test_that_somebody_else_lets_snapshots_expire_is_told_and_our_own_jobs_are_n
     assert answer.status_code == 202
     assignment = service.claim(service.start_worker())
     assert assignment is not None
+    assert not assignment["table"]["snapshots_expire_elsewhere"]
     expire_oldest(iceberg)
     assert health(service, table)["done_elsewhere"] == {}, "a job of this kind runs"
     result = {"expiry": {"snapshots_expired": 1, "snapshots_left": 2}}
@@ -84,6 +86,21 @@ def test_that_somebody_else_lets_snapshots_expire_is_told_and_our_own_jobs_are_n
     assert list(found["done_elsewhere"]) == ["expire_snapshots"]
     assert "done by another" in found["decisions"]["expire_snapshots"]["sentence"]
     assert told_of_others(service, table) == ["expire_snapshots"]
+
+    assert service.admin.post(f"/tables/{table['id']}/jobs", json={"kind": "convert"}).status_code == 202
+    assignment = service.claim(service.start_worker())
+    assert assignment is not None
+    assert assignment["table"]["snapshots_expire_elsewhere"]
+
+
+def test_who_let_snapshots_expire_a_season_ago_is_taken_to_be_gone() -> None:
+    now = datetime(2026, 6, 1, tzinfo=UTC)
+
+    def seen(days: int) -> bool:
+        return expire_elsewhere({"expire_snapshots": (now - timedelta(days=days)).isoformat()}, now)
+
+    assert (seen(1), seen(89), seen(91)) == (True, True, False)
+    assert not expire_elsewhere({"rewrite_data_files": now.isoformat()}, now)
 
 
 def told_of_others(service: Running, table: dict[str, Any]) -> list[str]:

@@ -51,6 +51,7 @@ def test_without_any_policy_the_standard_one_holds_everywhere(
         "max_read_ratio": 1.5,
         "cron": "",
         "max_delete_files_per_commit": 0,
+        "deletion_vector_files": "one_per_data_file",
         "readers": [],
     }
     assert {value["source"]["level"] for value in found["values"].values()} == {"system"}

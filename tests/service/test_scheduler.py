@@ -47,6 +47,7 @@ POLICY = EffectivePolicy(
         max_read_ratio=1.5,
         cron="",
         max_delete_files_per_commit=0,
+        deletion_vector_files="one_per_data_file",
         readers=[],
     ),
     publish=EffectivePublishPolicy.model_validate(

@@ -201,6 +201,8 @@ class AssignedTable(Body):
     key_sets: list[list[str]] | None = None
     seen_equality_field_ids: list[list[int]] = []
     overlapping_locations: list[str] = []
+    snapshots_expire_elsewhere: bool = False
+    """Whether somebody else was seen to let snapshots of the table expire."""
 
 
 class AssignedCatalog(Body):
@@ -218,8 +220,14 @@ class AssignedIndex(Body):
 class AssignedConvertPolicy(Body):
     max_delete_files_per_commit: int = 0
     """Equality delete files that one commit removes at most; 0 for no bound."""
+    deletion_vector_files: str = ""
+    """`one_per_task`, or one for each data file."""
     readers: list[str] = []
     """Engines that read the table, as `icestream.readers` knows them."""
+
+
+class AssignedExpiryPolicy(Body):
+    enabled: bool = False
 
 
 class AssignedRewritePolicy(Body):
@@ -242,6 +250,7 @@ class AssignedResources(Body):
 
 class AssignedPolicy(Body):
     convert: AssignedConvertPolicy = AssignedConvertPolicy()
+    expire_snapshots: AssignedExpiryPolicy = AssignedExpiryPolicy()
     rewrite_data_files: AssignedRewritePolicy = AssignedRewritePolicy()
     rewrite_position_delete_files: AssignedRewritePolicy = AssignedRewritePolicy()
     resources: AssignedResources = AssignedResources()

@@ -5,8 +5,10 @@ as local threads or as Spark tasks alike.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TypeVar
 
 import numpy as np
@@ -15,7 +17,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyroaring import BitMap64
 
-from worker.deletes.puffin import CorruptDeletionVectorError, Positions, bitmap_of, read_deletion_vector
+from worker.deletes.puffin import (
+    CorruptDeletionVectorError,
+    Positions,
+    bitmap_of,
+    read_deletion_vector,
+    read_deletion_vectors,
+)
 from worker.io.decimals import check_decimals
 from worker.io.file_formats import FORMATS, check_size, field_id_of, open_columns
 from worker.io.storage import Storage
@@ -30,6 +38,10 @@ FILES_AT_ONCE = 8
 SMALL_FILES_AT_ONCE = 32
 """Of files that hold little more than a vector."""
 _SMALL_BYTES = 1024**2
+_RUN_BYTES = 1024**2
+"""Of vectors of a file that are read together; a larger one is read by itself."""
+_WIDEST_GAP_BYTES = 64 * 1024
+"""Between two of them; reading it takes less than another request."""
 
 
 class UnreadableDeleteFileError(Exception):
@@ -72,15 +84,15 @@ def existing_deletes(
     positions: dict[DataFile, BitMap64] = defaultdict(BitMap64)
     file_scoped: dict[DataFile, list[DeleteFile]] = defaultdict(list)
     file_scoped_positions: dict[DataFile, BitMap64] = defaultdict(BitMap64)
-    distinct = dict.fromkeys(vectors.values())
+    runs = _in_runs(dict.fromkeys(vectors.values()))
     are_small = all(file.file_size_bytes <= _SMALL_BYTES for file in files)
     with Threads(SMALL_FILES_AT_ONCE if are_small else FILES_AT_ONCE) as threads:
-        read_vectors = threads.map(lambda vector: _read_vector(storage, vector), distinct)
+        read_vectors = threads.map(lambda run: _read_vectors(storage, run), runs)
         read_files = threads.map(
             lambda one: _read_position_deletes(storage, (one[0], {file.path for file in one[1]})),
             files.items(),
         )
-        of_vectors = dict(zip(distinct, read_vectors, strict=True))
+        of_vectors = dict(zip(chain.from_iterable(runs), chain.from_iterable(read_vectors), strict=True))
         for data_file, vector in vectors.items():
             existing[data_file] = ExistingDeletes(of_vectors[vector], vector)
         for (file, applied_to), deleted in zip(files.items(), read_files, strict=True):
@@ -167,6 +179,40 @@ def _applicable(
     # written, and readers skip nothing else. Should it lack one of them, that row is visible and stays so.
     undecided = {delete: hit - vectors.keys() for delete, hit in files.items()}
     return vectors, {delete: hit for delete, hit in undecided.items() if hit}
+
+
+def _in_runs(vectors: Iterable[DeleteFile]) -> list[list[DeleteFile]]:
+    """Vectors that one request reads together: those of a file that lie close to each other."""
+    by_path: dict[str, list[DeleteFile]] = defaultdict(list)
+    for vector in vectors:
+        by_path[vector.path].append(vector)
+    runs: list[list[DeleteFile]] = []
+    for of_file in by_path.values():
+        start = end = 0
+        of_file.sort(key=_range_of)
+        for vector in of_file:
+            offset, size = _range_of(vector)
+            is_first = vector is of_file[0]
+            if is_first or offset - end > _WIDEST_GAP_BYTES or offset + size - start > _RUN_BYTES:
+                runs.append([])
+                start = end = offset
+            runs[-1].append(vector)
+            end = max(end, offset + size)
+    return runs
+
+
+def _range_of(vector: DeleteFile) -> tuple[int, int]:
+    return vector.content_offset or 0, vector.content_size_bytes or 0
+
+
+def _read_vectors(storage: Storage, vectors: Sequence[DeleteFile]) -> list[BitMap64]:
+    """Those of a run."""
+    if len(vectors) > 1 and not any(one.encrypted for one in vectors):
+        ranges = [(*_range_of(vector), vector.record_count) for vector in vectors]
+        # If one can't be read, it is to be told which.
+        with suppress(OSError, pa.ArrowException, CorruptDeletionVectorError, ValueError):
+            return read_deletion_vectors(storage, vectors[0].path, ranges)
+    return [_read_vector(storage, vector) for vector in vectors]
 
 
 def _read_vector(storage: Storage, vector: DeleteFile) -> BitMap64:

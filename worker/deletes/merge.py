@@ -5,7 +5,7 @@ skip already plus the new ones (Iceberg spec, "Scan Planning" and "Deletion Vect
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Self
@@ -15,7 +15,7 @@ from pyroaring import BitMap64
 from worker.deletes.existing import ExistingDeletes
 from worker.deletes.puffin import Positions, bitmap_of
 from worker.process.errors import Reason
-from worker.table.files import DataFile, DataFiles, DeleteFile
+from worker.table.files import DataFile, DeleteFile
 
 LIVE_TWICE = Reason(
     "data_file_live_twice",
@@ -86,7 +86,7 @@ def plan_deletes(
     V3: one vector that holds all, in place of the old vector and the file-scoped position deletes.
     V2: only what is new; with granularity `file` merged with the file-scoped position deletes, which it
     replaces (`SortingPositionOnlyDeleteWriter`). Data files without a new position are left alone, unless
-    `moves` is set and they have a vector: see `sharing_a_file`.
+    `moves` is set and they have a vector: see `to_be_moved`.
     Raises ValueError for a position outside its data file, and for format version 1, which has no deletes.
     """
     if format_version < 2:
@@ -157,24 +157,3 @@ def _of_copies(
     # The deletes that exist may be older than some of the files, and are left as they are then.
     merged = replace(known[oldest], positions=skipped_in_all) if merges else ExistingDeletes(skipped_in_all)
     return oldest, lost_by_all - skipped_in_all, merged, apart
-
-
-def sharing_a_file(
-    removed: Iterable[DeleteFile], position_deletes: Iterable[DeleteFile], data_files: DataFiles
-) -> DataFiles:
-    """The data files whose vector stays in a Puffin file of which another one is removed.
-
-    Iceberg's expiry deletes such a file by its path, once the snapshot that removed the one has expired
-    (`IncrementalFileCleanup`): the others have to be moved in the same commit.
-    """
-    gone = {(one.path, one.referenced_data_file) for one in removed if one.is_deletion_vector}
-    paths = {path for path, _ in gone}
-    left = {
-        one.referenced_data_file
-        for one in position_deletes
-        if one.is_deletion_vector
-        and one.referenced_data_file is not None
-        and one.path in paths
-        and (one.path, one.referenced_data_file) not in gone
-    }
-    return data_files.with_paths(left)

@@ -8,6 +8,7 @@ file is an error and never a wrong set of positions. Source: Iceberg's Puffin sp
 import json
 import struct
 from array import array
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 from zlib import crc32
@@ -69,7 +70,7 @@ class PuffinWriter:
 
     def finish(self) -> int:
         """Appends the footer; returns the size of the file in bytes."""
-        payload = json.dumps(_footer(self._ranges), separators=(",", ":")).encode()
+        payload = _footer(self._ranges)
         self._append(PUFFIN_MAGIC + payload + struct.pack("<ii", len(payload), 0) + PUFFIN_MAGIC)
         return self.size_bytes
 
@@ -78,9 +79,9 @@ class PuffinWriter:
         self.size_bytes += len(content)
 
 
-def _footer(ranges: list[VectorRange]) -> dict[str, object]:
+def _footer(ranges: Sequence[VectorRange]) -> bytes:
     # Snapshot id and sequence number are not known before the commit: -1 says that they are inherited.
-    return {
+    footer = {
         "blobs": [
             {
                 "type": "deletion-vector-v1",
@@ -98,6 +99,23 @@ def _footer(ranges: list[VectorRange]) -> dict[str, object]:
         ],
         "properties": {"created-by": CREATED_BY},
     }
+    return json.dumps(footer, separators=(",", ":")).encode()
+
+
+_EMPTY_FILE_BYTES = 3 * len(PUFFIN_MAGIC) + len(_footer([])) + 8
+_VECTOR_IN_FOOTER_BYTES = len(_footer([VectorRange("", 0, 0, 0)])) - len(_footer([])) - len('""000')
+
+
+def size_of_file(vectors: Iterable[VectorRange]) -> int:
+    """In bytes, of a file in which `PuffinWriter` writes these and no others."""
+    sizes = [
+        one.content_size_bytes
+        + _VECTOR_IN_FOOTER_BYTES
+        + len(json.dumps(one.referenced_data_file))
+        + sum(len(str(number)) for number in (one.content_offset, one.content_size_bytes, one.cardinality))
+        for one in vectors
+    ]
+    return _EMPTY_FILE_BYTES + sum(sizes) + max(len(sizes) - 1, 0)  # with commas
 
 
 def read_deletion_vector(
@@ -112,9 +130,27 @@ def read_deletion_vector(
     cardinality: the record count that the manifest states, checked when given.
     Raises CorruptDeletionVectorError, FileNotFoundError, or OSError (a retry can help).
     """
-    vector = storage.read(location, content_offset, content_size_bytes)
-    place = f"{location} [{content_offset}, +{content_size_bytes})"
-    if len(vector) != content_size_bytes:
+    [positions] = read_deletion_vectors(
+        storage, location, [(content_offset, content_size_bytes, cardinality)]
+    )
+    return positions
+
+
+def read_deletion_vectors(
+    storage: Storage, location: str, ranges: Sequence[tuple[int, int, int | None]]
+) -> list[BitMap64]:
+    """The same of several ranges (offset, size and cardinality), and of what is between, by one request."""
+    start = min(offset for offset, _, _ in ranges)
+    content = storage.read(location, start, max(offset + size for offset, size, _ in ranges) - start)
+    return [
+        _checked(content[offset - start : offset - start + size], location, offset, size, cardinality)
+        for offset, size, cardinality in ranges
+    ]
+
+
+def _checked(vector: bytes, location: str, offset: int, size_bytes: int, cardinality: int | None) -> BitMap64:
+    place = f"{location} [{offset}, +{size_bytes})"
+    if len(vector) != size_bytes:
         raise CorruptDeletionVectorError(f"{place}: the file ends after {len(vector)} bytes of the vector")
     positions = decode_vector(vector, place)
     if cardinality is not None and len(positions) != cardinality:

@@ -6,6 +6,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from pyiceberg.table.metadata import TableMetadata
 
@@ -14,7 +15,8 @@ from worker.attempt.pinned_table import PinnedTable
 from worker.contract.control_plane import AnnouncedPlan
 from worker.deletes.existing import UnreadableDeleteFileError, existing_deletes, outdated_vectors
 from worker.deletes.locations import DeleteFileLocations, output_locations, unannounced_plan
-from worker.deletes.merge import Blocked, DeleteGranularity, plan_deletes, sharing_a_file
+from worker.deletes.merge import Blocked, DeleteGranularity, plan_deletes
+from worker.deletes.vector_files import shares_files, to_be_moved
 from worker.deletes.write import WrittenDeletes, count_names, remove_written, write_planned
 from worker.io.sorting import Int64Array
 from worker.io.storage import DryStorage, Storage
@@ -94,25 +96,29 @@ class DeletesStage:
         outcome = self.write(positions)
         for one in self._before:
             if one not in self._written:
-                names = count_names(len(one.files), table.metadata.format_version, one.granularity)
+                names = self._count_names(len(one.files), one.granularity)
                 self._remove(one.locations, names)
         return outcome
 
     def move_neighbours(
         self, removed: Sequence[DeleteFile], positions: Sequence[Positions] = ()
     ) -> WrittenDeletes:
-        """Writes anew the deletion vectors that share a file with some that are removed.
+        """Writes deletion vectors anew that share a file with some that are removed, as `to_be_moved` says.
 
         positions: of data files with new deletes.
         """
-        live = self._table.files
-        shared = sharing_a_file(removed, live.position_deletes, live.data_files)
-        if not shared:
+        live, kind = self._table.files, self._job.assignment.job.kind
+        may_stay = (
+            self._shares_files and kind != "erase"
+        )  # since a file's footer has paths, which may tell keys
+        mends = not self._shares_files and kind == "convert"
+        chosen = to_be_moved(removed, live.position_deletes, live.data_files, may_stay=may_stay, mends=mends)
+        if not chosen:
             return WrittenDeletes()
-        _, movable = self._ordered(set(shared))
-        found = positions or [Positions(shared, self._job.memory_fraction)]
+        _, movable = self._ordered(set(chosen))
+        found = positions or [Positions(chosen, self._job.memory_fraction)]
         moved = self._run(movable, found, moves=True)
-        vectors = len({file.path for file in shared})
+        vectors = len({file.path for file in chosen})
         self._tell_of_moves(len(moved.added), vectors - len(moved.added))
         # One that can't be read or written stays where it is.
         return replace(moved, blocked=(), missing=False)
@@ -205,6 +211,14 @@ class DeletesStage:
     def _granularity(self) -> DeleteGranularity:
         return DeleteGranularity.of_table(self._table.metadata.properties)
 
+    @cached_property
+    def _shares_files(self) -> bool:
+        return self._table.metadata.format_version >= 3 and shares_files(self._job)
+
+    def _count_names(self, data_files: int, granularity: DeleteGranularity) -> int:
+        version = self._table.metadata.format_version
+        return count_names(data_files, version, granularity, shares_files=self._shares_files)
+
     def _task(
         self,
         files: Sequence[DataFile],
@@ -216,7 +230,7 @@ class DeletesStage:
         metadata, assignment = self._table.metadata, self._job.assignment
         number = len(self._locations)
         locations = output_locations(assignment.job.id, assignment.attempt, self._announced, number)
-        names = count_names(len(files), metadata.format_version, self._granularity)
+        names = self._count_names(len(files), self._granularity)
         self._locations.append((locations, names))
         return DeletesTask(
             self._table.storage,
@@ -226,13 +240,18 @@ class DeletesStage:
             self._granularity,
             locations,
             moves,
+            self._shares_files,
             self._dry_run,
         )
 
     def _tell_of_moves(self, moved: int, left: int) -> None:
         if self._dry_run:
             return
-        if moved:
+        if moved and self._shares_files:
+            self._job.decide(
+                f"{moved:,} deletion vectors move, since others of their files are not live any more."
+            )
+        elif moved:
             self._job.decide(
                 f"{moved:,} deletion vectors move to files of their own: they shared one with vectors that"
                 " are replaced, and Iceberg's expireSnapshots() deletes such files."
@@ -262,7 +281,8 @@ def announce(job: Job, plan: AnnouncedPlan) -> None:
 class DeletesTask:
     """Merges new positions with the existing deletes of some data files and writes the result. Pickles.
 
-    moves: writes the vectors of all data files anew, also where there is no new position.
+    moves: writes the vectors of all data files anew, also where there is no new position. shares_files: see
+    `write_planned`.
     """
 
     storage: Storage
@@ -272,6 +292,7 @@ class DeletesTask:
     granularity: DeleteGranularity
     locations: DeleteFileLocations
     moves: bool
+    shares_files: bool
     dry_run: bool
 
     def run(self, _: object) -> WrittenDeletes:
@@ -299,7 +320,14 @@ class DeletesTask:
         unreadable = [one.data_file for one in blocked]
         plan = plan_deletes(positions, known, self.format_version, self.granularity, moves=self.moves)
         storage = DryStorage(self.storage) if self.dry_run else self.storage
-        written = write_planned(storage, plan, self.locations, list(self.positions), unreadable)
+        written = write_planned(
+            storage,
+            plan,
+            self.locations,
+            list(self.positions),
+            unreadable,
+            shares_files=self.shares_files,
+        )
         return replace(
             written,
             removed=(*written.removed, *outdated_vectors(plan.positions, self.existing)),

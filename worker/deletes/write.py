@@ -1,9 +1,9 @@
 """Writes deletion vectors (V3) and position delete files (V2), and removes what is not to be committed."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import compress, repeat
+from itertools import chain, compress, repeat
 from typing import Self, TypeVar
 
 import numpy as np
@@ -20,6 +20,7 @@ from worker.process.slots import Threads
 from worker.table.files import DataFile, DeleteFile, NewDeleteFile
 
 T = TypeVar("T")
+W = TypeVar("W")
 _PARQUET_SCHEMA = pa.schema(
     [
         # Dictionary-encoded in memory only: Parquet knows it as a required string.
@@ -34,6 +35,8 @@ _PARQUET_SCHEMA = pa.schema(
     metadata={"delete-type": "position"},
 )
 _ROW_GROUP_ROWS = 1_000_000
+_POSITIONS_OF_SHARED_FILE = 1_000_000
+"""Of a Puffin file: some megabytes at most, so a single request, and no more than one large vector takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +56,7 @@ class WrittenDeletes:
 
     @property
     def bytes_written(self) -> int:
-        return sum(file.file_size_bytes for file in self.added)
+        return sum({file.path: file.file_size_bytes for file in self.added}.values())
 
     @classmethod
     def union(cls, groups: Sequence[Self]) -> Self:
@@ -73,22 +76,32 @@ def write_planned(
     plan: DeletesPlan,
     locations: DeleteFileLocations,
     of_task: Sequence[DataFile],
-    unreadable: Iterable[DataFile] = (),
+    unreadable: Collection[DataFile] = (),
+    *,
+    shares_files: bool = False,
 ) -> WrittenDeletes:
     """Writes what a plan says for a task.
 
     of_task: all of its data files. unreadable: those of them whose existing deletes could not be read.
+    shares_files: of deletion vectors.
 
     Spark may run a task twice, and one run may overwrite what the other wrote and the driver committed. So a
     name stands for the same bytes in each run, whatever could be read: it counts data files of the task, not
-    files written, and a partition of which some data files are unreadable gets other names, one a data file.
+    files written, and what is to share a file gets other names, one a data file, where some of it is
+    unreadable: of a partition, or of a task with deletion vectors.
     Each is made in memory first: a run that ends in the middle shortens none (`Storage.write`).
     OSError (a retry can help) leaves files behind, for the driver to remove (`remove_written`): a run that
     fails late could delete what was committed.
     """
     ordinals = {file: n for n, file in enumerate(sorted(of_task, key=lambda file: file.path))}
     if plan.format_version >= 3:
-        added = write_deletion_vectors(storage, lambda file: locations.puffin(ordinals[file]), plan.positions)
+        first = len(ordinals) if shares_files and unreadable else 0
+        added = write_deletion_vectors(
+            storage,
+            lambda file: locations.puffin(first + ordinals[file]),
+            plan.positions,
+            shares_files=shares_files and not unreadable,
+        )
     else:
         by_partition = plan.granularity is DeleteGranularity.PARTITION
         broken = {file.partition for file in unreadable} if by_partition else set()
@@ -106,9 +119,11 @@ def write_planned(
     return WrittenDeletes(tuple(added), plan.removed, data_files, plan.rows_deleted, plan.blocked)
 
 
-def count_names(data_files: int, format_version: int, granularity: DeleteGranularity) -> int:
+def count_names(
+    data_files: int, format_version: int, granularity: DeleteGranularity, *, shares_files: bool = False
+) -> int:
     """How many names in each format a task of so many data files may use; see `write_planned`."""
-    may_break = format_version < 3 and granularity is DeleteGranularity.PARTITION
+    may_break = shares_files if format_version >= 3 else granularity is DeleteGranularity.PARTITION
     return data_files * (2 if may_break else 1)
 
 
@@ -135,36 +150,51 @@ def remove_written(storage: Storage, locations: DeleteFileLocations, format_vers
 
 
 def write_deletion_vectors(
-    storage: Storage, location: Callable[[DataFile], str], positions: Mapping[DataFile, BitMap64]
+    storage: Storage,
+    location: Callable[[DataFile], str],
+    positions: Mapping[DataFile, BitMap64],
+    *,
+    shares_files: bool = False,
 ) -> list[NewDeleteFile]:
-    """Writes a Puffin file per data file, ordered by path, with its vector; none where there is no position.
+    """Writes the vector of each data file, ordered by path, into Puffin files; none without a position.
 
-    location: where the file of a data file goes. Each vector carries its data file's spec and partition.
-
-    Not many vectors in one file, as Iceberg's own writers do: its expiry deletes a file as soon as one of its
-    vectors was replaced (see `sharing_a_file`), and DuckDB 1.5.5 takes one of a file for another.
+    location: where the file goes whose first vector is of a data file. Each vector carries its data file's
+    spec and partition. shares_files: vectors share files, of so many positions; else each has its own (see
+    `worker.deletes.vector_files`).
     """
-    ordered = _ordered(positions)
-    return _write_each(storage, [location(file) for file, _ in ordered], ordered, _write_deletion_vector)
+    groups: list[list[tuple[DataFile, BitMap64]]] = []
+    room = 0
+    for file, bitmap in _ordered(positions):
+        if not shares_files or len(bitmap) > room:
+            groups.append([])
+            room = _POSITIONS_OF_SHARED_FILE
+        groups[-1].append((file, bitmap))
+        room -= len(bitmap)
+    names = [location(group[0][0]) for group in groups]
+    return list(chain.from_iterable(_write_each(storage, names, groups, _write_puffin_file)))
 
 
-def _write_deletion_vector(storage: Storage, location: str, one: tuple[DataFile, BitMap64]) -> NewDeleteFile:
-    file, bitmap = one
+def _write_puffin_file(
+    storage: Storage, location: str, group: Sequence[tuple[DataFile, BitMap64]]
+) -> list[NewDeleteFile]:
     content = pa.BufferOutputStream()
     puffin = PuffinWriter(content)
-    vector = puffin.write(file.path, bitmap)
+    vectors = [puffin.write(file.path, bitmap) for file, bitmap in group]
     size_bytes = puffin.finish()
     storage.write(location, content.getvalue())
-    return NewDeleteFile(
-        path=location,
-        file_format="puffin",
-        partition=file.partition,
-        record_count=vector.cardinality,
-        file_size_bytes=size_bytes,
-        referenced_data_file=file.path,
-        content_offset=vector.content_offset,
-        content_size_bytes=vector.content_size_bytes,
-    )
+    return [
+        NewDeleteFile(
+            path=location,
+            file_format="puffin",
+            partition=file.partition,
+            record_count=vector.cardinality,
+            file_size_bytes=size_bytes,
+            referenced_data_file=file.path,
+            content_offset=vector.content_offset,
+            content_size_bytes=vector.content_size_bytes,
+        )
+        for (file, _), vector in zip(group, vectors, strict=True)
+    ]
 
 
 def write_position_deletes(
@@ -189,8 +219,8 @@ def _write_each(
     storage: Storage,
     names: Sequence[str],
     groups: Sequence[T],
-    write: Callable[[Storage, str, T], NewDeleteFile],
-) -> list[NewDeleteFile]:
+    write: Callable[[Storage, str, T], W],
+) -> list[W]:
     """Writes the file of each group."""
     with Threads(SMALL_FILES_AT_ONCE) as threads:
         return list(threads.map(write, repeat(storage), names, groups))

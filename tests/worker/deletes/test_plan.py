@@ -13,10 +13,10 @@ from tests.delete_files import write_deletes
 from tests.worker.deletes.files import data_file, delete_file
 from worker.deletes.existing import ExistingDeletes
 from worker.deletes.locations import DeleteFileLocations
-from worker.deletes.merge import DeleteGranularity, plan_deletes, sharing_a_file
+from worker.deletes.merge import DeleteGranularity, plan_deletes
 from worker.deletes.stage import _deletes_by_scope, _deletes_of
 from worker.io.storage import Storage
-from worker.table.files import DataFile, DataFiles, DeleteFile, PartitionKey
+from worker.table.files import DataFile, DeleteFile, PartitionKey
 
 position_sets = st.sets(st.integers(0, 99))
 few_positions = st.sets(st.integers(0, 2), min_size=1)
@@ -175,18 +175,12 @@ def test_each_task_gets_what_may_apply_to_its_files_and_every_delete_is_looked_a
 
 
 def test_a_vector_is_moved_also_when_nothing_is_new() -> None:
-    vector, other, moved, alone = (
-        delete_file(path, file_format="puffin", referenced_data_file=of)
-        for path, of in (("v", "a"), ("w", "b"), ("v", "c"), ("x", "d"))
-    )
-    files = DataFiles.of([data_file(name) for name in "abcd"])
-    shared = sharing_a_file([vector], [vector, other, moved, alone], files)
-    assert [file.path for file in shared] == ["c"]
-    nothing = {file: BitMap64() for file in (*shared, data_file("e"))}
-    known = {shared[0]: ExistingDeletes(BitMap64([1]), moved)}
+    vector = delete_file("v", file_format="puffin", referenced_data_file="c")
+    moved, other = data_file("c"), data_file("e")
+    nothing, known = {moved: BitMap64(), other: BitMap64()}, {moved: ExistingDeletes(BitMap64([1]), vector)}
     plan = plan_deletes(nothing, known, 3, moves=True)
     assert {file.path: list(bitmap) for file, bitmap in plan.positions.items()} == {"c": [1]}
-    assert (plan.removed, plan.rows_deleted) == ((moved,), 0)
+    assert (plan.removed, plan.rows_deleted) == ((vector,), 0)
     assert plan_deletes(nothing, known, 3).positions == {}
 
 

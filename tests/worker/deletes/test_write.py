@@ -79,11 +79,16 @@ def test_a_run_of_a_task_that_fails_late_deletes_nothing_of_another_one(version:
 
 
 @pytest.mark.parametrize(
-    ("version", "granularity"),
-    [(3, DeleteGranularity.FILE), (2, DeleteGranularity.FILE), (2, DeleteGranularity.PARTITION)],
+    ("version", "granularity", "shares_files"),
+    [
+        (3, DeleteGranularity.FILE, False),
+        (3, DeleteGranularity.FILE, True),
+        (2, DeleteGranularity.FILE, False),
+        (2, DeleteGranularity.PARTITION, False),
+    ],
 )
 def test_a_stray_run_of_a_task_that_could_read_less_or_more_overwrites_nothing(
-    version: int, granularity: DeleteGranularity, tmp_path: Path
+    version: int, granularity: DeleteGranularity, shares_files: bool, tmp_path: Path
 ) -> None:
     """A name is never given to other content, whichever run of a task comes last."""
     partitions = [PartitionKey(1, f'["{region}"]') for region in ("eu", "us")]
@@ -97,7 +102,7 @@ def test_a_stray_run_of_a_task_that_could_read_less_or_more_overwrites_nothing(
         )
         for n in (0, 1)
     ]
-    names = count_names(len(files), version, granularity)
+    names = count_names(len(files), version, granularity, shares_files=shares_files)
     locations = DeleteFileLocations(str(tmp_path / "table"), {}, "p")
     task = DeletesTask(
         Storage(),
@@ -107,6 +112,7 @@ def test_a_stray_run_of_a_task_that_could_read_less_or_more_overwrites_nothing(
         granularity,
         locations,
         moves=False,
+        shares_files=shares_files,
         dry_run=False,
     )
     seen: dict[str, bytes] = {}
@@ -136,6 +142,7 @@ def test_deletes_of_a_partition_that_cannot_be_read_block_its_data_files_alone(t
         DeleteGranularity.FILE,
         DeleteFileLocations(str(tmp_path), {}, "p"),
         moves=False,
+        shares_files=False,
         dry_run=False,
     )
     outcome = task.run(None)

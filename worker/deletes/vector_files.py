@@ -1,0 +1,104 @@
+"""Whether deletion vectors share Puffin files: what the policy wants, and what speaks against it.
+
+Iceberg's own expiry (`IncrementalFileCleanup`) deletes a delete file by its path, once the snapshot has
+expired that removed one of the vectors in there. So a file may hold several only where whoever lets snapshots
+expire compares paths with all that is live, as jobs of kind expire_snapshots do.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from worker.attempt.job import Job
+from worker.deletes.puffin import VectorRange, size_of_file
+from worker.table.files import DataFiles, DeleteFile
+
+ONE_PER_TASK = "one_per_task"
+LEAST_LIVE_SHARE = 0.25
+"""Of a shared file's bytes, below which what is live in there moves: so what is dead takes three times as
+much at most, and a vector seldom moves."""
+_OWN_NAME = "icestream-"
+_MISREADS = "duckdb"  # 1.5.5, with its cache of files
+
+
+def shares_files(job: Job) -> bool:
+    """Whether the vectors that a task writes lie in one file. Where the policy wants that and something
+    speaks against it, the job tells."""
+    if job.assignment.policy.convert.deletion_vector_files != ONE_PER_TASK:
+        return False
+    why_not = _why_not(job)
+    if why_not is None:
+        return True
+    told = (
+        "Each deletion vector gets a file of its own, though the policy lets those of a task share one:"
+        f" {why_not}."
+    )
+    if told not in job.decisions:
+        job.decide(told)
+    return False
+
+
+def _why_not(job: Job) -> str | None:
+    policy = job.assignment.policy
+    danger = "Iceberg's expireSnapshots() deletes such a file as soon as one of its vectors was replaced"
+    if not policy.expire_snapshots.enabled:
+        return f"no job lets snapshots expire by this policy (expire_snapshots.enabled), and {danger}"
+    if job.assignment.table.snapshots_expire_elsewhere:
+        return f"somebody else lets snapshots of this table expire, too, and {danger}"
+    named = [name for name in policy.convert.readers if name.partition("-")[0] == _MISREADS]
+    if named:
+        return f"{named[0]} reads the table (convert.readers), and can take one vector of a file for another"
+    return None
+
+
+def to_be_moved(
+    removed: Iterable[DeleteFile],
+    position_deletes: Iterable[DeleteFile],
+    data_files: DataFiles,
+    *,
+    may_stay: bool = False,
+    mends: bool = False,
+) -> DataFiles:
+    """The data files whose vectors are to be written anew, because of some that a commit removes.
+
+    may_stay: beside others that were replaced; they move then only once little of their file is live. Else
+    all of those files move. mends: and so do those that stayed so before, when they might.
+    """
+    gone = {(one.path, one.referenced_data_file) for one in removed if one.is_deletion_vector}
+    touched = {path for path, _ in gone}
+    left: dict[str, list[DeleteFile]] = defaultdict(list)
+    for one in position_deletes:
+        if not one.is_deletion_vector or (one.path, one.referenced_data_file) in gone:
+            continue
+        if one.path in touched or (mends and one.path.rpartition("/")[2].startswith(_OWN_NAME)):
+            left[one.path].append(one)
+
+    def stay(path: str, vectors: Sequence[DeleteFile]) -> bool:
+        if may_stay:
+            return _live_share(vectors) >= LEAST_LIVE_SHARE
+        return path not in touched and _live_share(vectors) >= 1
+
+    moved = {
+        one.referenced_data_file
+        for path, vectors in left.items()
+        if not stay(path, vectors)
+        for one in vectors
+        if one.referenced_data_file is not None
+    }
+    return data_files.with_paths(moved)
+
+
+def _live_share(vectors: Sequence[DeleteFile]) -> float:
+    """Of the file in which these vectors are what is live: exactly if this project wrote it, else about."""
+    ranges = [
+        VectorRange(
+            one.referenced_data_file or "",
+            one.content_offset or 0,
+            one.content_size_bytes or 0,
+            one.record_count,
+        )
+        for one in vectors
+    ]
+    file_size_bytes = max(one.file_size_bytes for one in vectors)
+    return size_of_file(ranges) / max(file_size_bytes, 1)
