@@ -95,7 +95,8 @@ thorough: emulators $(VENV)/spark-classes.jsa build/airflow/installed build/dags
 	done
 
 # An attached cluster, what readers see, every kind of job, Iceberg's actions, and sessions that are vended.
-SPARK_TESTS := tests/faults/test_spark_cluster.py tests/worker/exactness/test_readers.py tests/worker/erasure \
+SPARK_TESTS := tests/faults/test_spark_cluster.py tests/worker/erasure \
+	$(addprefix tests/worker/exactness/test_,readers.py shared_vectors.py) \
 	tests/worker/spark/test_sessions.py \
 	$(addprefix tests/worker/jobs/test_,pipeline.py indexing.py verification.py report_duplicates.py writing.py \
 	publishing.py publishing_clearing.py orphan_removal.py snapshot_expiry.py data_file_rewriting.py \
