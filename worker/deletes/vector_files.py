@@ -62,8 +62,9 @@ def to_be_moved(
 ) -> DataFiles:
     """The data files whose vectors are to be written anew, because of some that a commit removes.
 
-    may_stay: beside others that were replaced; they move then only once little of their file is live. Else
-    all of those files move. mends: and so do those that stayed so before, when they might.
+    may_stay: in files of this project's, beside others that were replaced; they move then only once little
+    of their file is live. Else all of such files move. mends: and so do those that stayed before, when they
+    might.
     """
     gone = {(one.path, one.referenced_data_file) for one in removed if one.is_deletion_vector}
     touched = {path for path, _ in gone}
@@ -71,11 +72,11 @@ def to_be_moved(
     for one in position_deletes:
         if not one.is_deletion_vector or (one.path, one.referenced_data_file) in gone:
             continue
-        if one.path in touched or (mends and one.path.rpartition("/")[2].startswith(_OWN_NAME)):
+        if one.path in touched or (mends and _is_own(one.path)):
             left[one.path].append(one)
 
     def stay(path: str, vectors: Sequence[DeleteFile]) -> bool:
-        if may_stay:
+        if may_stay and _is_own(path):  # what was written by others would not be known when that ends
             return _live_share(vectors) >= LEAST_LIVE_SHARE
         return path not in touched and _live_share(vectors) >= 1
 
@@ -87,6 +88,10 @@ def to_be_moved(
         if one.referenced_data_file is not None
     }
     return data_files.with_paths(moved)
+
+
+def _is_own(path: str) -> bool:
+    return path.rpartition("/")[2].startswith(_OWN_NAME)
 
 
 def _live_share(vectors: Sequence[DeleteFile]) -> float:

@@ -24,9 +24,11 @@ from worker.table.files import DataFile, DataFiles, DeleteFile, FileContent
 numbers = st.integers(0, 2**40)
 
 
-def written(folder: Path, found: Mapping[DataFile, BitMap64], **how: Any) -> list[DeleteFile]:
+def written(
+    folder: Path, found: Mapping[DataFile, BitMap64], by: str = "icestream", **how: Any
+) -> list[DeleteFile]:
     """As the table has them once they are committed."""
-    new = write_deletion_vectors(Storage(), lambda file: f"{folder}/icestream-{file.path}", found, **how)
+    new = write_deletion_vectors(Storage(), lambda file: f"{folder}/{by}-{file.path}", found, **how)
     return [
         DeleteFile(
             FileContent.POSITION_DELETES,
@@ -125,6 +127,14 @@ def test_all_vectors_of_a_file_move_with_one_of_them_or_once_little_of_it_is_liv
     assert moved(1, replaced=0) == moved(1, replaced=0, may_stay=True) == []
     assert moved(1, replaced=0, mends=True) == names[1:]
     assert moved(0, replaced=0, mends=True) == [], "all of it is live"
+
+
+def test_vectors_of_files_that_others_wrote_never_stay_beside_replaced_ones(tmp_path: Path) -> None:
+    """What is left in there could not be told from what others have left, once no vector may stay."""
+    files = DataFiles.of([data_file(f"f{n}") for n in range(8)])
+    vectors = written(tmp_path, {file: BitMap64([1]) for file in files}, by="spark", shares_files=True)
+    assert len(to_be_moved(vectors[:1], vectors, files, may_stay=True)) == 7
+    assert len(to_be_moved([], vectors[1:], files, mends=True)) == 0
 
 
 def job(*, convert: Mapping[str, Any], expires: bool = True, elsewhere: bool = False) -> Job:
