@@ -26,6 +26,7 @@ from worker.deletes.puffin import (
 )
 from worker.io.decimals import check_decimals
 from worker.io.file_formats import FORMATS, check_size, field_id_of, open_columns
+from worker.io.row_groups import GAP_BYTES
 from worker.io.storage import Storage
 from worker.process.slots import Threads
 from worker.table.files import DataFile, DeleteFile, FileContent, PartitionKey
@@ -40,8 +41,6 @@ SMALL_FILES_AT_ONCE = 32
 _SMALL_BYTES = 1024**2
 _RUN_BYTES = 1024**2
 """Of vectors of a file that are read together; a larger one is read by itself."""
-_WIDEST_GAP_BYTES = 64 * 1024
-"""Between two of them; reading it takes less than another request."""
 
 
 class UnreadableDeleteFileError(Exception):
@@ -189,11 +188,11 @@ def _in_runs(vectors: Iterable[DeleteFile]) -> list[list[DeleteFile]]:
     runs: list[list[DeleteFile]] = []
     for of_file in by_path.values():
         start = end = 0
-        of_file.sort(key=_range_of)
+        of_file.sort(key=_told_range)
         for vector in of_file:
-            offset, size = _range_of(vector)
+            offset, size = _told_range(vector)
             is_first = vector is of_file[0]
-            if is_first or offset - end > _WIDEST_GAP_BYTES or offset + size - start > _RUN_BYTES:
+            if is_first or offset - end > GAP_BYTES or offset + size - start > _RUN_BYTES:
                 runs.append([])
                 start = end = offset
             runs[-1].append(vector)
@@ -201,27 +200,34 @@ def _in_runs(vectors: Iterable[DeleteFile]) -> list[list[DeleteFile]]:
     return runs
 
 
-def _range_of(vector: DeleteFile) -> tuple[int, int]:
+def _told_range(vector: DeleteFile) -> tuple[int, int]:
     return vector.content_offset or 0, vector.content_size_bytes or 0
+
+
+def _range_of(vector: DeleteFile) -> tuple[int, int]:
+    """Raises CorruptDeletionVectorError for one that can't be, before anything is read."""
+    offset, size = _told_range(vector)
+    if vector.content_offset is None or not 0 <= offset < offset + size <= vector.file_size_bytes:
+        told = f"[{vector.content_offset}, +{vector.content_size_bytes})"
+        raise CorruptDeletionVectorError(
+            f"its manifest says that the deletion vector lies at {told} of {vector.file_size_bytes} bytes"
+        )
+    return offset, size
 
 
 def _read_vectors(storage: Storage, vectors: Sequence[DeleteFile]) -> list[BitMap64]:
     """Those of a run."""
     if len(vectors) > 1 and not any(one.encrypted for one in vectors):
-        ranges = [(*_range_of(vector), vector.record_count) for vector in vectors]
         # If one can't be read, it is to be told which.
         with suppress(OSError, pa.ArrowException, CorruptDeletionVectorError, ValueError):
+            ranges = [(*_range_of(vector), vector.record_count) for vector in vectors]
             return read_deletion_vectors(storage, vectors[0].path, ranges)
     return [_read_vector(storage, vector) for vector in vectors]
 
 
 def _read_vector(storage: Storage, vector: DeleteFile) -> BitMap64:
     def read() -> BitMap64:
-        if vector.content_offset is None or vector.content_size_bytes is None:
-            raise CorruptDeletionVectorError("the manifest does not say where the deletion vector lies")
-        return read_deletion_vector(
-            storage, vector.path, vector.content_offset, vector.content_size_bytes, vector.record_count
-        )
+        return read_deletion_vector(storage, vector.path, *_range_of(vector), vector.record_count)
 
     return _readable(storage, vector, read)
 

@@ -118,6 +118,13 @@ def size_of_file(vectors: Iterable[VectorRange]) -> int:
     return _EMPTY_FILE_BYTES + sum(sizes) + max(len(sizes) - 1, 0)  # with commas
 
 
+def has_others(file_size_bytes: int, content_size_bytes: int, referenced_data_file: str) -> bool:
+    """Whether a file of `PuffinWriter`'s, with a vector of this size, was written with further ones."""
+    room = file_size_bytes - content_size_bytes - _EMPTY_FILE_BYTES - 2 * _VECTOR_IN_FOOTER_BYTES
+    # Text in JSON is seldom much longer than it is.
+    return room >= len(referenced_data_file) and room >= len(json.dumps(referenced_data_file))
+
+
 def read_deletion_vector(
     storage: Storage,
     location: str,

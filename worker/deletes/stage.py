@@ -108,11 +108,17 @@ class DeletesStage:
         positions: of data files with new deletes.
         """
         live, kind = self._table.files, self._job.assignment.job.kind
-        may_stay = (
-            self._shares_files and kind != "erase"
-        )  # since a file's footer has paths, which may tell keys
-        mends = not self._shares_files and kind == "convert"
-        chosen = to_be_moved(removed, live.position_deletes, live.data_files, may_stay=may_stay, mends=mends)
+        # An erasure moves all, since a file's footer has paths, which may tell keys.
+        may_stay = self._shares_files and kind != "erase"
+        parts = not self._shares_files and kind == "convert"
+        chosen, later = to_be_moved(
+            removed, live.position_deletes, live.data_files, may_stay=may_stay, parts=parts
+        )
+        if later and not self._dry_run:
+            self._job.decide(
+                f"{later:,} deletion vectors still share files, which the policy does not let them any more:"
+                " the next conversion moves them, also where nothing is pending."
+            )
         if not chosen:
             return WrittenDeletes()
         _, movable = self._ordered(set(chosen))
@@ -253,8 +259,8 @@ class DeletesStage:
             )
         elif moved:
             self._job.decide(
-                f"{moved:,} deletion vectors move to files of their own: they shared one with vectors that"
-                " are replaced, and Iceberg's expireSnapshots() deletes such files."
+                f"{moved:,} deletion vectors move to files of their own: they shared one with others, and"
+                " Iceberg's expireSnapshots() deletes such a file once one of its vectors is replaced."
             )
         if left:
             self._job.decide(
@@ -304,7 +310,10 @@ class DeletesTask:
                 known = existing_deletes(self.storage, positions, self.existing)
                 break
             except UnreadableDeleteFileError as error:
-                paths = {file.path for file in positions if _speaks_of(error.delete_file, file)}
+                lost = [error.delete_file]
+                if error.missing:  # and with it all of its vectors
+                    lost = [one for one in self.existing if one.path == error.delete_file.path]
+                paths = {file.path for file in positions for one in lost if _speaks_of(one, file)}
                 if not paths:
                     raise
                 hit = [file for file in positions if file.path in paths]

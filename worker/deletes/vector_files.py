@@ -11,13 +11,15 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from worker.attempt.job import Job
-from worker.deletes.puffin import VectorRange, size_of_file
+from worker.deletes.puffin import VectorRange, has_others, size_of_file
 from worker.table.files import DataFiles, DeleteFile
 
 ONE_PER_TASK = "one_per_task"
 LEAST_LIVE_SHARE = 0.25
 """Of a shared file's bytes, below which what is live in there moves: so what is dead takes three times as
 much at most, and a vector seldom moves."""
+MOVES_AT_MOST = 10_000
+"""Of vectors that one plan moves for no other reason than that files are not shared any more."""
 _OWN_NAME = "icestream-"
 _MISREADS = "duckdb"  # 1.5.5, with its cache of files
 
@@ -58,36 +60,41 @@ def to_be_moved(
     data_files: DataFiles,
     *,
     may_stay: bool = False,
-    mends: bool = False,
-) -> DataFiles:
+    parts: bool = False,
+) -> tuple[DataFiles, int]:
     """The data files whose vectors are to be written anew, because of some that a commit removes.
 
     may_stay: in files of this project's, beside others that were replaced; they move then only once little
-    of their file is live. Else all of such files move. mends: and so do those that stayed before, when they
-    might.
+    of their file is live. Else all of such files move. parts: and so do all others that share files of this
+    project's, `MOVES_AT_MOST` of them; how many are left comes with the files.
     """
     gone = {(one.path, one.referenced_data_file) for one in removed if one.is_deletion_vector}
     touched = {path for path, _ in gone}
     left: dict[str, list[DeleteFile]] = defaultdict(list)
     for one in position_deletes:
-        if not one.is_deletion_vector or (one.path, one.referenced_data_file) in gone:
+        if not one.is_deletion_vector or not (one.path in touched or (parts and shares_own_file(one))):
             continue
-        if one.path in touched or (mends and _is_own(one.path)):
+        if (one.path, one.referenced_data_file) not in gone:
             left[one.path].append(one)
+    moved: set[str] = set()
+    later = 0
+    for path, vectors in left.items():
+        # What was written by others would not be known once none may stay.
+        if may_stay and _is_own(path) and _live_share(vectors) >= LEAST_LIVE_SHARE:
+            continue
+        if path not in touched and moved and len(moved) + len(vectors) > MOVES_AT_MOST:
+            later += len(vectors)
+            continue
+        moved |= {one.referenced_data_file for one in vectors if one.referenced_data_file is not None}
+    return data_files.with_paths(moved), later
 
-    def stay(path: str, vectors: Sequence[DeleteFile]) -> bool:
-        if may_stay and _is_own(path):  # what was written by others would not be known when that ends
-            return _live_share(vectors) >= LEAST_LIVE_SHARE
-        return path not in touched and _live_share(vectors) >= 1
 
-    moved = {
-        one.referenced_data_file
-        for path, vectors in left.items()
-        if not stay(path, vectors)
-        for one in vectors
-        if one.referenced_data_file is not None
-    }
-    return data_files.with_paths(moved)
+def shares_own_file(one: DeleteFile) -> bool:
+    """Whether it is a vector with others, dead ones too, in a file of this project's."""
+    if not one.is_deletion_vector:
+        return False
+    sizes = one.file_size_bytes, one.content_size_bytes or 0
+    return has_others(*sizes, one.referenced_data_file or "") and _is_own(one.path)
 
 
 def _is_own(path: str) -> bool:

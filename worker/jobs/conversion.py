@@ -14,6 +14,7 @@ from worker.attempt.job import Job
 from worker.attempt.outcome import Outcome, Unconvertible, outcome
 from worker.attempt.pinned_table import PinnedTable, pin_again, pin_table
 from worker.deletes.locations import DeleteFileLocations
+from worker.deletes.vector_files import shares_own_file
 from worker.deletes.write import WrittenDeletes
 from worker.index.warehouse import IndexWarehouse
 from worker.jobs.after_commit import AfterCommit, index_new_files
@@ -65,6 +66,8 @@ def convert_table(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Ou
         conversion.look_at_readers(table)
         _tell_of_location_provider(job, table)
     batches = conversion.batches(pending)
+    if not pending and any(map(shares_own_file, table.files.position_deletes)):
+        batches = [()]
     if job.assignment.job.dry_run:
         # Nothing is committed that the next batch would build upon.
         conversion.convert(table, pending, commits_left=0)

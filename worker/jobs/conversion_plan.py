@@ -89,7 +89,9 @@ class Plan:
         commits_left: int = 0,
         dry_run: bool = False,
     ) -> None:
-        """number: of this attempt's plans. batch: the equality deletes to convert, live in the table."""
+        """number: of this attempt's plans. batch: the equality deletes to convert, live in the table; without
+        one, only vectors move that may not share files any more.
+        """
         self.job = job
         self.table = table
         self._warehouse = warehouse
@@ -126,7 +128,7 @@ class Plan:
         left = {refusal.file_path for refusal in refused}
         # Iceberg removes by path: one that is live twice goes or stays as a whole.
         delete_files = [file for file in resolved_files if file.path not in left]
-        if not delete_files:
+        if not delete_files and (self._batch or self.dry_run):
             deletes = WrittenDeletes()  # nothing is committed for deletes that all stay
         job.usage.bytes += sum(file.file_size_bytes for file in delete_files)
         if not job.assignment.job.dry_run:
@@ -147,7 +149,7 @@ class Plan:
         """Commits what was resolved; None if there is nothing to commit, or in a dry run."""
         if self.dry_run:
             return None
-        if not part.delete_files:
+        if not part.delete_files and not part.deletes.added:
             self.deletes.remove_written()
             return None
         with self.job.stage("commit"):
@@ -168,7 +170,8 @@ class Plan:
 
     def _commit(self, part: Part) -> CommittedSnapshot:
         summary = {**part.summary, PLAN: str(self._number), COMMITS_LEFT: str(self._commits_left)}
-        with self.fate.decided(partial(self.deletes.announce, part.delete_files[0].path)) as confirm_lease:
+        removes = [*part.delete_files, *part.deletes.removed][0].path
+        with self.fate.decided(partial(self.deletes.announce, removes)) as confirm_lease:
             return commit_deletes(
                 self.job, self.table, part.deletes, summary, confirm_lease, resolved=part.delete_files
             )

@@ -100,7 +100,7 @@ def test_a_second_vector_of_a_data_file_is_refused() -> None:
         (b"no parquet", {}, "magic bytes"),
         (b"", {"encrypted": True}, "encrypted"),
         (b"", {"file_format": "csv"}, "can't be csv files"),
-        (b"PFA1 too short", {"file_format": "puffin", "referenced_data_file": "a"}, "where the deletion"),
+        (b"PFA1 too short", {"file_format": "puffin", "referenced_data_file": "a"}, "manifest says"),
         (
             b"PFA1 no vector here",
             {

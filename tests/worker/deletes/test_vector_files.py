@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,8 +16,12 @@ from tests.jobs import RecordingReporter
 from tests.worker.deletes.files import data_file, positions
 from worker.attempt.job import Job
 from worker.contract.control_plane import Assignment
-from worker.deletes.existing import existing_deletes
-from worker.deletes.puffin import VectorRange, size_of_file
+from worker.deletes import vector_files
+from worker.deletes.existing import UnreadableDeleteFileError, existing_deletes
+from worker.deletes.locations import DeleteFileLocations
+from worker.deletes.merge import DeleteGranularity
+from worker.deletes.puffin import PuffinWriter, VectorRange, has_others, size_of_file
+from worker.deletes.stage import DeletesTask
 from worker.deletes.vector_files import shares_files, to_be_moved
 from worker.deletes.write import write_deletion_vectors
 from worker.io.storage import Storage
@@ -117,24 +123,96 @@ def test_all_vectors_of_a_file_move_with_one_of_them_or_once_little_of_it_is_liv
     def moved(gone: int, replaced: int = 1, **how: bool) -> list[str]:
         """Where so many are not live any more once some of them are replaced."""
         removed, live = vectors[gone - replaced : gone], [*vectors[gone - replaced :], alone]
-        return [file.path for file in to_be_moved(removed, live, files, **how)]
+        return [file.path for file in to_be_moved(removed, live, files, **how)[0]]
 
     assert moved(1) == names[1:]
     assert moved(8) == []
     assert moved(1, may_stay=True) == moved(6, may_stay=True) == []
     assert moved(7, may_stay=True) == names[7:]
-    # Of nothing that is replaced now: what an earlier commit has left where it might.
+    # Of nothing that is replaced now, what earlier commits have written together, dead vectors or not.
     assert moved(1, replaced=0) == moved(1, replaced=0, may_stay=True) == []
-    assert moved(1, replaced=0, mends=True) == names[1:]
-    assert moved(0, replaced=0, mends=True) == [], "all of it is live"
+    assert moved(1, replaced=0, parts=True) == names[1:]
+    assert moved(0, replaced=0, parts=True) == names, "somebody else replaces one of them later"
 
 
 def test_vectors_of_files_that_others_wrote_never_stay_beside_replaced_ones(tmp_path: Path) -> None:
     """What is left in there could not be told from what others have left, once no vector may stay."""
     files = DataFiles.of([data_file(f"f{n}") for n in range(8)])
     vectors = written(tmp_path, {file: BitMap64([1]) for file in files}, by="spark", shares_files=True)
-    assert len(to_be_moved(vectors[:1], vectors, files, may_stay=True)) == 7
-    assert len(to_be_moved([], vectors[1:], files, mends=True)) == 0
+    assert len(to_be_moved(vectors[:1], vectors, files, may_stay=True)[0]) == 7
+    assert len(to_be_moved([], vectors[1:], files, parts=True)[0]) == 0
+
+
+def test_what_one_plan_moves_is_bounded_but_for_what_it_touches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vector_files, "MOVES_AT_MOST", 6)
+    groups = [[data_file(f"{group}{n}") for n in range(4)] for group in "abc"]
+    vectors = [
+        vector
+        for files in groups
+        for vector in written(tmp_path, dict.fromkeys(files, BitMap64([1])), shares_files=True)
+    ]
+    files = DataFiles.of([file for of_group in groups for file in of_group])
+
+    def moved(removed: list[DeleteFile]) -> tuple[list[str], int]:
+        chosen, later = to_be_moved(removed, vectors, files, parts=True)
+        return [file.path[0] for file in chosen], later
+
+    assert moved([]) == (["a"] * 4, 8)
+    assert moved(vectors[-1:]) == (["a"] * 4 + ["c"] * 3, 4)
+
+
+@given(st.text(max_size=200), st.sets(numbers, min_size=1, max_size=5), st.booleans())
+def test_sizes_tell_whether_a_vector_is_alone_in_its_file(
+    path: str, some: set[int], has_neighbour: bool
+) -> None:
+    puffin = PuffinWriter(BytesIO())
+    vectors = [puffin.write(path + "x" * n, BitMap64(some)) for n in range(1 + has_neighbour)]
+    size_bytes = puffin.finish()
+    for one in vectors:
+        told = has_others(size_bytes, one.content_size_bytes, one.referenced_data_file)
+        assert told is has_neighbour
+
+
+@pytest.mark.parametrize(("offset", "size"), [(-1, 40), (4, 0), (4, -1), (4, 10**12), (4, None), (None, 40)])
+def test_a_range_that_can_not_be_blocks_its_own_data_file_and_nothing_is_read(
+    tmp_path: Path, offset: int | None, size: int | None
+) -> None:
+    """Whatever a manifest says; it is asked for by other requests than those of its neighbours."""
+    files = [data_file(f"f{n}") for n in range(3)]
+    vectors = written(tmp_path, {file: BitMap64([1]) for file in files}, shares_files=True)
+    vectors[1] = replace(vectors[1], content_offset=offset, content_size_bytes=size)
+    storage = CountingStorage()
+    with pytest.raises(UnreadableDeleteFileError, match="manifest says that the deletion vector") as caught:
+        existing_deletes(storage, files[1:2], vectors)
+    assert (caught.value.delete_file, storage.ranges) == (vectors[1], [])
+    with pytest.raises(UnreadableDeleteFileError, match="manifest says that the deletion vector") as caught:
+        existing_deletes(storage, files, vectors)
+    assert caught.value.delete_file == vectors[1]
+    assert len(existing_deletes(storage, [files[0], files[2]], vectors)) == 2
+
+
+def test_a_file_that_is_missing_blocks_all_its_data_files_at_once(tmp_path: Path) -> None:
+    files = [data_file(f"f{n}") for n in range(5)]
+    vectors = written(tmp_path, {file: BitMap64([1]) for file in files[:4]}, shares_files=True)
+    Path(vectors[0].path).unlink()
+    storage = CountingStorage()
+    task = DeletesTask(
+        storage,
+        {file: np.array([2]) for file in files},
+        vectors,
+        3,
+        DeleteGranularity.FILE,
+        DeleteFileLocations(str(tmp_path), {}, "p"),
+        moves=False,
+        shares_files=False,
+        dry_run=False,
+    )
+    outcome = task.run(None)
+    assert {one.data_file.path for one in outcome.blocked} == {"f0", "f1", "f2", "f3"}
+    assert [one.referenced_data_file for one in outcome.added] == ["f4"]
+    assert len(storage.ranges) == 2, "together, and the first one by itself"
 
 
 def job(*, convert: Mapping[str, Any], expires: bool = True, elsewhere: bool = False) -> Job:

@@ -187,16 +187,66 @@ def test_our_own_expiry_spares_a_shared_file_until_nothing_of_it_is_live(exactly
     check(table, expected - Rows({(n + 2, 0): 1 for n in first_of_each()}))
 
 
-def test_once_somebody_else_expires_all_move_and_his_expiry_loses_nothing(exactly: Exactness) -> None:
-    """Also those that earlier conversions have left beside vectors that they replaced."""
+@pytest.mark.parametrize("is_pending", [True, False])
+def test_once_somebody_else_expires_all_move_and_his_expiry_loses_nothing(
+    exactly: Exactness, is_pending: bool
+) -> None:
+    """Those that earlier conversions have left beside vectors that they replaced, and those of a file that is
+    wholly live: others replace one of them later. Also where nothing is pending."""
     table, shared = replaced_one(exactly)
-    delete(table, 100)
+    delete(table, 2, 5)
+    convert(exactly)
+    (whole,) = (path for path, of_file in vectors(table).items() if len(of_file) == 2)
+    if is_pending:
+        delete(table, 100)
+    head = table.snapshot_id
+    convert(exactly, snapshots_expire_elsewhere=True, dry_run=True)
+    assert table.snapshot_id == head
     result = convert(exactly, snapshots_expire_elsewhere=True)
     assert any("somebody else lets snapshots" in one for one in result["decisions"])
-    assert shared not in vectors(table)
+    assert result["deletion_vectors_added"] == FILES + is_pending
+    assert not {shared, whole} & set(vectors(table))
+    head = table.snapshot_id
+    again = convert(exactly, snapshots_expire_elsewhere=True)
+    assert (again["commits"], table.snapshot_id) == (0, head)
+    # By Spark, which takes vectors.
+    table.spark.sql(f"DELETE FROM {table.identifier} WHERE id IN (3, 7)")
     table.append([{"id": 102, "value": 0}])
     by_age(table)
-    check(table, rows_without(*first_of_each(), 1) + Rows({(102, 0): 1}))
+    left = rows_without(*first_of_each(), 1, 2, 5, 3, 7) + Rows({(102, 0): 1})
+    check(table, left if is_pending else left + Rows({(100, 0): 1}))
+
+
+def test_a_worker_that_dies_while_vectors_move_alone_loses_none(exactly: Exactness) -> None:
+    table, shared = replaced_one(exactly)
+    with killed_at_its_commit("after") as death:
+        convert(exactly, job_id="killed", snapshots_expire_elsewhere=True)
+    assert death.happened
+    left = exactly.jobs.reporter.left_by("killed")
+    assert left.plans[-1].removes == shared
+    convert(exactly, snapshots_expire_elsewhere=True, job_id="killed", attempt=2, ended_attempts=[left])
+    assert len(vectors(table)) == FILES
+    check(table, rows_without(*first_of_each(), 1) + Rows({(100, 0): 1}))
+
+
+def test_an_erasure_moves_what_shares_a_file_with_vectors_that_it_removes(exactly: Exactness) -> None:
+    table, shared = replaced_one(exactly)
+    parameters = {"key_columns": ["id"], "erasure_id": "e", "expire_snapshots": True}
+    told = exactly.jobs.run("erase", rows=[{"id": 6}], parameters=parameters, policy=ONE_PER_TASK).result
+    assert told["erasure"]["counts"]["gone"] == 1
+    assert shared not in vectors(table)
+    assert not is_there(shared)
+    check(table, rows_without(*first_of_each(), 1, 6) + Rows({(100, 0): 1}))
+
+
+def test_publications_share_files_and_leave_what_is_live_beside_replaced_ones(exactly: Exactness) -> None:
+    table, shared = replaced_one(exactly)
+    table.java.manageSnapshots().createBranch("ingest").commit()
+    table.commit(*table.equality_deletes([{"id": n} for n in (2, 6, 10)]), branch="ingest")
+    exactly.jobs.run("publish", parameters={"from": "ingest"}, policy=ONE_PER_TASK)
+    assert sorted(len(of_file) for of_file in vectors(table).values()) == [3, 3]
+    assert len(vectors(table)[shared]) == FILES - 3
+    check(table, rows_without(*first_of_each(), 1, 2, 6, 10) + Rows({(100, 0): 1}))
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
