@@ -78,11 +78,13 @@ AREAS = (
             "worker/table/manifests.py",
             "worker/table/manifest_values.py",
             "worker/table/all_snapshots.py",
+            "worker/table/avro_columns.py",
             "worker/table/avro_files.py",
         ),
         (
             "tests/worker/table/test_data_files.py",
             "tests/worker/table/test_manifests.py",
+            "tests/worker/table/test_avro_columns.py",
             "tests/worker/deletes",
             "tests/worker/lookup/test_cost.py",
             "tests/worker/exactness/test_sequences.py",
