@@ -45,8 +45,9 @@ from pyiceberg.types import (
 )
 from pyiceberg.utils.decimal import decimal_required_bytes
 
-BATCH_BYTES = 4 * 1024**2  # of entries that are decoded at a time
-_LARGEST_FIXED = 64  # bytes, which a column holds also of each value that is null
+BATCH_BYTES = 256 * 1024  # of entries that are decoded at a time
+_LARGEST_BLOCK = 4 * 1024**2  # bytes; writers of Iceberg make them of 64 KB or less
+_LARGEST_FIXED = 16  # bytes, which a column holds also of each value that is null
 _SYNC = bytes(16)
 _MARK = (1 << 62) + secrets.randbits(61)  # too long to be what follows a number that was cut off
 _LONGS = (
@@ -61,8 +62,8 @@ _LONGS = (
 )
 
 
-class _UnknownError(Exception):
-    """Something that is not read here."""
+class NotInColumnsError(Exception):
+    """PyIceberg has to read this, or to say what is wrong with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,40 +72,39 @@ class Entries:
 
     header: of a file, with the schema that polars gets. smallest: bytes that an entry has at least.
     mark: an entry that is put behind each block, and found again where the entries of the block end with it.
-    columns: what is asked for -> how it is called there. absent: of that, what is not written; required:
+    columns: what is asked for -> which column it is there. absent: of that, what is not written; required:
     what each entry has.
     """
 
     header: bytes
     smallest: int
     mark: bytes
-    columns: dict[str, str]
+    columns: dict[str, int]
     absent: tuple[str, ...]
     required: tuple[str, ...]
 
-    def read(self, blocks: Iterable[tuple[int, bytes]]) -> pl.DataFrame | None:
-        """blocks: how many entries, and these. None where there are none, or anything is wrong."""
-        frames = []
+    def read(self, blocks: Iterable[tuple[int, bytes]]) -> Iterator[pl.DataFrame]:
+        """blocks: how many entries, and these. Raises NotInColumnsError, and what polars raises."""
         for some in _batches(blocks):
-            if not all(0 <= count * self.smallest <= len(content) for count, content in some):
-                return None  # before there is memory for so many
+            for count, content in some:  # before there is memory for so many
+                if len(content) > _LARGEST_BLOCK or not 0 <= count * self.smallest <= len(content):
+                    raise NotInColumnsError
             try:
                 frame = self._decode(some)
-            except (pl.exceptions.PolarsError, pl.exceptions.PanicException, ValueError, OSError):
-                return None
+            except (ValueError, OSError) as error:
+                raise NotInColumnsError from error
             marks = np.cumsum([count + 1 for count, _ in some]) - 1
-            if len(frame) != marks[-1] + 1 or (frame["0"].to_numpy()[marks] != _MARK).any():
-                return None
+            if len(frame) != marks[-1] + 1 or (frame[_name(0)].to_numpy()[marks] != _MARK).any():
+                raise NotInColumnsError
             is_entry = np.ones(len(frame), np.bool_)
             is_entry[marks] = False
-            frames.append(frame.filter(is_entry))
-        if not frames:
-            return None
-        found = pl.concat(frames).select(
-            *(pl.col(name).alias(asked) for asked, name in self.columns.items()),
-            *(pl.lit(None).alias(asked) for asked in self.absent),
-        )
-        return None if any(found[name].null_count() for name in self.required) else found
+            found = frame.filter(is_entry).select(
+                *(pl.col(_name(place)).alias(asked) for asked, place in self.columns.items()),
+                *(pl.lit(None).alias(asked) for asked in self.absent),
+            )
+            if any(found[name].null_count() for name in self.required):
+                raise NotInColumnsError
+            yield found
 
     def _decode(self, blocks: Iterable[tuple[int, bytes]]) -> pl.DataFrame:
         file = BytesIO()
@@ -116,7 +116,7 @@ class Entries:
             for part in (content, self.mark, _SYNC):
                 encoder.write(part)
         file.seek(0)
-        return pl.read_avro(file, columns=sorted({"0", *self.columns.values()}, key=int))
+        return pl.read_avro(file, columns=sorted({0, *self.columns.values()}))
 
 
 def entries_of(written: Schema, wanted: Schema) -> Entries | None:
@@ -125,12 +125,16 @@ def entries_of(written: Schema, wanted: Schema) -> Entries | None:
     None for what PyIceberg has to read, or to say what is wrong with it.
     """
     try:
-        fields, asked = _leaves(written.as_struct()), _leaves(wanted.as_struct())
-    except _UnknownError:
+        return _entries_of(written, wanted)
+    except Exception:  # of fastavro, too: a manifest says what its types are
         return None
+
+
+def _entries_of(written: Schema, wanted: Schema) -> Entries | None:
+    fields, asked = _leaves(written.as_struct()), _leaves(wanted.as_struct())
     if not fields:
         return None
-    places = {name: str(place) for place, name in enumerate(fields)}
+    places = {name: place for place, name in enumerate(fields)}
     (kind, is_required), *others = fields.values()
     if kind != "long" or not is_required:
         return None
@@ -139,7 +143,7 @@ def entries_of(written: Schema, wanted: Schema) -> Entries | None:
             return None
     header = BytesIO()
     columns = [
-        {"name": places[name], "type": kind if is_required else ["null", kind]}
+        {"name": _name(places[name]), "type": kind if is_required else ["null", kind]}
         for name, (kind, is_required) in fields.items()
     ]
     schema = fastavro.parse_schema({"type": "record", "name": "entry", "fields": columns})
@@ -156,6 +160,10 @@ def entries_of(written: Schema, wanted: Schema) -> Entries | None:
         tuple(name for name in asked if name not in fields),
         tuple(name for name, (_, is_required) in asked.items() if is_required),
     )
+
+
+def _name(place: int) -> str:
+    return f"c{place}"
 
 
 def value_of(kind: IcebergType, value: Any) -> Any:
@@ -187,12 +195,12 @@ def _leaves(struct: StructType, outer: str = "") -> dict[str, tuple[Any, bool]]:
         name = f"{outer}{field.field_id}"
         if isinstance(field.field_type, StructType):
             if not field.required:
-                raise _UnknownError
+                raise NotInColumnsError
             inner = _leaves(field.field_type, f"{name}.")
         else:
             inner = {name: (_avro(field.field_type, name.replace(".", "_")), field.required)}
         if found.keys() & inner:
-            raise _UnknownError
+            raise NotInColumnsError
         found |= inner
     return found
 
@@ -217,7 +225,7 @@ def _avro(kind: IcebergType, name: str) -> Any:
         return "long"
     size = _fixed_bytes(kind)
     if not 0 < size <= _LARGEST_FIXED:
-        raise _UnknownError
+        raise NotInColumnsError
     return {"type": "fixed", "name": f"f{name}", "size": size}
 
 

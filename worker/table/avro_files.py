@@ -22,7 +22,7 @@ from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 from stores.manifest_files import readable_manifest
 from stores.table_metadata import ENCRYPTED, ENCRYPTED_REMEDY
 from worker.process.errors import JobError
-from worker.table.avro_columns import Entries, entries_of
+from worker.table.avro_columns import Entries, NotInColumnsError, entries_of
 
 SCHEMAS_KEPT = 64
 _HEADER_KEPT = 100_000  # characters; Iceberg's have 8,000
@@ -134,16 +134,18 @@ class AvroFile:
             understand = _written_schema if len(header) <= _HEADER_KEPT else _written_schema.__wrapped__
             self.schema, self._entries = understand(header)
 
-    def columns(self, name: str, wanted: Schema) -> pl.DataFrame | None:
-        """Those of `wanted`, called as `entries_of` says. None where it is for `rows` to read them.
+    def columns(self, name: str, wanted: Schema) -> Iterator[pl.DataFrame]:
+        """Those of `wanted`, some entries at a time, called as `entries_of` says.
 
-        name: of such columns of such files.
+        name: of such columns of such files. Raises NotInColumnsError where it is for `rows` to read them, and
+        what polars raises: whoever asks tells what is corrupt.
         """
-        with self.told_as_corrupt():
-            if name not in self._entries:
-                self._entries[name] = entries_of(self.schema, wanted)
-            entries = self._entries[name]
-            return None if entries is None else entries.read(self._blocks())
+        if name not in self._entries:
+            self._entries[name] = entries_of(self.schema, wanted)
+        entries = self._entries[name]
+        if entries is None:
+            raise NotInColumnsError
+        return entries.read(self._blocks())
 
     def rows(self, wanted: Schema) -> Iterator[Any]:
         """Tuples of the columns of `wanted`."""

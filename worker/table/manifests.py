@@ -46,7 +46,7 @@ from worker.io.paths import Paths
 from worker.process.errors import JobError
 from worker.process.memory import holding, take_memory
 from worker.process.slots import Threads
-from worker.table.avro_columns import value_of
+from worker.table.avro_columns import NotInColumnsError, value_of
 from worker.table.avro_files import (
     SCHEMAS_KEPT,
     AvroFile,
@@ -72,6 +72,7 @@ FILE_PATH_FIELD_ID = 2147483546  # `file_path` of position delete files
 READ_THREADS = 8
 MANY_FILES = 50
 """Of a manifest, for which columns take less time than rows."""
+COLUMN_BYTES = 4 * 1024**2  # that live files of a manifest may take in columns, however small it is
 READ_AHEAD = 64  # manifests whose files are held apart at most
 _KEPT_BYTES = 96 * 1024**2
 _MANIFEST_BYTES = 3_000  # that one takes besides its files, once it was read
@@ -261,13 +262,38 @@ def read_manifest(io: FileIO, manifest: Manifest, specs: Mapping[int, PartitionS
 
 def _in_columns(file: AvroFile, manifest: Manifest, spec: PartitionSpec) -> ReadManifest | None:
     """None for what has to be read row by row."""
+    try:
+        return _of_columns(file, manifest, spec)
+    except (NotInColumnsError, pl.exceptions.PolarsError, pl.exceptions.PanicException):
+        return None
+
+
+def _live_entries(file: AvroFile, manifest: Manifest, partition_type: StructType) -> pl.DataFrame:
+    """No more of them than there is room for: few bytes may unpack to many."""
+    frames = []
+    files = held_bytes = 0
+    for found in file.columns(manifest.content.name, _entry_schema(partition_type, manifest.content)):
+        live = found.filter(pl.col(_STATUS) != DELETED)
+        if manifest.content is ManifestContent.DELETES:
+            names_no_file = (pl.col(_CONTENT) == 1) & pl.col(_REFERENCED).is_null()
+            bounds = (pl.when(names_no_file).then(name).alias(name) for name in (_LOWER, _UPPER))
+            live = live.with_columns(bounds)
+        frames.append(live)
+        files += len(live)
+        held_bytes += int(live.estimated_size())
+        are_more_than_listed = manifest.entries is not None and files > manifest.entries
+        if are_more_than_listed or held_bytes > max(file.held_bytes, COLUMN_BYTES):
+            raise NotInColumnsError
+    if not frames:
+        raise NotInColumnsError
+    return pl.concat(frames)
+
+
+def _of_columns(file: AvroFile, manifest: Manifest, spec: PartitionSpec) -> ReadManifest | None:
     partition_type = partition_type_of(file.schema)
     if not all(isinstance(field.field_type, PrimitiveType) for field in partition_type.fields):
         return None
-    found = file.columns(manifest.content.name, _entry_schema(partition_type, manifest.content))
-    if found is None:
-        return None
-    live = found.filter(pl.col(_STATUS) != DELETED).with_columns(
+    live = _live_entries(file, manifest, partition_type).with_columns(
         # Inherited as in `_files`.
         pl.coalesce(_SEQUENCE_NUMBER, pl.lit(manifest.sequence_number, pl.Int64)),
         pl.coalesce(_SNAPSHOT_ID, pl.lit(manifest.added_snapshot_id, pl.Int64)),
@@ -281,7 +307,6 @@ def _in_columns(file: AvroFile, manifest: Manifest, spec: PartitionSpec) -> Read
     if holds_data:
         numbers = np.array([live[name].to_numpy() for name in (_ROWS, _SIZE, _SEQUENCE_NUMBER)], np.int64)
         return DataFiles(Paths([live[_PATH].to_arrow()]), numbers, kinds, kind_of), []
-    names_no_file = (pl.col(_CONTENT) == 1) & pl.col(_REFERENCED).is_null()
     entries = live.select(
         _CONTENT,
         _PATH,
@@ -294,7 +319,8 @@ def _in_columns(file: AvroFile, manifest: Manifest, spec: PartitionSpec) -> Read
         _REFERENCED,
         _OFFSET,
         _CONTENT_SIZE,
-        *(pl.when(names_no_file).then(name).alias(name) for name in (_LOWER, _UPPER)),
+        _LOWER,
+        _UPPER,
     )
     inherited = live.select(_SEQUENCE_NUMBER, _SNAPSHOT_ID).iter_rows()
     deletes = (

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import io
+import json
 import random
+import re
 from collections.abc import Mapping
+from contextlib import ExitStack
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
@@ -21,6 +24,7 @@ from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import IntegerType, NestedField, StructType
 
 from worker.table import avro_columns, manifests
+from worker.table.avro_columns import NotInColumnsError
 from worker.table.avro_files import AvroFile, CorruptMetadataError
 from worker.table.manifests import FILE_PATH_FIELD_ID, Manifest
 
@@ -37,6 +41,10 @@ PARTITIONS: list[tuple[Any, list[Any]]] = [
         {"type": "long", "logicalType": "timestamp-micros", "adjust-to-utc": True},
         [datetime(1, 1, 2, tzinfo=UTC), datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC)],
     ),
+    ({"type": "long", "logicalType": "timestamp-micros", "adjust-to-utc": False}, [0, -1, 10**15 + 1]),
+    ({"type": "long", "logicalType": "timestamp-nanos", "adjust-to-utc": True}, [0, -1, 10**18 + 1]),
+    ({"type": "long", "logicalType": "timestamp-nanos", "adjust-to-utc": False}, [0, -1, 10**18 + 1]),
+    ({"type": "long", "logicalType": "time-micros"}, [0, 86_399_999_999]),
     ("string", TEXTS),
     ("bytes", [b"", b"\x00", b"\xff"]),
     (
@@ -179,6 +187,56 @@ def test_columns_say_what_rows_say(
     assert in_columns == manifests._in_rows(file_of(file), asked, SPEC)
 
 
+def encoded(kind: Any, value: Any, count_of: Any) -> bytes:
+    """count_of: what stands before some items, by these."""
+    file = io.BytesIO()
+    encoder = BinaryEncoder(file)
+    if isinstance(kind, list):
+        encoder.write_int(int(value is not None))
+        return file.getvalue() + (b"" if value is None else encoded(kind[1], value, count_of))
+    match kind if isinstance(kind, str) else kind["type"]:
+        case "int" | "long":
+            encoder.write_int(value)
+        case "string":
+            encoder.write_utf8(value)
+        case "bytes":
+            encoder.write_bytes(value)
+        case "record":
+            for one in kind["fields"]:
+                encoder.write(encoded(one["type"], value.get(one["name"]), count_of))
+        case "array":
+            for item in value:
+                content = encoded(kind["items"], item, count_of)
+                for number in count_of(content):
+                    encoder.write_int(number)
+                encoder.write(content)
+            encoder.write_int(0)
+        case _:
+            raise NotImplementedError(kind)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    "count_of", [lambda _: [1], lambda content: [-1, len(content)]], ids=["counts", "counts and sizes"]
+)
+@pytest.mark.parametrize("content", ManifestContent)
+def test_arrays_may_be_in_parts_which_may_say_their_sizes(count_of: Any, content: ManifestContent) -> None:
+    avro = schema([])
+    rows = entries([0] if content is ManifestContent.DATA else [1, 2])
+    block = b"".join(encoded(avro, row, count_of) for row in rows)
+    empty = written(avro, [])
+    file = io.BytesIO()
+    encoder = BinaryEncoder(file)
+    encoder.write(empty)
+    encoder.write_int(len(rows))
+    encoder.write_bytes(block)
+    encoder.write(empty[-16:])
+    in_columns = manifests._in_columns(file_of(file.getvalue()), manifest(content), UNPARTITIONED)
+    assert in_columns is not None
+    assert sum(map(len, in_columns)) > 200
+    assert in_columns == manifests._in_rows(file_of(file.getvalue()), manifest(content), UNPARTITIONED)
+
+
 ONE_PARTITION = PartitionSpec(PartitionField(1, 1000, IdentityTransform(), "p0"))
 UNPARTITIONED = PartitionSpec()
 
@@ -212,7 +270,7 @@ def test_damage_is_told_as_it_is_of_rows_or_does_no_harm() -> None:
             damaged = bytearray(content)
             damaged[place] ^= change
             told = outcome(bytes(damaged))
-            with patch.object(avro_columns.Entries, "read", return_value=None):
+            with patch.object(avro_columns.Entries, "read", side_effect=NotInColumnsError):
                 of_rows = outcome(bytes(damaged))
             assert told in (of_rows, intact), (place - start, change)
 
@@ -292,3 +350,67 @@ def test_a_manifest_of_another_content_is_read_in_rows() -> None:
         {0: UNPARTITIONED},
     )
     assert ([file.path for file in files], [file.path for file in deletes]) == (["file-1"], ["file-2"])
+
+
+def test_only_what_is_live_is_held_and_bounds_only_where_they_may_name_a_file() -> None:
+    rows = entries([1, 2])
+    file = file_of(written(schema(PARTITION_FIELDS), rows))
+    asked = manifest(ManifestContent.DELETES)
+    with patch.object(avro_columns, "BATCH_BYTES", 1):
+        live = manifests._live_entries(file, asked, manifests.partition_type_of(file.schema))
+    files = [row["data_file"] for row in rows if row["status"] != manifests.DELETED]
+    assert len(live) == len(files)
+    bounds = [
+        file["lower_bounds"] is not None and file["content"] == 1 and file["referenced_data_file"] is None
+        for file in files
+    ]
+    assert live[manifests._LOWER].is_not_null().to_list() == bounds
+    assert 0 < sum(bounds) < len(bounds)
+
+
+@pytest.mark.parametrize(
+    ("patched", "is_read"),
+    [
+        ({}, True),
+        ({avro_columns: "_LARGEST_BLOCK"}, False),
+        ({manifests: "COLUMN_BYTES"}, False),
+    ],
+)
+def test_a_little_that_unpacks_to_much_is_read_in_rows(patched: dict[Any, str], is_read: bool) -> None:
+    content = written(schema([]), [plain(1)] * 5_000, "deflate", 10_000)
+    with ExitStack() as stack:
+        for module, name in patched.items():
+            stack.enter_context(patch.object(module, name, 1_000))
+        found = manifests._in_columns(file_of(content), manifest(ManifestContent.DATA), UNPARTITIONED)
+    assert (found is not None) is is_read
+
+
+def test_no_more_is_decoded_once_there_is_more_than_the_list_says() -> None:
+    content = written(schema([]), [plain(number) for number in range(10)])
+    with (
+        patch.object(avro_columns, "BATCH_BYTES", 1),
+        patch("polars.read_avro", side_effect=pl.read_avro) as decoded,
+    ):
+        found = manifests._in_columns(file_of(content), manifest(ManifestContent.DATA, 3), UNPARTITIONED)
+    assert found is None
+    assert decoded.call_count == 4
+
+
+@pytest.mark.parametrize("error", [pl.exceptions.ComputeError("x"), pl.exceptions.PanicException("x")])
+@pytest.mark.parametrize("where", ["polars.read_avro", "polars.concat", "polars.DataFrame.with_row_index"])
+def test_what_polars_can_not_do_is_done_in_rows(error: BaseException, where: str) -> None:
+    content = written(schema([]), [plain(1), plain(2)])
+    intact = outcome(content)
+    with patch(where, side_effect=error) as tried:
+        assert outcome(content) == intact
+    assert tried.called
+
+
+def test_the_schema_that_polars_gets_is_one_of_avro() -> None:
+    written_schema = file_of(written(schema(PARTITION_FIELDS), [])).schema
+    found = avro_columns.entries_of(written_schema, written_schema)
+    assert found is not None
+    fields = json.loads(fastavro.reader(io.BytesIO(found.header)).metadata["avro.schema"])["fields"]
+    assert all(re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", one["name"]) for one in fields)
+    with patch("fastavro.parse_schema", side_effect=KeyError):
+        assert avro_columns.entries_of(written_schema, written_schema) is None
