@@ -212,8 +212,6 @@ def _avro(kind: IcebergType, name: str) -> Any:
             return "string"
         case BinaryType():
             return "bytes"
-        case BooleanType():
-            return "boolean"
         case ListType():
             return {"type": "array", "items": _item(kind.element_type, f"{name}_i", kind.element_required)}
         case MapType():
@@ -237,6 +235,8 @@ def _item(kind: IcebergType, name: str, is_required: bool) -> Any:
 def _fixed_bytes(kind: IcebergType) -> int:
     """Of types that have a length, and are decoded later."""
     match kind:
+        case BooleanType():
+            return 1  # polars takes 2 for false, PyIceberg for true
         case FloatType():
             return 4
         case DoubleType():

@@ -414,3 +414,14 @@ def test_the_schema_that_polars_gets_is_one_of_avro() -> None:
     assert all(re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", one["name"]) for one in fields)
     with patch("fastavro.parse_schema", side_effect=KeyError):
         assert avro_columns.entries_of(written_schema, written_schema) is None
+
+
+@pytest.mark.parametrize("value", range(4))
+def test_a_boolean_that_is_neither_0_nor_1_is_what_it_is_in_rows(value: int) -> None:
+    content = written(schema([field("p0", "boolean", 1000)]), [plain(1, partition={"p0": True})])
+    before, after = content.split(b"PARQUET\x02\x01")
+    content = before + b"PARQUET\x02" + bytes([value]) + after
+    asked = manifest(ManifestContent.DATA)
+    in_columns = manifests._in_columns(file_of(content), asked, ONE_PARTITION)
+    assert in_columns is not None
+    assert in_columns == manifests._in_rows(file_of(content), asked, ONE_PARTITION)
