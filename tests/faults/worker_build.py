@@ -181,7 +181,7 @@ def inject() -> None:
     wrap(Storage, "create", "snapshot", no_answer)
     wrap(Storage, "delete", "removal", no_answer)
     wrap(worker.deletes.stage, "write_planned", "delete-files", disk_full)
-    for write in ("_write_position_delete_file", "_write_deletion_vector"):
+    for write in ("_write_position_delete_file", "_write_puffin_file"):
         wrap(worker.deletes.write, write, "delete-file", disk_full)
     wrap(worker.jobs.orphan_files, "written_files", "leftovers", no_answer)
     wrap(IndexWarehouse, "drop", "drop", no_answer)

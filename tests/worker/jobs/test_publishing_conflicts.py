@@ -239,9 +239,10 @@ def test_a_later_look_reads_and_writes_what_is_new_alone(
         read[file.path] += 1
         return read_file(reader, file, *how, **named)
 
-    def counted_write(storage: Storage, location: str, one: Any) -> NewDeleteFile:
-        new: NewDeleteFile = write(storage, location, one)
-        written.append((str(new.referenced_data_file), new.record_count))
+    def counted_write(storage: Storage, location: str, group: Any) -> NewDeleteFile | list[NewDeleteFile]:
+        new: NewDeleteFile | list[NewDeleteFile] = write(storage, location, group)
+        for each in new if isinstance(new, list) else [new]:
+            written.append((str(each.referenced_data_file), each.record_count))
         return new
 
     def others(number: int) -> None:
@@ -279,7 +280,7 @@ def test_a_later_look_reads_and_writes_what_is_new_alone(
     assert left == added, "what was written for heads that are gone is removed"
 
 
-_WRITERS = {2: "_write_position_delete_file", 3: "_write_deletion_vector"}
+_WRITERS = {2: "_write_position_delete_file", 3: "_write_puffin_file"}
 
 
 @pytest.mark.parametrize("how", ["rolled_back", "dropped", "begun_anew"])
