@@ -456,6 +456,7 @@ def test_events_are_followed_until_somebody_interrupts(call: Call, service: Runn
             service.admin.post(f"/jobs/{job['id']}/cancel").raise_for_status()
         line = json.loads(follower.stdout.readline())
         follower.send_signal(signal.SIGINT)
+        follower.stdout.read()  # Else it may write what follows to a pipe that is closed.
     assert line["table_id"] == table["id"]
     assert follower.returncode == 0
 
