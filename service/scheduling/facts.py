@@ -4,14 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
+from typing import Protocol
 
 from service.catalogs.measure import Past, Volume
 from service.jobs.budgets import SpentBudget
 from service.jobs.estimates import seconds_of
-from service.policies.models import EffectivePolicy, EffectiveRewriteDataFilesPolicy
+from service.policies.models import EffectivePolicy
 from service.policies.schedules import Window
 from service.reader_cost import Shape
-from service.records.health import TableHealth
 from service.records.jobs import JobKind
 from service.scheduling.worth import Readers, Weighing
 
@@ -180,19 +180,36 @@ class TableState:
         return self.spent or self.spent_of.get(kind)
 
 
-def is_indexed(table: TableHealth | TableState, policy: EffectivePolicy) -> bool:
+class _Keyed(Protocol):
+    @property
+    def has_keys(self) -> bool: ...
+
+
+def is_indexed(table: _Keyed, policy: EffectivePolicy) -> bool:
     """Whether index jobs run for a table by themselves: they count what a rewriting would take."""
     return table.has_keys and policy.index.enabled
 
 
-def files_enough(
-    limits: EffectiveRewriteDataFilesPolicy, partitions: int | None, *, are_reported: bool
+def grown_files(
+    table: _Keyed, policy: EffectivePolicy, grown: int, partitions: int | None, *, are_reported: bool
 ) -> int:
-    """New data files of which a rewriting may take some, if they are spread over so many partitions; never
-    more than the policy says."""
+    """As `TableState` has it, of a table that has grown by so many since the last report, if there was one.
+
+    None of a table of which no other job counts them until there may be enough in each partition; never more
+    are asked for than the policy says.
+    """
+    limits = policy.rewrite_data_files
     # One that was there before the first report may be larger than all others of its partition.
     each = limits.min_input_files + (not are_reported)
-    return max(min(each * max(partitions or 1, 1), limits.small_data_files), limits.min_input_files)
+    enough = max(min(each * max(partitions or 1, 1), limits.small_data_files), limits.min_input_files)
+    return grown if grown >= enough or is_indexed(table, policy) else 0
+
+
+def may_take_some_again(table: _Keyed, policy: EffectivePolicy, grown: int) -> bool:
+    """Whether a rewriting that found nothing to take may find some, though no job has counted what has grown:
+    by what readers pay, and where no other job counts."""
+    is_guessed = policy.convert.when == "worthwhile" or not is_indexed(table, policy)
+    return is_guessed and grown >= policy.rewrite_data_files.min_input_files
 
 
 def weighing(state: TableState, policy: EffectivePolicy) -> Weighing | None:

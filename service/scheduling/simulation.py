@@ -28,7 +28,8 @@ from service.scheduling.facts import (
     Action,
     LastJob,
     TableState,
-    files_enough,
+    grown_files,
+    may_take_some_again,
     weighing,
     windows_of,
 )
@@ -379,7 +380,6 @@ class _Table:
         self._counted = (0, 0)
         """Small data files, and those with many deleted rows, as the last job told."""
         self._reported = shape if beginning.entries or beginning.last else Shape(0, 0)
-        self._is_indexed = beginning.has_keys and policy.index.enabled
         self._idle_at: tuple[int, int] | None = None
         """What was counted when a rewriting found nothing to take."""
         self._waits_since: dict[JobKind, datetime] = {}
@@ -481,20 +481,13 @@ class _Table:
         new_files = max(self.shape.data_files - self._reported.data_files, 0)
         new_bytes = max(self.shape.data_bytes - self._reported.data_bytes, 0)
         grown = max(new_files + self.shape.vectors - self._reported.vectors, 0)
-        enough = files_enough(
-            self._policy.rewrite_data_files,
-            self._partitions,
-            are_reported=self._reported.data_files > 0,
-        )
-        if not self._is_indexed and grown < enough:
-            grown = 0
+        are_reported = self._reported.data_files > 0
+        grown = grown_files(self._beginning, self._policy, grown, self._partitions, are_reported=are_reported)
         last = dict(self._last)
         rewriting = last.get(JobKind.REWRITE_DATA_FILES)
-        if rewriting is not None and rewriting.idle:
-            is_grown = grown >= self._policy.rewrite_data_files.min_input_files
-            is_guessed = self._policy.convert.when == "worthwhile" or not self._is_indexed
-            if self._idle_at != self._counted or (is_guessed and is_grown):
-                last = last | {JobKind.REWRITE_DATA_FILES: replace(rewriting, idle=0)}
+        may_take = self._idle_at != self._counted or may_take_some_again(self._beginning, self._policy, grown)
+        if rewriting is not None and rewriting.idle and may_take:
+            last = last | {JobKind.REWRITE_DATA_FILES: replace(rewriting, idle=0)}
         active = {one.kind for one in self._queue}
         if self.running is not None:
             active.add(self.running.kind)

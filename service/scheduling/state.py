@@ -28,8 +28,8 @@ from service.scheduling.facts import (
     LastJob,
     StagedState,
     TableState,
-    files_enough,
-    is_indexed,
+    grown_files,
+    may_take_some_again,
 )
 
 _LOOKED_BACK = 20
@@ -144,15 +144,10 @@ def waits_since(decisions: Mapping[str, Mapping[str, Any]]) -> dict[JobKind, dat
 
 
 def _grown_files(health: TableHealth, policy: EffectivePolicy) -> int:
-    """Data files that a rewriting may take besides those of the last report: new, or with new vectors.
-
-    None of a table of which no other job counts them until there may be enough in each partition.
-    """
+    """Data files that a rewriting may take besides those of the last report: new, or with new vectors."""
     grown = _since_report(health, "data_files") + _since_report(health, "vectors")
-    enough = files_enough(
-        policy.rewrite_data_files, health.partitions, are_reported="reported" in health.reader_shapes
-    )
-    return grown if grown >= enough or is_indexed(health, policy) else 0
+    are_reported = "reported" in health.reader_shapes
+    return grown_files(health, policy, grown, health.partitions, are_reported=are_reported)
 
 
 def _new_small_files(health: TableHealth) -> int:
@@ -272,13 +267,8 @@ def _is_idle(job: Job, health: TableHealth, policy: EffectivePolicy) -> bool:
         if not is_same or job.trigger == REQUEST:
             return False
         # Of a table that nobody deletes from, no job counts what comes.
-        is_guessed = policy.convert.when == "worthwhile" or not is_indexed(health, policy)
         is_data = job.kind == JobKind.REWRITE_DATA_FILES.value
-        if (
-            is_data
-            and is_guessed
-            and _grown_files(health, policy) >= policy.rewrite_data_files.min_input_files
-        ):
+        if is_data and may_take_some_again(health, policy, _grown_files(health, policy)):
             return False
     elif job.seen_snapshot_id != health.iceberg_snapshot_id:
         return False
