@@ -26,7 +26,7 @@ from worker.deletes.puffin import (
 )
 from worker.io.decimals import check_decimals
 from worker.io.file_formats import FORMATS, check_size, field_id_of, open_columns
-from worker.io.row_groups import GAP_BYTES
+from worker.io.row_groups import close_together
 from worker.io.storage import Storage
 from worker.process.slots import Threads
 from worker.table.files import DataFile, DeleteFile, FileContent, PartitionKey
@@ -185,34 +185,28 @@ def _in_runs(vectors: Iterable[DeleteFile]) -> list[list[DeleteFile]]:
     by_path: dict[str, list[DeleteFile]] = defaultdict(list)
     for vector in vectors:
         by_path[vector.path].append(vector)
-    runs: list[list[DeleteFile]] = []
-    for of_file in by_path.values():
-        start = end = 0
-        of_file.sort(key=_told_range)
-        for vector in of_file:
-            offset, size = _told_range(vector)
-            is_first = vector is of_file[0]
-            if is_first or offset - end > GAP_BYTES or offset + size - start > _RUN_BYTES:
-                runs.append([])
-                start = end = offset
-            runs[-1].append(vector)
-            end = max(end, offset + size)
-    return runs
+    runs = (
+        close_together(sorted(vectors, key=_told_bounds), _told_bounds, _RUN_BYTES)
+        for vectors in by_path.values()
+    )
+    return list(chain.from_iterable(runs))
 
 
-def _told_range(vector: DeleteFile) -> tuple[int, int]:
-    return vector.content_offset or 0, vector.content_size_bytes or 0
+def _told_bounds(vector: DeleteFile) -> tuple[int, int]:
+    """Where it starts and ends, as its manifest says: which may be anything."""
+    start = vector.content_offset or 0
+    return start, start + (vector.content_size_bytes or 0)
 
 
 def _range_of(vector: DeleteFile) -> tuple[int, int]:
     """Raises CorruptDeletionVectorError for one that can't be, before anything is read."""
-    offset, size = _told_range(vector)
-    if vector.content_offset is None or not 0 <= offset < offset + size <= vector.file_size_bytes:
+    offset, end = _told_bounds(vector)
+    if vector.content_offset is None or not 0 <= offset < end <= vector.file_size_bytes:
         told = f"[{vector.content_offset}, +{vector.content_size_bytes})"
         raise CorruptDeletionVectorError(
             f"its manifest says that the deletion vector lies at {told} of {vector.file_size_bytes} bytes"
         )
-    return offset, size
+    return offset, end - offset
 
 
 def _read_vectors(storage: Storage, vectors: Sequence[DeleteFile]) -> list[BitMap64]:

@@ -124,15 +124,32 @@ def _requested(source: Any, ranges: Sequence[tuple[int, int]]) -> Iterable[bytes
     )
 
 
+def close_together(
+    items: Iterable[A], range_of: Callable[[A], tuple[int, int]], most_bytes: int
+) -> Iterator[list[A]]:
+    """Those that one request of so many bytes at most reads together; one that is larger by itself.
+
+    range_of: (start, end) of each, in bytes; items come in the order of these.
+    """
+    run: list[A] = []
+    first = last = 0
+    for item in items:
+        start, end = range_of(item)
+        if run and start - last <= GAP_BYTES and end - first <= most_bytes:
+            last = max(end, last)
+        else:
+            if run:
+                yield run
+            run, first, last = [], start, end
+        run.append(item)
+    if run:
+        yield run
+
+
 def _merged(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     """Those that lie close together as one."""
-    merged: list[tuple[int, int]] = []
-    for start, end in ranges:
-        if merged and start - merged[-1][1] <= GAP_BYTES and end - merged[-1][0] <= _REQUEST_BYTES:
-            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
-        else:
-            merged.append((start, end))
-    return merged
+    runs = close_together(ranges, lambda one: one, _REQUEST_BYTES)
+    return [(run[0][0], max(end for _, end in run)) for run in runs]
 
 
 class _Fetched(RangeReader):

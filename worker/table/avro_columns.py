@@ -17,8 +17,9 @@ import fastavro
 import numpy as np
 import polars as pl
 from pyiceberg.avro import STRUCT_DOUBLE
-from pyiceberg.avro.decoder import new_decoder
+from pyiceberg.avro.decoder import BinaryDecoder, new_decoder
 from pyiceberg.avro.encoder import BinaryEncoder
+from pyiceberg.avro.reader import DoubleReader as PyIcebergDoubleReader
 from pyiceberg.avro.resolver import construct_reader
 from pyiceberg.schema import Schema
 from pyiceberg.types import (
@@ -64,6 +65,13 @@ _LONGS = (
 
 class NotInColumnsError(Exception):
     """PyIceberg has to read this, or to say what is wrong with it."""
+
+
+class DoubleReader(PyIcebergDoubleReader):
+    """PyIceberg's decoder in C gives no more than a float has."""
+
+    def read(self, decoder: BinaryDecoder) -> float:
+        return float(STRUCT_DOUBLE.unpack(decoder.read(STRUCT_DOUBLE.size))[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,9 +178,8 @@ def value_of(kind: IcebergType, value: Any) -> Any:
     """What PyIceberg makes of what is in a column."""
     if value is None or not _fixed_bytes(kind):
         return value
-    if isinstance(kind, DoubleType):
-        return STRUCT_DOUBLE.unpack(value)[0]  # of which PyIceberg's decoder gives no more than a float has
-    return construct_reader(kind).read(new_decoder(value))
+    reader = DoubleReader() if isinstance(kind, DoubleType) else construct_reader(kind)  # type: ignore[no-untyped-call]
+    return reader.read(new_decoder(value))
 
 
 def _batches(blocks: Iterable[tuple[int, bytes]]) -> Iterator[list[tuple[int, bytes]]]:

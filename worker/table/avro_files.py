@@ -9,9 +9,8 @@ from typing import Any
 
 import fastavro
 import polars as pl
-from pyiceberg.avro import STRUCT_DOUBLE
 from pyiceberg.avro.decoder import BinaryDecoder, new_decoder
-from pyiceberg.avro.reader import DecimalReader, DoubleReader, Reader
+from pyiceberg.avro.reader import DecimalReader, Reader
 from pyiceberg.avro.resolver import ReadSchemaResolver, SchemaPartnerAccessor
 from pyiceberg.exceptions import ValidationError
 from pyiceberg.io import FileIO
@@ -22,7 +21,7 @@ from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 from stores.manifest_files import readable_manifest
 from stores.table_metadata import ENCRYPTED, ENCRYPTED_REMEDY
 from worker.process.errors import JobError
-from worker.table.avro_columns import Entries, NotInColumnsError, entries_of
+from worker.table.avro_columns import DoubleReader, Entries, NotInColumnsError, entries_of
 
 SCHEMAS_KEPT = 64
 _HEADER_KEPT = 100_000  # characters; Iceberg's have 8,000
@@ -71,13 +70,6 @@ class _SkippingAccessor(SchemaPartnerAccessor):
         return None if partner_map is None else super().map_value_partner(partner_map)
 
 
-class _Double(DoubleReader):
-    """PyIceberg's decoder in C gives no more than a float has."""
-
-    def read(self, decoder: BinaryDecoder) -> float:
-        return float(STRUCT_DOUBLE.unpack(decoder.read(STRUCT_DOUBLE.size))[0])
-
-
 class _Decimal(DecimalReader):
     """Skips what it would read; PyIceberg takes it for bytes with their length before them."""
 
@@ -87,7 +79,7 @@ class _Decimal(DecimalReader):
 
 class _Resolver(ReadSchemaResolver):
     def visit_double(self, _: DoubleType, __: IcebergType | None) -> Reader:
-        return _Double()  # type: ignore[no-untyped-call]
+        return DoubleReader()  # type: ignore[no-untyped-call]
 
     def visit_decimal(self, decimal_type: DecimalType, _: IcebergType | None) -> Reader:
         return _Decimal(decimal_type.precision, decimal_type.scale)

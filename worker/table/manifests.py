@@ -289,10 +289,10 @@ def _live_entries(file: AvroFile, manifest: Manifest, partition_type: StructType
     return pl.concat(frames)
 
 
-def _of_columns(file: AvroFile, manifest: Manifest, spec: PartitionSpec) -> ReadManifest | None:
+def _of_columns(file: AvroFile, manifest: Manifest, spec: PartitionSpec) -> ReadManifest:
     partition_type = partition_type_of(file.schema)
     if not all(isinstance(field.field_type, PrimitiveType) for field in partition_type.fields):
-        return None
+        raise NotInColumnsError
     live = _live_entries(file, manifest, partition_type).with_columns(
         # Inherited as in `_files`.
         pl.coalesce(_SEQUENCE_NUMBER, pl.lit(manifest.sequence_number, pl.Int64)),
@@ -302,7 +302,7 @@ def _of_columns(file: AvroFile, manifest: Manifest, spec: PartitionSpec) -> Read
     )
     holds_data = manifest.content is ManifestContent.DATA
     if (live["is_data"] != holds_data).any():
-        return None
+        raise NotInColumnsError
     kinds, kind_of = _kinds(live, partition_type, spec)
     if holds_data:
         numbers = np.array([live[name].to_numpy() for name in (_ROWS, _SIZE, _SEQUENCE_NUMBER)], np.int64)
