@@ -36,6 +36,16 @@ def run(service: Running, worker: str, **report: Any) -> None:
     assert service.finish(assignment, **report).is_success
 
 
+def nothing_pending(iceberg: IcebergCatalog) -> dict[str, Any]:
+    """As a job's report has the head of the table, which has no keys."""
+    return {
+        "iceberg_snapshot_id": iceberg.head("db.t"),
+        "key_sets": [],
+        "pending_equality_delete_files": 0,
+        "pending_equality_deletes": 0,
+    }
+
+
 def decision(service: Running, table: str) -> dict[str, Any]:
     service.poll(table)
     return dict(service.admin.get(f"/tables/{table}/health").json()["decisions"]["convert"])
@@ -142,13 +152,7 @@ def test_a_rewriting_that_could_take_none_waits_until_there_are_more_whatever_is
         return str(found["code"])
 
     def ends(small: int, rewritten: int = 0) -> None:
-        report = {
-            "iceberg_snapshot_id": iceberg.head("db.t"),
-            "key_sets": [],
-            "pending_equality_delete_files": 0,
-            "pending_equality_deletes": 0,
-            "small_data_files": small,
-        }
+        report = nothing_pending(iceberg) | {"small_data_files": small}
         run(service, worker, result={"data_files": {"data_files_rewritten": rewritten}}, health=report)
 
     def request(kind: str) -> None:
@@ -244,13 +248,7 @@ def test_a_first_rewriting_is_credited_with_no_more_than_a_job_under_the_policy_
         iceberg.append("db.t", [10 + number])
     table, worker = str(service.enroll(policy="thrifty")["id"]), service.start_worker()
     assert service.admin.post(f"/tables/{table}/jobs", json={"kind": "index"}).is_success
-    report = {
-        "iceberg_snapshot_id": iceberg.head("db.t"),
-        "key_sets": [],
-        "pending_equality_delete_files": 0,
-        "pending_equality_deletes": 0,
-    }
-    run(service, worker, result={}, health=report)
+    run(service, worker, result={}, health=nothing_pending(iceberg))
     service.poll(table)
     found = service.admin.get(f"/tables/{table}/health").json()["decisions"]["rewrite_data_files"]
     assert found["code"] == "nothing-small"
@@ -282,14 +280,8 @@ def test_a_rewriting_is_tried_again_once_so_many_files_have_come_as_it_takes(
             return state.last[JobKind.REWRITE_DATA_FILES].committed_at
 
     def ends(rewritten: int) -> None:
-        report = {
-            "iceberg_snapshot_id": iceberg.head("db.t"),
-            "key_sets": [],
-            "pending_equality_delete_files": 0,
-            "pending_equality_deletes": 0,
-        }
         result = {"commits": int(rewritten > 0), "data_files": {"data_files_rewritten": rewritten}}
-        run(service, worker, result=result, health=report)
+        run(service, worker, result=result, health=nothing_pending(iceberg))
 
     for number in range(4):
         iceberg.append("db.t", [10 + number])
@@ -339,13 +331,8 @@ def test_a_table_without_keys_is_rewritten_each_time_that_enough_small_files_hav
         return str(found["rewrite_data_files"]["code"])
 
     def ends(rewritten: int) -> None:
-        report = {
-            "iceberg_snapshot_id": iceberg.head("db.t"),
-            "key_sets": [],
-            "pending_equality_delete_files": 0,
-            "pending_equality_deletes": 0,
-        }
-        run(service, worker, result={"data_files": {"data_files_rewritten": rewritten}}, health=report)
+        result = {"data_files": {"data_files_rewritten": rewritten}}
+        run(service, worker, result=result, health=nothing_pending(iceberg))
 
     assert decided_with_more(2) == "small-data-files", "with the one that was there"
     ends(3)

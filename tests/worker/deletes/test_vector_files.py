@@ -6,22 +6,18 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap64
 
 from tests.jobs import RecordingReporter
-from tests.worker.deletes.files import data_file, positions
+from tests.worker.deletes.files import data_file, deletes_task, positions
 from worker.attempt.job import Job
 from worker.contract.control_plane import Assignment
 from worker.deletes import vector_files
 from worker.deletes.existing import UnreadableDeleteFileError, existing_deletes
-from worker.deletes.locations import DeleteFileLocations
-from worker.deletes.merge import DeleteGranularity
 from worker.deletes.puffin import PuffinWriter, VectorRange, has_others, size_of_file
-from worker.deletes.stage import DeletesTask
 from worker.deletes.vector_files import shares_files, to_be_moved
 from worker.deletes.write import write_deletion_vectors
 from worker.io.storage import Storage
@@ -198,17 +194,7 @@ def test_a_file_that_is_missing_blocks_all_its_data_files_at_once(tmp_path: Path
     vectors = written(tmp_path, {file: BitMap64([1]) for file in files[:4]}, shares_files=True)
     Path(vectors[0].path).unlink()
     storage = CountingStorage()
-    task = DeletesTask(
-        storage,
-        {file: np.array([2]) for file in files},
-        vectors,
-        3,
-        DeleteGranularity.FILE,
-        DeleteFileLocations(str(tmp_path), {}, "p"),
-        moves=False,
-        shares_files=False,
-        dry_run=False,
-    )
+    task = deletes_task(tmp_path, {file: [2] for file in files}, vectors, 3, storage=storage)
     outcome = task.run(None)
     assert {one.data_file.path for one in outcome.blocked} == {"f0", "f1", "f2", "f3"}
     assert [one.referenced_data_file for one in outcome.added] == ["f4"]

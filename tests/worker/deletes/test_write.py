@@ -16,11 +16,16 @@ from pyroaring import BitMap64
 
 from tests.delete_files import write_deletes
 from tests.patience import PATIENCE_SECONDS
-from tests.worker.deletes.files import data_file, delete_file, paths, position_delete_file
+from tests.worker.deletes.files import (
+    data_file,
+    delete_file,
+    deletes_task,
+    paths,
+    position_delete_file,
+)
 from worker.deletes.existing import SMALL_FILES_AT_ONCE, UnreadableDeleteFileError, existing_deletes
 from worker.deletes.locations import DeleteFileLocations
 from worker.deletes.merge import DeleteGranularity
-from worker.deletes.stage import DeletesTask
 from worker.deletes.write import (
     WrittenDeletes,
     _position_delete_rows,
@@ -103,17 +108,13 @@ def test_a_stray_run_of_a_task_that_could_read_less_or_more_overwrites_nothing(
         for n in (0, 1)
     ]
     names = count_names(len(files), version, granularity, shares_files=shares_files)
-    locations = DeleteFileLocations(str(tmp_path / "table"), {}, "p")
-    task = DeletesTask(
-        Storage(),
-        {file: np.array([n, 50]) for n, file in enumerate(files)},
+    task = deletes_task(
+        tmp_path / "table",
+        {file: [n, 50] for n, file in enumerate(files)},
         existing,
         version,
-        granularity,
-        locations,
-        moves=False,
+        granularity=granularity,
         shares_files=shares_files,
-        dry_run=False,
     )
     seen: dict[str, bytes] = {}
     contents = [Path(old.path).read_bytes() for old in existing]
@@ -125,26 +126,17 @@ def test_a_stray_run_of_a_task_that_could_read_less_or_more_overwrites_nothing(
         outcome = task.run(None)
         assert {one.data_file.path for one in outcome.blocked} == {f"f{n}" for n in missing}
         written = {path: Path(path).read_bytes() for path in paths(outcome)}
-        assert written.keys() <= set(locations.names(names))
+        assert written.keys() <= set(task.locations.names(names))
         assert all(seen.setdefault(path, content) == content for path, content in written.items())
         assert {path: Path(path).read_bytes() for path in seen} == seen
-    assert remove_written(Storage(), locations, version, names) == len(seen)
+    assert remove_written(Storage(), task.locations, version, names) == len(seen)
     assert not list((tmp_path / "table").rglob("*.*"))
 
 
 def test_deletes_of_a_partition_that_cannot_be_read_block_its_data_files_alone(tmp_path: Path) -> None:
     eu, us = (data_file(region, partition=PartitionKey(1, f'["{region}"]')) for region in ("eu", "us"))
-    task = DeletesTask(
-        Storage(),
-        {file: np.array([1]) for file in (eu, us)},
-        [delete_file(f"{tmp_path}/gone.parquet", partition=PartitionKey(1, '["eu"]'))],
-        2,
-        DeleteGranularity.FILE,
-        DeleteFileLocations(str(tmp_path), {}, "p"),
-        moves=False,
-        shares_files=False,
-        dry_run=False,
-    )
+    gone = delete_file(f"{tmp_path}/gone.parquet", partition=PartitionKey(1, '["eu"]'))
+    task = deletes_task(tmp_path, {eu: [1], us: [1]}, [gone], 2)
     outcome = task.run(None)
     assert [one.data_file for one in outcome.blocked] == [eu]
     assert outcome.data_files == ("us",)
