@@ -24,6 +24,8 @@ from worker.process.errors import JobError
 from worker.table.avro_columns import DoubleReader, Entries, NotInColumnsError, entries_of
 
 SCHEMAS_KEPT = 64
+_BEHIND = bytes(4096)
+"""The decoder in C reads numbers behind the end as well, and there would be whatever lies in memory."""
 _HEADER_KEPT = 100_000  # characters; Iceberg's have 8,000
 _FACTOR = 10  # by which a metadata file is larger in memory while it is read
 
@@ -145,10 +147,10 @@ class AvroFile:
             # Made as PyIceberg makes its own.
             reader: Any = visit_with_partner(self.schema, wanted, _Resolver(), _SkippingAccessor())  # type: ignore[misc]
             for count, content in self._blocks():
-                decoder = new_decoder(content)
+                decoder = new_decoder(content + _BEHIND)
                 for _ in range(count):
                     yield reader.read(decoder)
-                    if decoder.tell() > len(content):  # which the decoder does not look at
+                    if decoder.tell() > len(content):
                         raise ValueError("an entry reaches beyond its block")
                 if decoder.tell() < len(content):
                     raise ValueError("a block goes on behind its last entry")
