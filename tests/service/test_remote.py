@@ -447,7 +447,10 @@ def test_lists_go_on_to_the_limit_that_is_asked_for(call: Call, monkeypatch: pyt
 
 def test_events_are_followed_until_somebody_interrupts(call: Call, service: Running) -> None:
     table = enroll(call)
-    command = [sys.executable, "-c", "from service.command.main import main; main()", "jobs", "follow-events"]
+    # A shell lets what it starts in the background ignore the signal.
+    heeded = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    begin = f"{heeded}; from service.command.main import main; main()"
+    command = [sys.executable, "-c", begin, "jobs", "follow-events"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as follower:
         assert follower.stdout is not None
         while not select.select([follower.stdout], [], [], 0.1)[0]:
