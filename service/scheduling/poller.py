@@ -11,17 +11,14 @@ import math
 import random
 import threading
 import time
-from bisect import bisect_right
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
-from functools import partial
+from datetime import datetime
 from typing import Any
 
 from pyiceberg.table import Table
-from pyiceberg.table.metadata import TableMetadata
 from sqlalchemy import bindparam, delete, func, update
 from sqlalchemy import select as select_columns
 from sqlalchemy.exc import SQLAlchemyError
@@ -31,46 +28,31 @@ from service import __version__
 from service.catalogs.egress import check_location
 from service.catalogs.iceberg import IcebergCatalogs, budget_seconds
 from service.catalogs.measure import (
-    EqualityDelete,
     ManifestCache,
     Measurement,
     measure,
-    measure_past,
-    measure_since,
 )
 from service.catalogs.metadata_locations import AT_ONCE, Identifier, MetadataLocations
 from service.catalogs.staged import Staged, measure_staged
-from service.db.database import FOR_UPDATE, Database, utc_now
+from service.db.database import Database, utc_now
 from service.errors import IcestreamError, UnreachableError
-from service.index_health.models import AGE_LIMITS_SECONDS
-from service.index_health.reader_cost import store_reader_cost, store_savings
-from service.index_health.samples import keep_last_look, record_sample
-from service.index_health.service import begins_to_lag_at, store_status
-from service.jobs.events import last_of_tables, latest_event_id, record_table_event
-from service.jobs.queue import cancel_publications_but, has_let_expire, is_system_paused, jobs_of_table
+from service.jobs.events import last_of_tables, latest_event_id
+from service.jobs.queue import is_system_paused
 from service.jobs.stream import settled_after
 from service.policies.effective import effective_policy
-from service.reader_cost import shape_of
 from service.records.catalogs import Catalog, CatalogType
-from service.records.health import HealthStatus, TableHealth
-from service.records.jobs import JobKind, JobStatus
+from service.records.health import TableHealth
+from service.records.jobs import JobStatus
 from service.records.notifications import Notification
 from service.records.policies import Level, Policy, PolicyAttachment
 from service.records.tables import EnrolledTable
-from service.scheduling.decisions import WORK
-from service.scheduling.scheduler import schedule
+from service.scheduling.looks import LONGEST_FRESH_SECONDS, Polled, store_failure, store_look
 from service.settings import Settings
-from staging.history import StagingBranchNotFoundError
-from stores.table_metadata import named_places
 from trust.bounds import Budget
 from trust.locations import normalize_location
 
 _log = logging.getLogger("icestream.poller")
 _LONGEST_BACKOFF_SECONDS = 300.0
-_FRESH_SECONDS = 900.0
-"""Until a table is read again anyway, whatever else there may be that decisions depend on."""
-_LONGEST_FRESH_SECONDS = 6 * 3600.0
-"""The same of one that has been quiet for as long."""
 _QUEUED_POLLS = 25
 """For each thread, so that it has work until the next tick."""
 _ATTEMPT_ENDED = frozenset({"job.retry", *(f"job.{status.value}" for status in JobStatus if status.is_final)})
@@ -85,22 +67,6 @@ _TOLD = select_columns(col(Notification.id), col(Notification.table_id)).limit(5
 _FORGET = delete(Notification).where(col(Notification.id) == bindparam("number"))
 _PATIENCE_IF_TOLD = 6
 """Times the interval that a table waits for its next poll if its last change was told by a notification."""
-
-
-@dataclass(frozen=True)
-class Polled:
-    """What a poll found out about when to look again."""
-
-    is_reachable: bool
-    metadata_location: str | None = None
-    """Where the table's metadata lay."""
-    decide_at: datetime | None = None
-    """When time can."""
-    look_within: float = math.inf
-    """Seconds until its catalog has to be asked at the latest: as long as its policy lets staged snapshots
-    wait."""
-    read_within: float = _FRESH_SECONDS
-    """Seconds until it has to be read again, though nothing be new."""
 
 
 @dataclass(frozen=True)
@@ -325,7 +291,7 @@ class Poller:
         table.look_within = last["look_within"] if last["look_within"] is not None else math.inf
         table.tells = last["is_told"]
         table.heard_until = last["event"]
-        within = min(last.get("read_within", _FRESH_SECONDS), _LONGEST_FRESH_SECONDS)
+        within = min(last["read_within"], LONGEST_FRESH_SECONDS)
         table.fresh_until = now + within * random.uniform(0, 1)  # noqa: S311 - no secret
 
     def _digest(self, known: Hashable) -> str:
@@ -540,12 +506,12 @@ class Poller:
                 loaded, found, staged = self._look(table, catalog, known, source)
         except IcestreamError as error:
             with self._database.write() as session:
-                self._store_failure(session, table_id, error)
+                store_failure(session, table_id, error)
             # A table that is too large says nothing of the others.
             is_unreachable = isinstance(error, UnreachableError) and error.slug != "catalog-limit-exceeded"
             return Polled(is_reachable=not is_unreachable)
         with self._database.write() as session:
-            polled = self._store(session, table_id, loaded, found, staged, source)
+            polled = store_look(session, self._settings, table_id, loaded, found, staged, source)
             if basis is not None and polled.metadata_location is not None:
                 every_seconds = self._every_seconds(polled.look_within, is_told=basis.is_told(polled))
                 session.get_one(TableHealth, table_id).last_poll = basis.note(polled, every_seconds)
@@ -564,246 +530,3 @@ class Poller:
                 found = measure(loaded, table.branch, self._cache, since)
         staged = measure_staged(loaded.metadata, source, table.branch) if source else Staged()
         return loaded, found, staged
-
-    def _store_failure(self, session: Session, table_id: str, error: IcestreamError) -> None:
-        now = utc_now()
-        health = session.get_one(TableHealth, table_id)
-        problem = {"code": error.slug, "title": error.title, "detail": error.detail, "remedy": error.remedy}
-        if health.poll_error != problem:
-            record_table_event(session, table_id, "poll.failed", error.detail, now, level="error", **problem)
-        health.poll_error, health.last_poll = problem, None
-        session.add(health)
-        store_status(session, session.get_one(EnrolledTable, table_id), health)
-
-    def _store(
-        self,
-        session: Session,
-        table_id: str,
-        loaded: Table,
-        found: Measurement,
-        staged: Staged,
-        source: str,
-    ) -> Polled:
-        """source: the staging branch that was looked at; empty for none."""
-        now = utc_now()
-        # Whoever removes the table waits, and cancels what is scheduled here then.
-        table = session.get_one(EnrolledTable, table_id, with_for_update=FOR_UPDATE)
-        if table.deleted_at is not None:
-            return Polled(is_reachable=True)
-        # Held until the end: a session forgets what nobody holds, and reads it anew.
-        catalog = session.get_one(Catalog, table.catalog_id)
-        policy = effective_policy(session, table)
-        # Before the table's health: where a job ends, they are locked in this order, too.
-        cancel_publications_but(session, table_id, policy.publish.source, now)
-        health = session.get_one(TableHealth, table_id)
-        if health.poll_error is not None:
-            record_table_event(session, table_id, "poll.recovered", "The table can be read again.", now)
-            health.poll_error = None
-        keep_last_look(session, self._settings, health, now)
-        self._follow(session, table, health, loaded, now)
-        blocked = {normalize_location(delete["file_path"]) for delete in health.unconvertible}
-        pending = found.equality_deletes
-        convertible = [delete for delete in pending if normalize_location(delete.file_path) not in blocked]
-        # A report names files that are gone by now: they block nothing any more.
-        live = {normalize_location(delete.file_path) for delete in pending}
-        health.unconvertible = [
-            delete for delete in health.unconvertible if normalize_location(delete["file_path"]) in live
-        ]
-        since = measure_since(
-            loaded.metadata,
-            found.iceberg_snapshot_id,
-            health.seen_snapshot_id,
-            partial(jobs_of_table, session, table),
-        )
-        health.seen_snapshot_id = found.iceberg_snapshot_id
-        for kind, one in since.by_others.items():
-            told = f"{WORK[kind]} is done by another: no job has committed snapshot {one.snapshot_id}."
-            # Whatever the writer's clock says.
-            at = datetime.fromtimestamp(min(max(one.timestamp_ms / 1000, 0), now.timestamp()), UTC)
-            _note_another(session, health, kind, at, told, now)
-        self._store_past(session, table, health, loaded, now)
-        health.measured_at = now
-        health.iceberg_snapshot_id = found.iceberg_snapshot_id
-        health.pending_equality_delete_files = len(pending)
-        health.pending_equality_deletes = sum(delete.record_count for delete in pending)
-        oldest = min((delete.committed_at for delete in pending), default=None)
-        health.oldest_equality_delete_at = _since(oldest, health.oldest_equality_delete_at, now)
-        health.pending_key_sets = _by_key_set(pending, now)
-        health.convertible_delete_files = len(convertible)
-        health.convertible_deletes = sum(delete.record_count for delete in convertible)
-        health.convertible_bytes = sum(delete.size_bytes for delete in convertible)
-        oldest = min((delete.committed_at for delete in convertible), default=None)
-        health.oldest_convertible_at = _since(oldest, health.oldest_convertible_at, now)
-        # Nobody publishes any more what was looked at, if that was taken back meanwhile.
-        is_same = policy.publish.source == source
-        _store_staged(health, staged if is_same else Staged(), now)
-        if source and is_same:
-            _ask_at_first(health, staged, source, by_enrolment=table.publish_from is not None)
-        health.small_manifests = found.small_manifests
-        health.has_sort_order = loaded.metadata.default_sort_order_id != 0
-        shape = health.reader_shapes.get("now")
-        store_reader_cost(health, found, now, policy.rewrite_data_files.target_file_size_bytes)
-        before = shape_of(shape) if shape is not None else None
-        store_savings(health, before, since, policy.convert.reads_per_day, now)
-        health.data_files = found.data_files
-        everything = found.new_since[None]
-        new = found.new_since.get(health.indexed_snapshot_id, everything)
-        health.new_data_files, health.new_rows, health.new_bytes = new.files, new.rows, new.bytes
-        unverified = found.new_since.get(health.verified_snapshot_id, everything)
-        health.unverified_data_files = unverified.files
-        health.unverified_rows, health.unverified_bytes = unverified.rows, unverified.bytes
-        reported = max((item["files_total"] - item["files_covered"] for item in health.key_sets), default=0)
-        added = found.new_since.get(health.report_snapshot_id, everything)
-        health.unindexed_data_files = min(reported + added.files, found.data_files)
-        health.has_keys = bool(table.key_sets or found.has_identifier_fields or pending or health.key_sets)
-        session.add(health)
-        session.flush()
-        decide_at = schedule(session, table, health, now, policy)
-        record_sample(session, table, health, policy, now)
-        lags_at = begins_to_lag_at(session, table, health, policy, now)
-        is_published = bool(policy.publish.source) and policy.publish.enabled
-        return Polled(
-            is_reachable=True,
-            metadata_location=loaded.metadata_location,
-            decide_at=min(filter(None, (decide_at, lags_at)), default=None),
-            look_within=policy.publish.age_seconds if is_published else math.inf,
-            read_within=_reads_within(CatalogType(catalog.type), loaded.metadata, health, now),
-        )
-
-    def _store_past(
-        self, session: Session, table: EnrolledTable, health: TableHealth, loaded: Table, now: datetime
-    ) -> None:
-        """How far back snapshots go, and whether somebody else lets them expire."""
-        before, found = health.oldest_snapshot_id, measure_past(loaded.metadata)
-        is_gone = before is not None and all(one.snapshot_id != before for one in loaded.metadata.snapshots)
-        if is_gone and not has_let_expire(session, table, health.measured_at or now):
-            told = "Snapshots expire that no job let expire: somebody else does that."
-            _note_another(session, health, JobKind.EXPIRE_SNAPSHOTS, now, told, now)
-        health.snapshots = found.snapshots
-        health.oldest_snapshot_id, health.oldest_snapshot_at = found.oldest_id, found.oldest_at
-
-    def _follow(
-        self, session: Session, table: EnrolledTable, health: TableHealth, loaded: Table, now: datetime
-    ) -> None:
-        """Take over what changed about the table itself; a new UUID is another table of the same name."""
-        uuid = str(loaded.metadata.table_uuid)
-        if uuid != table.table_uuid:
-            record_table_event(
-                session,
-                table.id,
-                "table.replaced",
-                f"The catalog now holds another table of this name (UUID {uuid}, was {table.table_uuid}); "
-                "its index starts anew.",
-                now,
-                level="warning",
-            )
-            health.key_sets, health.unconvertible = [], []
-            health.reader_shapes, health.partitions, health.rows_deleted_since = {}, None, None
-            health.oldest_snapshot_id, health.done_elsewhere = None, {}
-            health.report_snapshot_id = health.indexed_snapshot_id = health.verified_snapshot_id = None
-            health.indexed_at = None
-        if uuid != table.table_uuid or table.format_version != loaded.metadata.format_version:
-            table.table_uuid, table.format_version = uuid, loaded.metadata.format_version
-        table.location, table.other_locations = loaded.location(), named_places(loaded.properties)
-        session.add(table)
-
-
-def _reads_within(kind: CatalogType, metadata: TableMetadata, health: TableHealth, now: datetime) -> float:
-    """Seconds, as Polled.read_within: as many as the table has been quiet, within bounds.
-
-    Of a hadoop catalog's, another table may lie at the same metadata location. Where anything waits or is not
-    well, what is told of it in words has an age.
-    """
-    waits = (health.oldest_equality_delete_at, health.oldest_staged_at, health.maintenance_due_at)
-    if kind is CatalogType.HADOOP or any(waits) or health.status != HealthStatus.HEALTHY:
-        return _FRESH_SECONDS
-    # Whatever the writer's clock says.
-    quiet = now.timestamp() - metadata.last_updated_ms / 1000
-    return min(max(quiet, _FRESH_SECONDS), _LONGEST_FRESH_SECONDS)
-
-
-def _note_another(
-    session: Session, health: TableHealth, kind: JobKind, at: datetime, told: str, now: datetime
-) -> None:
-    """Keep that somebody else does a kind of maintenance; the first time, it is an event."""
-    if kind.value not in health.done_elsewhere:
-        event = "table.maintained-elsewhere"
-        record_table_event(session, health.table_id, event, told, now, job_kind=kind.value)
-    health.done_elsewhere = health.done_elsewhere | {kind.value: at.isoformat()}
-
-
-def _by_key_set(deletes: Sequence[EqualityDelete], now: datetime) -> list[dict[str, Any]]:
-    """As TableHealth.pending_key_sets."""
-    found: dict[tuple[int, ...], dict[tuple[int, int], list[EqualityDelete]]] = {}
-    for one in deletes:
-        alike = found.setdefault(one.equality_field_ids, {})
-        alike.setdefault(_age_group(now - one.committed_at), []).append(one)
-    return [
-        {
-            "equality_field_ids": ids,
-            "files": sum(map(len, groups.values())),
-            "oldest_at": min(one.committed_at for one in groups[max(groups)]).isoformat(),
-            "ages": [
-                [
-                    min(one.committed_at for one in group).isoformat(),
-                    len(group),
-                    sum(one.record_count for one in group),
-                ]
-                for _, group in sorted(groups.items(), reverse=True)
-            ],
-        }
-        for ids, groups in sorted(found.items())
-    ]
-
-
-def _age_group(age: timedelta) -> tuple[int, int]:
-    """Which ages are told as one: from a minute on, those within half of a doubling, and within a limit."""
-    seconds = age.total_seconds()
-    half_doublings = math.floor(2 * math.log2(max(seconds, 1.0) / 60))
-    return bisect_right(AGE_LIMITS_SECONDS, seconds), max(half_doublings, -1)
-
-
-def _store_staged(health: TableHealth, staged: Staged, now: datetime) -> None:
-    trouble, stopped = staged.trouble, health.stopped_at or {}
-    oldest = _since(staged.oldest_at, health.oldest_staged_at, now)
-    if trouble is not None and not isinstance(trouble, StagingBranchNotFoundError):
-        # What waits may be out of sight, and grows older; or nobody knows since when anything does.
-        oldest = min(filter(None, (oldest, health.oldest_staged_at)), default=now)
-    health.staged_snapshots, health.staged_rows = staged.snapshots, staged.rows
-    health.oldest_staged_at, health.first_staged_id = oldest, staged.first_id
-    health.staging_is_cut, health.kept_snapshots = staged.is_cut, staged.kept
-    health.staging_is_unproven = staged.is_unproven
-    if trouble is not None:
-        reason = f"{trouble.title}: {trouble.detail}."
-        health.stopped_at = {"code": trouble.code, "reason": reason, "remedy": trouble.remedy}
-    elif staged.first_id is None or stopped.get("snapshot_id") != staged.first_id:
-        health.stopped_at = None  # what a report names is published by now, or gone
-
-
-def _ask_at_first(health: TableHealth, staged: Staged, source: str, *, by_enrolment: bool) -> None:
-    """Let nothing be published by itself that a branch had before a policy named it, for a table or for many.
-
-    Nobody may have thought of this table, and publishing empties the branch. A publication that somebody
-    requests is the answer.
-    """
-    trouble = staged.trouble
-    has_none = staged.first_id is None and (
-        trouble is None or isinstance(trouble, StagingBranchNotFoundError)
-    )
-    if by_enrolment or staged.was_published or has_none:
-        health.watched_branch = source
-    elif health.watched_branch != source and health.stopped_at is None:
-        health.stopped_at = {
-            "code": "staged_before_policy",
-            "reason": f"Branch {source} had snapshots at the first look since a policy names it.",
-            "remedy": "A dry run of a publish job says what they are. Request one to publish them, and all"
-            ' that follows by itself; or let the table have no staging branch (`{"from": ""}`). Enrolments'
-            " and patterns that name the branch themselves don't ask.",
-        }
-
-
-def _since(committed_at: datetime | None, before: datetime | None, now: datetime) -> datetime | None:
-    """A commit's time; if the writer's clock is ahead, the time at which it was seen first."""
-    if committed_at is None or committed_at <= now:
-        return committed_at
-    return min(before or now, now)

@@ -12,7 +12,7 @@ from service.records.jobs import Attempt, Event, Job, JobKind
 from service.records.policies import Policy, PolicyAttachment
 from service.records.tables import EnrolledTable
 from service.scheduling import clock
-from service.scheduling.poller import _since
+from service.scheduling.looks import _since
 from service.scheduling.scheduler import schedule
 from tests.service.conftest import Running
 from tests.service.iceberg_tables import IcebergCatalog
@@ -182,9 +182,9 @@ def test_an_equality_delete_of_the_future_is_converted_by_its_age(
     table = service.enroll(policy="aged")
     iceberg.delete_keys("db.t", [1])
     behind = datetime.now(UTC) - DAY
-    monkeypatch.setattr("service.scheduling.poller.utc_now", lambda: behind)
+    monkeypatch.setattr("service.scheduling.looks.utc_now", lambda: behind)
     service.poll(table["id"])
     assert service.admin.get("/jobs").json()["items"] == []
-    monkeypatch.setattr("service.scheduling.poller.utc_now", lambda: behind + timedelta(seconds=61))
+    monkeypatch.setattr("service.scheduling.looks.utc_now", lambda: behind + timedelta(seconds=61))
     service.poll(table["id"])
     assert [job["kind"] for job in service.admin.get("/jobs").json()["items"]] == ["convert"]

@@ -5,7 +5,7 @@ from typing import Any
 
 from service.catalogs.measure import EqualityDelete
 from service.db.database import utc_now
-from service.scheduling.poller import _by_key_set
+from service.scheduling.looks import _by_key_set
 from tests.browser.running_service import convert_result, index_report
 from tests.service.conftest import ON_BOTH, Running, alike_on_both
 from tests.service.iceberg_tables import IcebergCatalog

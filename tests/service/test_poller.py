@@ -23,7 +23,8 @@ from service.jobs import attempts
 from service.jobs.contract import FinishRequest
 from service.records.catalogs import Catalog, CatalogType
 from service.records.health import HealthSample, TableHealth
-from service.scheduling.poller import Poller, _reads_within
+from service.scheduling.looks import _reads_within
+from service.scheduling.poller import Poller
 from service.settings import Settings
 from tests.browser.running_service import index_report
 from tests.patience import PATIENCE_SECONDS, wait_until
@@ -198,7 +199,7 @@ def test_a_table_is_read_again_only_when_its_head_or_a_moment_of_its_policy_asks
     service: Running, iceberg: IcebergCatalog, lake: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hours = 0
-    for module in ("scheduling.poller", "index_health.service"):
+    for module in ("scheduling.poller", "scheduling.looks", "index_health.service"):
         later = f"service.{module}.utc_now"
         monkeypatch.setattr(later, lambda: utc_now() + timedelta(hours=hours))
     answers = lake.pop("answers", [])
@@ -262,13 +263,15 @@ def test_a_table_is_read_anyway_the_later_the_longer_it_was_quiet(
 def test_a_quiet_table_is_read_again_when_its_hours_are_over(
     service: Running, iceberg: IcebergCatalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.scheduling.poller._FRESH_SECONDS", 0.0)
+    monkeypatch.setattr("service.scheduling.looks.FRESH_SECONDS", 0.0)
     table = settled(service, iceberg)
-    monkeypatch.setattr("service.scheduling.poller.utc_now", lambda: utc_now() + timedelta(days=1))
+    for module in ("poller", "looks"):
+        monkeypatch.setattr(f"service.scheduling.{module}.utc_now", lambda: utc_now() + timedelta(days=1))
     with polling(service) as (poller, catalogs):
         let_polls_pass(service, poller, table, 3)
         assert catalogs.loads["local.db.quiet"] == 1
-    monkeypatch.setattr("service.scheduling.poller._LONGEST_FRESH_SECONDS", 0.0)
+    for module in ("poller", "looks"):
+        monkeypatch.setattr(f"service.scheduling.{module}.LONGEST_FRESH_SECONDS", 0.0)
     with polling(service) as (poller, catalogs):
         tick_until(poller, lambda: catalogs.loads["local.db.quiet"] > 1)
 
@@ -372,7 +375,7 @@ def test_after_a_start_only_tables_are_read_of_which_there_is_news(
             let_polls_pass(service, poller, table, 1)
     if meanwhile == "failure":
         # Of a table that is read again anyway, though there is no news of it.
-        monkeypatch.setattr("service.scheduling.poller._LONGEST_FRESH_SECONDS", 0.0)
+        monkeypatch.setattr("service.scheduling.poller.LONGEST_FRESH_SECONDS", 0.0)
         monkeypatch.setattr(IcebergCatalogs, "load", unreachable)
         with polling(service) as (poller, _):
             tick_until(poller, lambda: health(service, table)["poll_error"] is not None)
@@ -427,7 +430,7 @@ def unreachable(catalogs: IcebergCatalogs, catalog: Catalog, identifier: Identif
 def test_metadata_locations_are_compared_also_while_tables_wait_to_be_read_anyway(
     service: Running, iceberg: IcebergCatalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.scheduling.poller._LONGEST_FRESH_SECONDS", 0.0)
+    monkeypatch.setattr("service.scheduling.looks.LONGEST_FRESH_SECONDS", 0.0)
     quiet = settled(service, iceberg)
     with polling(service) as (poller, catalogs):
         # Read again and again, until it gets no turn any more, as if many others went before.
@@ -502,7 +505,7 @@ def test_moments_at_which_nothing_can_start_let_no_table_be_read(
     service: Running, iceberg: IcebergCatalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hours = 0
-    for module in ("scheduling.poller", "index_health.service"):
+    for module in ("scheduling.poller", "scheduling.looks", "index_health.service"):
         monkeypatch.setattr(f"service.{module}.utc_now", lambda: utc_now() + timedelta(hours=hours))
     # Without keys there is nothing to index, compact or verify, however old the last job is.
     quiet = settled(service, iceberg)

@@ -20,7 +20,7 @@ from service.jobs.service import request_job, retry_job
 from service.records.health import TableHealth
 from service.records.jobs import Attempt, JobStatus
 from service.records.tables import get_table
-from service.scheduling.poller import Poller
+from service.scheduling.looks import store_look
 from service.tables.models import Staging, TablePatch
 from service.tables.service import update_table
 from tests.browser.running_service import index_report
@@ -138,10 +138,10 @@ def test_a_table_that_is_removed_meanwhile_keeps_no_queued_job(
     check(retried, lambda session: retry_job(session, SYSTEM, job_id))
 
     polled = service.enroll(key_sets=[["id"]])["id"]
-    store, deleting = Poller._store, []
+    deleting = []
 
-    def store_beside_a_removal(poller: Poller, session: Session, *found: Any) -> Any:
-        stored = store(poller, session, *found)
+    def store_beside_a_removal(session: Session, *found: Any) -> Any:
+        stored = store_look(session, *found)
         session.flush()
         deleting.append(begin_and_wait(service, pool, lambda: service.admin.delete(f"/tables/{polled}")))
         return stored
@@ -149,7 +149,7 @@ def test_a_table_that_is_removed_meanwhile_keeps_no_queued_job(
     iceberg.delete_keys("db.t", [1])
     service.admin.post("/policies", json={"name": "eager", "settings": {"convert": {"delete_files": 1}}})
     service.admin.put("/policy-attachments", json={"level": "table", "table_id": polled, "policy": "eager"})
-    monkeypatch.setattr(Poller, "_store", store_beside_a_removal)
+    monkeypatch.setattr("service.scheduling.poller.store_look", store_beside_a_removal)
     service.poll(polled)
     assert deleting[0].result().status_code == 204
     jobs = service.admin.get("/jobs", params={"table_id": polled}).json()["items"]
