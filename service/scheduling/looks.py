@@ -12,7 +12,7 @@ from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 from sqlmodel import Session
 
-from service.catalogs.measure import EqualityDelete, Measurement, measure_past, measure_since
+from service.catalogs.measure import EqualityDelete, Measurement, Since, measure_past, measure_since
 from service.catalogs.staged import Staged
 from service.db.database import FOR_UPDATE, utc_now
 from service.errors import IcestreamError
@@ -94,39 +94,11 @@ def store_look(
         health.poll_error = None
     keep_last_look(session, settings, health, now)
     _follow(session, table, health, loaded, now)
-    blocked = {normalize_location(delete["file_path"]) for delete in health.unconvertible}
-    pending = found.equality_deletes
-    convertible = [delete for delete in pending if normalize_location(delete.file_path) not in blocked]
-    # A report names files that are gone by now: they block nothing any more.
-    live = {normalize_location(delete.file_path) for delete in pending}
-    health.unconvertible = [
-        delete for delete in health.unconvertible if normalize_location(delete["file_path"]) in live
-    ]
-    since = measure_since(
-        loaded.metadata,
-        found.iceberg_snapshot_id,
-        health.seen_snapshot_id,
-        partial(jobs_of_table, session, table),
-    )
-    health.seen_snapshot_id = found.iceberg_snapshot_id
-    for kind, one in since.by_others.items():
-        told = f"{WORK[kind]} is done by another: no job has committed snapshot {one.snapshot_id}."
-        # Whatever the writer's clock says.
-        at = datetime.fromtimestamp(min(max(one.timestamp_ms / 1000, 0), now.timestamp()), UTC)
-        _note_another(session, health, kind, at, told, now)
+    _store_pending(health, found.equality_deletes, now)
+    since = _store_since(session, table, health, loaded, found.iceberg_snapshot_id, now)
     _store_past(session, table, health, loaded, now)
     health.measured_at = now
     health.iceberg_snapshot_id = found.iceberg_snapshot_id
-    health.pending_equality_delete_files = len(pending)
-    health.pending_equality_deletes = sum(delete.record_count for delete in pending)
-    oldest = min((delete.committed_at for delete in pending), default=None)
-    health.oldest_equality_delete_at = _since(oldest, health.oldest_equality_delete_at, now)
-    health.pending_key_sets = _by_key_set(pending, now)
-    health.convertible_delete_files = len(convertible)
-    health.convertible_deletes = sum(delete.record_count for delete in convertible)
-    health.convertible_bytes = sum(delete.size_bytes for delete in convertible)
-    oldest = min((delete.committed_at for delete in convertible), default=None)
-    health.oldest_convertible_at = _since(oldest, health.oldest_convertible_at, now)
     # Nobody publishes any more what was looked at, if that was taken back meanwhile.
     is_same = policy.publish.source == source
     _store_staged(health, staged if is_same else Staged(), now)
@@ -138,17 +110,7 @@ def store_look(
     store_reader_cost(health, found, now, policy.rewrite_data_files.target_file_size_bytes)
     before = shape_of(shape) if shape is not None else None
     store_savings(health, before, since, policy.convert.reads_per_day, now)
-    health.data_files = found.data_files
-    everything = found.new_since[None]
-    new = found.new_since.get(health.indexed_snapshot_id, everything)
-    health.new_data_files, health.new_rows, health.new_bytes = new.files, new.rows, new.bytes
-    unverified = found.new_since.get(health.verified_snapshot_id, everything)
-    health.unverified_data_files = unverified.files
-    health.unverified_rows, health.unverified_bytes = unverified.rows, unverified.bytes
-    reported = max((item["files_total"] - item["files_covered"] for item in health.key_sets), default=0)
-    added = found.new_since.get(health.report_snapshot_id, everything)
-    health.unindexed_data_files = min(reported + added.files, found.data_files)
-    health.has_keys = bool(table.key_sets or found.has_identifier_fields or pending or health.key_sets)
+    _store_coverage(table, health, found)
     session.add(health)
     session.flush()
     decide_at = schedule(session, table, health, now, policy)
@@ -161,6 +123,68 @@ def store_look(
         decide_at=min(filter(None, (decide_at, lags_at)), default=None),
         look_within=policy.publish.age_seconds if is_published else math.inf,
         read_within=_reads_within(CatalogType(catalog.type), loaded.metadata, health, now),
+    )
+
+
+def _store_pending(health: TableHealth, pending: Sequence[EqualityDelete], now: datetime) -> None:
+    """What waits to be converted, and what of it no report has named as unconvertible."""
+    blocked = {normalize_location(delete["file_path"]) for delete in health.unconvertible}
+    convertible = [delete for delete in pending if normalize_location(delete.file_path) not in blocked]
+    # A report names files that are gone by now: they block nothing any more.
+    live = {normalize_location(delete.file_path) for delete in pending}
+    health.unconvertible = [
+        delete for delete in health.unconvertible if normalize_location(delete["file_path"]) in live
+    ]
+    health.pending_equality_delete_files = len(pending)
+    health.pending_equality_deletes = sum(delete.record_count for delete in pending)
+    oldest = min((delete.committed_at for delete in pending), default=None)
+    health.oldest_equality_delete_at = _since(oldest, health.oldest_equality_delete_at, now)
+    health.pending_key_sets = _by_key_set(pending, now)
+    health.convertible_delete_files = len(convertible)
+    health.convertible_deletes = sum(delete.record_count for delete in convertible)
+    health.convertible_bytes = sum(delete.size_bytes for delete in convertible)
+    oldest = min((delete.committed_at for delete in convertible), default=None)
+    health.oldest_convertible_at = _since(oldest, health.oldest_convertible_at, now)
+
+
+def _store_since(
+    session: Session,
+    table: EnrolledTable,
+    health: TableHealth,
+    loaded: Table,
+    snapshot_id: int | None,
+    now: datetime,
+) -> Since:
+    """What was committed since the look before, and which maintenance others do."""
+    since = measure_since(
+        loaded.metadata,
+        snapshot_id,
+        health.seen_snapshot_id,
+        partial(jobs_of_table, session, table),
+    )
+    health.seen_snapshot_id = snapshot_id
+    for kind, one in since.by_others.items():
+        told = f"{WORK[kind]} is done by another: no job has committed snapshot {one.snapshot_id}."
+        # Whatever the writer's clock says.
+        at = datetime.fromtimestamp(min(max(one.timestamp_ms / 1000, 0), now.timestamp()), UTC)
+        _note_another(session, health, kind, at, told, now)
+    return since
+
+
+def _store_coverage(table: EnrolledTable, health: TableHealth, found: Measurement) -> None:
+    """What data files are new to the index, to verification and to the last report."""
+    health.data_files = found.data_files
+    everything = found.new_since[None]
+    new = found.new_since.get(health.indexed_snapshot_id, everything)
+    health.new_data_files, health.new_rows, health.new_bytes = new.files, new.rows, new.bytes
+    unverified = found.new_since.get(health.verified_snapshot_id, everything)
+    health.unverified_data_files = unverified.files
+    health.unverified_rows, health.unverified_bytes = unverified.rows, unverified.bytes
+    reported = max((item["files_total"] - item["files_covered"] for item in health.key_sets), default=0)
+    added = found.new_since.get(health.report_snapshot_id, everything)
+    health.unindexed_data_files = min(reported + added.files, found.data_files)
+    health.has_keys = bool(
+        table.key_sets or found.has_identifier_fields or found.equality_deletes or health.key_sets
     )
 
 
