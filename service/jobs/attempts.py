@@ -526,7 +526,7 @@ def _own(session: Session, caller: Principal, job_id: str, attempt: int) -> tupl
 
 
 def _is_of_the_same_table(session: Session, job: Job, other: Job) -> bool:
-    """Whether two jobs may have left files in the same place: see `claims._with_orphan_files`."""
+    """Whether two jobs may have left files in the same place: see `assignments._with_orphan_files`."""
     table, of_other = (session.get_one(EnrolledTable, one.table_id) for one in (job, other))
     return (job.table_uuid, table.branch, table.catalog_id) == (
         other.table_uuid,

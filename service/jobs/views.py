@@ -7,7 +7,7 @@ from sqlalchemy.orm import aliased
 from sqlmodel import Session, col, select
 
 from service.db.database import utc_now
-from service.jobs import claims, queue
+from service.jobs import queue, turns
 from service.jobs.caveats import caveat_of
 from service.jobs.models import AttemptView, JobView
 from service.quantities import counted
@@ -95,7 +95,7 @@ def read_others(session: Session, queued: Sequence[Job], catalogs: Iterable[Cata
         waiting = aliased(Job)
         found = session.exec(
             select(waiting.id, Job)
-            .where(Job.table_uuid == waiting.table_uuid, claims.goes_first(Job, waiting))
+            .where(Job.table_uuid == waiting.table_uuid, turns.goes_first(Job, waiting))
             .where(col(waiting.id).in_(behind))
             .order_by(col(Job.id).desc())
         )
@@ -105,7 +105,7 @@ def read_others(session: Session, queued: Sequence[Job], catalogs: Iterable[Cata
         is_system_paused=queue.is_system_paused(session),
         writers={job.table_uuid: job for job in writers},
         begun=begun,
-        running=claims.running_by_catalog(session) if is_limited else {},
+        running=turns.running_by_catalog(session) if is_limited else {},
     )
 
 

@@ -571,7 +571,7 @@ class _Table:
         self._came_since = None
 
     def _is_indexing_near(self, at: datetime) -> bool:
-        """As `service.jobs.claims` tells a conversion."""
+        """As `service.jobs.assignments` tells a conversion."""
         index, since, last = self._policy.index, self._indexed_at, self._last.get(JobKind.INDEX)
         if not index.enabled or since is None or (last is not None and last.failed):
             return False

@@ -14,7 +14,7 @@ from starlette.concurrency import run_in_threadpool
 
 from service.db.database import Database, utc_now
 from service.db.together import Together
-from service.jobs import claims
+from service.jobs import claims, turns
 from service.jobs.claims import Ask
 from service.jobs.contract import Assignment
 from service.settings import Settings
@@ -120,4 +120,4 @@ class Claims:
 
     def _has_work(self) -> bool:
         with self._database.read() as session:
-            return claims.has_claimable(session, utc_now())
+            return turns.has_claimable(session, utc_now())

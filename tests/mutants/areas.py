@@ -53,6 +53,8 @@ AREAS = (
         (
             "service/jobs/queue.py",
             "service/jobs/claims.py",
+            "service/jobs/turns.py",
+            "service/jobs/assignments.py",
             "service/jobs/attempts.py",
             "service/jobs/leases.py",
         ),

@@ -12,7 +12,7 @@ from pyiceberg.transforms import IdentityTransform
 
 from service.catalogs.measure import Since, measure_since
 from service.db.database import is_id, new_id, utc_now
-from service.jobs.claims import expire_elsewhere
+from service.jobs.assignments import expire_elsewhere
 from service.records.health import TableHealth
 from service.records.jobs import Job, JobKind
 from stores.table_metadata import PLACE_PROPERTIES

@@ -13,7 +13,7 @@ from sqlmodel import col, select
 from service.auth.models import SYSTEM
 from service.db.database import Database, new_id
 from service.errors import ConflictError, InvalidError
-from service.jobs import attempts, claims, queue
+from service.jobs import assignments, attempts, claims, queue
 from service.jobs.contract import (
     AddressRangeRequest,
     AnnouncedPlan,
@@ -767,7 +767,7 @@ def test_what_an_attempt_may_have_left_is_told_until_it_is_removed(database: Dat
 
 def test_of_many_attempts_a_job_is_told_its_own(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """An erasure has to know which snapshots it has let expire."""
-    monkeypatch.setattr(claims, "_ENDED_ATTEMPTS_AT_ONCE", 1)
+    monkeypatch.setattr(assignments, "_ENDED_ATTEMPTS_AT_ONCE", 1)
     (table,) = add_tables(database, ["a"])
     worker = add_worker(database)
 
