@@ -15,12 +15,16 @@ Each says what happened (`detail`) and what to do about it (`remedy`), in words 
 in an answer to a program: only service.problems names calls and headers.
 """
 
+import sqlite3
 from typing import Any, ClassVar
 
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as NoConnectionError
 
 from service.problems import PROBLEM_PATH, PROBLEMS
+
+_OF_WHAT_WAS_ASKED = "40", "54", "55", "57014"
+"""SQLSTATEs of locks that somebody else has, and of statements that are too large or take too long."""
 
 
 class StartError(Exception):
@@ -105,3 +109,13 @@ def is_database_trouble(error: BaseException) -> bool:
     return isinstance(error, OperationalError | InterfaceError | NoConnectionError) or (
         isinstance(error, DBAPIError) and error.connection_invalidated
     )
+
+
+def is_trouble_of_all(error: BaseException) -> bool:
+    """Whether whoever asks the database for anything now fares alike."""
+    if not is_database_trouble(error):
+        return False
+    cause = getattr(error, "orig", None)
+    if isinstance(cause, sqlite3.Error):
+        return getattr(cause, "sqlite_errorcode", 0) & 0xFF != sqlite3.SQLITE_ERROR
+    return not (getattr(cause, "sqlstate", None) or "").startswith(_OF_WHAT_WAS_ASKED)

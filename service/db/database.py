@@ -53,7 +53,7 @@ from sqlmodel import Session, SQLModel
 
 from service.db import private_files
 from service.db.control_database import files_of
-from service.errors import DatabaseError, StartError, is_database_trouble
+from service.errors import DatabaseError, StartError, is_trouble_of_all
 from trust.bounds import ANSWER_BYTES, LimitExceededError, check_size, check_time, holding
 
 Json = JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")
@@ -194,7 +194,7 @@ class Database:
                 session.commit()
             self._write_failed_at = None
         except SQLAlchemyError as error:
-            if is_database_trouble(error):
+            if is_trouble_of_all(error):
                 self._write_failed_at, self._write_failure = time.monotonic(), str(DatabaseError(error))
             raise
 

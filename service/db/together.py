@@ -16,7 +16,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlmodel import Session
 
 from service.db.database import Database
-from service.errors import IcestreamError, is_database_trouble
+from service.errors import IcestreamError, is_trouble_of_all
 
 Ask = TypeVar("Ask")
 Answer = TypeVar("Answer")
@@ -109,13 +109,11 @@ class Together(Generic[Ask, Answer]):
                     session.connection().exec_driver_sql(_WAIT_FOR_NO_LOCK)
                 answers = self._share(session, [call.ask for call in calls])
         except Exception as error:
-            if _is_of_some(error):
-                return
-            if is_database_trouble(error):
+            if is_trouble_of_all(error):
                 # Each would wait for the same, one after the other.
                 for call in (*calls, *self._drain()):
                     call.tell(partial(_fail, error))
-            else:
+            elif not _is_of_some(error):
                 _log.warning("%d calls failed together, and go on alone", len(calls), exc_info=error)
         else:
             for call in calls:

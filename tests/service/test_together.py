@@ -2,6 +2,7 @@
 
 import logging
 import random
+import sqlite3
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -100,6 +101,16 @@ class Answers:
         return asked
 
 
+def coded(error: sqlite3.OperationalError, code: int) -> sqlite3.OperationalError:
+    """What SQLite itself raises."""
+    error.sqlite_errorcode = code
+    return error
+
+
+def of_statement(cause: Exception) -> OperationalError:
+    return OperationalError("UPDATE", None, cause)
+
+
 def key_of(ask: str) -> str:
     return ask.partition("-")[0]
 
@@ -178,12 +189,21 @@ def test_who_can_t_share_a_transaction_has_one_alone_that_holds_up_nobody(databa
     assert answers.alone == ["alone"]
 
 
+@pytest.mark.parametrize(
+    "failure",
+    [
+        ValueError("of sharing"),
+        of_statement(coded(sqlite3.OperationalError("too many SQL variables"), sqlite3.SQLITE_ERROR)),
+        of_statement(psycopg.errors.StatementTooComplex()),
+        of_statement(psycopg.errors.QueryCanceled()),
+    ],
+)
 def test_what_only_calls_together_fail_of_is_logged_once(
-    database: Database, caplog: pytest.LogCaptureFixture
+    database: Database, caplog: pytest.LogCaptureFixture, failure: Exception
 ) -> None:
     def fail(asks: Sequence[str]) -> None:
         if len(asks) > 1:
-            raise ValueError("of sharing")
+            raise failure
 
     a, b = Answers(database, fail).call("a", "b")
     assert (a.result(), b.result()) == ("A", "B")
@@ -207,16 +227,27 @@ def test_who_answers_others_and_is_stopped_leaves_them_to_themselves(database: D
     assert answers.transactions == [["first"], ["a", "b"], ["b-2"]]
 
 
-def test_trouble_of_the_database_is_told_at_once_to_all_who_wait(database: Database) -> None:
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        coded(sqlite3.OperationalError("locked"), sqlite3.SQLITE_BUSY_SNAPSHOT),
+        psycopg.errors.DiskFull(),
+        psycopg.OperationalError("the server did not answer"),
+    ],
+)
+def test_trouble_of_the_database_is_told_at_once_to_all_who_wait(
+    database: Database, trouble: Exception
+) -> None:
     def fail(asks: Sequence[str]) -> None:
         if asks != ["first"]:
-            raise OperationalError("UPDATE", None, Exception("locked"))
+            raise of_statement(trouble)
 
     answers = Answers(database, fail)
     asked = answers.call(*(f"{number}" for number in range(20)))
     assert all(isinstance(each.exception(), OperationalError) for each in asked)
     assert len(answers.transactions) == 2
     assert answers.alone == []
+    assert database._write_failed_at is not None
 
 
 @pytest.mark.parametrize("of_locks", [psycopg.errors.DeadlockDetected, psycopg.errors.LockNotAvailable])
@@ -225,10 +256,13 @@ def test_locks_that_some_wait_for_are_no_trouble_of_the_others(
 ) -> None:
     def fail(asks: Sequence[str]) -> None:
         if asks != ["first"]:
-            raise OperationalError("UPDATE", None, of_locks())
+            raise of_statement(of_locks())
 
     answers = Answers(database, fail)
     assert [each.result() for each in answers.call("a", "b")] == ["A", "B"]
+    with pytest.raises(OperationalError), database.write():
+        raise of_statement(of_locks())
+    assert database.check_usable() is None
 
 
 @ON_BOTH
