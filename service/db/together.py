@@ -27,6 +27,10 @@ _WAIT_FOR_NO_LOCK = "SET LOCAL lock_timeout = '200ms'"
 """While all wait: who needs one that is not free has its own time for it."""
 
 
+class LostRaceError(Exception):
+    """Another transaction was faster; the next one sees what that has done."""
+
+
 class _Call(Generic[Ask, Answer]):
     def __init__(self, ask: Ask, key: str) -> None:
         self.ask, self.key = ask, key
@@ -42,7 +46,8 @@ class _Call(Generic[Ask, Answer]):
 class Together(Generic[Ask, Answer]):
     """One kind of call of a process.
 
-    share: answers to calls of one transaction by their keys, but for those that can't share it.
+    share: answers to calls of one transaction by their keys, but for those that can't share it. What raises
+    LostRaceError is done anew, once.
     alone: the answer to one of these, or to one whose shared transaction failed, in one of its own and beside
     all others. So what is wrong with a call, or holds it up, harms no other.
     """
@@ -103,11 +108,12 @@ class Together(Generic[Ask, Answer]):
 
     def _answer(self, calls: Sequence[_Call[Ask, Answer]]) -> None:
         """Tell what came of calls in one transaction; nothing to those that are to be answered alone."""
+        asks = [call.ask for call in calls]
         try:
-            with self._database.write() as session:
-                if not self._database.is_sqlite:
-                    session.connection().exec_driver_sql(_WAIT_FOR_NO_LOCK)
-                answers = self._share(session, [call.ask for call in calls])
+            try:
+                answers = self._answer_together(asks)
+            except LostRaceError:
+                answers = self._answer_together(asks)
         except Exception as error:
             if is_trouble_of_all(error):
                 # Each would wait for the same, one after the other.
@@ -127,6 +133,12 @@ class Together(Generic[Ask, Answer]):
             self._calls.clear()
         return calls
 
+    def _answer_together(self, asks: Sequence[Ask]) -> Mapping[str, Answer]:
+        with self._database.write() as session:
+            if not self._database.is_sqlite:
+                session.connection().exec_driver_sql(_WAIT_FOR_NO_LOCK)
+            return self._share(session, asks)
+
     def _answer_alone(self, ask: Ask) -> Answer:
         with self._database.write() as session:
             return self._alone(session, ask)
@@ -140,4 +152,4 @@ def _is_of_some(error: Exception) -> bool:
     """Whether some of the calls are wrong, or in each other's or somebody's way, but the others are not."""
     of_locks = psycopg.errors.DeadlockDetected, psycopg.errors.LockNotAvailable
     is_of_locks = isinstance(error, DBAPIError) and isinstance(error.orig, of_locks)
-    return isinstance(error, IcestreamError) or is_of_locks
+    return isinstance(error, IcestreamError | LostRaceError) or is_of_locks

@@ -4,17 +4,19 @@ Invariant: that at most one running job writes a table is enforced by the unique
 `uq_jobs_running_writer`, not here. Who loses that race begins again.
 """
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-from sqlalchemy import bindparam, exists, func, insert, tuple_, update
+from sqlalchemy import bindparam, exists, insert, text, tuple_, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import aliased
 from sqlalchemy.orm.attributes import set_committed_value
 from sqlmodel import Session, col, select
 
 from service.auth.models import Principal
+from service.db.together import LostRaceError
 from service.jobs.assignments import Given, assignment_of
 from service.jobs.attempts import CLAIM_ANSWER_LOST, RunningAttempt, end_attempt, is_current
 from service.jobs.budgets import spent_budget, spent_budget_of
@@ -75,12 +77,15 @@ _SEEN_IDLE = (
 )
 _START = update(Job).where(col(Job.id) == bindparam("of_job"))
 _ATTEMPT = insert(Attempt)
+_LOCK_CATALOGS = text(
+    "SELECT pg_advisory_xact_lock(key) FROM"
+    " (SELECT hashtext(id) AS key FROM unnest(CAST(:ids AS text[])) AS id ORDER BY key) AS keys"
+)
+_TRY_CATALOGS = text(
+    "SELECT bool_and(pg_try_advisory_xact_lock(hashtext(id))) FROM unnest(CAST(:ids AS text[])) AS id"
+)
 _TRIED_AT_ONCE = 20
 """Jobs that a claim looks at, if others get them first or they must wait."""
-
-
-class _LostRaceError(Exception):
-    """Another transaction let a job run meanwhile that writes the same table."""
 
 
 class Ask(NamedTuple):
@@ -112,7 +117,7 @@ def claim(session: Session, settings: Settings, ask: Ask, now: datetime) -> Assi
         names = _see_idle(session, [ask], now) or _see(session, ask, now)
         try:
             return _answer(session, settings, names, now).get(ask.worker_id)
-        except _LostRaceError:
+        except LostRaceError:
             session.rollback()  # the next try sees that the other job runs
     return None
 
@@ -122,19 +127,15 @@ def claim_together(
 ) -> Mapping[str, Assignment | None]:
     """Answer claims in their order as `claim` does one after the other, by ids of workers.
 
-    But for those of which there is more to say, or that lose a race: they may have to wait for locks.
+    But for those of which there is more to say: they may have to wait for locks. Raises LostRaceError.
     """
-    try:
-        return _answer(session, settings, _see_idle(session, asks, now), now)
-    except _LostRaceError:
-        session.rollback()
-        return {}
+    return _answer(session, settings, _see_idle(session, asks, now), now)
 
 
 def _answer(
     session: Session, settings: Settings, names: Mapping[str, str], now: datetime
 ) -> Mapping[str, Assignment | None]:
-    """names: of workers that want a job. Raises _LostRaceError."""
+    """names: of workers that want a job. Raises LostRaceError."""
     given = _give(session, settings, _free(session, names), now)
     _record_attempts(session, given, now)
     assignments = {each.worker_id: assignment_of(session, settings, each, now) for each in given}
@@ -189,14 +190,15 @@ def _free(session: Session, names: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def _give(session: Session, settings: Settings, names: Mapping[str, str], now: datetime) -> Sequence[Given]:
-    """Let workers run the jobs whose turn it is, in their order. Raises _LostRaceError."""
+    """Let workers run the jobs whose turn it is, in their order. Raises LostRaceError."""
     given: list[Given] = []
-    for _ in range(_TRIED_AT_ONCE + len(names)):
+    for number in range(_TRIED_AT_ONCE + len(names)):
         workers = list(names.items())[len(given) :]
         found = next_jobs(session, len(workers), now) if workers else []
         if not found:
             break
-        given += _begin(session, settings, workers, found, now)
+        room = _room(session, [each.catalog for each in found], may_wait=number == 0)
+        given += _begin(session, settings, workers, found, room, now)
     return given
 
 
@@ -205,6 +207,7 @@ def _begin(
     settings: Settings,
     workers: Sequence[tuple[str, str]],
     found: Sequence[InTurn],
+    room: dict[str, float],
     now: datetime,
 ) -> Sequence[Given]:
     """Let workers run jobs in their turn, up to the first whose turn may not have come: one before it is of
@@ -214,9 +217,12 @@ def _begin(
     whose = set[str]()
     for worker, each, policy in zip(workers, found, policies, strict=False):
         job = each.job
-        if whose & {job.table_id, job.table_uuid} or not _may_run(session, each, policy, begun, now):
+        if whose & {job.table_id, job.table_uuid} or room[job.catalog_id] < 1:
+            break
+        if not _may_run(session, job, each.table, policy, now):
             break
         whose |= {job.table_id, job.table_uuid}
+        room[job.catalog_id] -= 1
         previous = attempts_of(session, job.id) if job.attempt else []
         begun.append(Given(*worker, each, policy, previous))
     if begun:
@@ -224,19 +230,39 @@ def _begin(
     return begun
 
 
+def _room(session: Session, catalogs: Sequence[Catalog], *, may_wait: bool) -> dict[str, float]:
+    """How many jobs of catalogs may run beside those that do, until this transaction ends.
+
+    Raises LostRaceError if another one lets some of theirs run: who waits for that does so before all else,
+    and in one order, so that nobody waits for who waits for him.
+    """
+    limits = {each.id: each.max_running_jobs for each in catalogs}
+    limited = [catalog_id for catalog_id, limit in limits.items() if limit is not None]
+    if not limited or session.get_bind().dialect.name == "sqlite":  # where they were just counted
+        return dict.fromkeys(limits, math.inf)
+    connection = session.connection()
+    if may_wait:
+        connection.execute(_LOCK_CATALOGS, {"ids": limited})
+    elif not connection.scalar(_TRY_CATALOGS, {"ids": limited}):
+        raise LostRaceError
+    running = running_by_catalog(session)
+    return {
+        catalog_id: math.inf if limit is None else limit - running.get(catalog_id, 0)
+        for catalog_id, limit in limits.items()
+    }
+
+
 def _may_run(
-    session: Session, found: InTurn, policy: EffectivePolicy, begun: Sequence[Given], now: datetime
+    session: Session, job: Job, table: EnrolledTable, policy: EffectivePolicy, now: datetime
 ) -> bool:
-    """Whether a job may run beside those that have just begun; if not, it is not in turn any more."""
-    job, table = found.job, found.table
+    """Whether a job may run; if not, it is not in turn any more."""
     if job.kind == JobKind.DROP_INDEX.value and _is_index_used(session, job, table):
         cancel(session, job, "the table was enrolled again", now)
         return False
-    if job.kind == JobKind.PUBLISH.value and is_of_another_branch(job, policy.publish.source):
+    if is_of_another_branch(job, policy.publish.source):
         cancel(session, job, STAGING_BRANCH_CHANGED, now)
         return False
-    more = sum(one.found.job.catalog_id == job.catalog_id for one in begun)
-    return _has_room(session, found.catalog, more) and not _hold(session, job, table, policy, now)
+    return not _hold(session, job, table, policy, now)
 
 
 def _drop_again(session: Session, job_id: str, now: datetime) -> None:
@@ -283,16 +309,6 @@ def _is_index_used(session: Session, job: Job, table: EnrolledTable) -> bool:
     return session.exec(query).first() is not None
 
 
-def _has_room(session: Session, catalog: Catalog, more: int) -> bool:
-    """Whether one job of a catalog may run beside so many more than are known to run; nobody else is told so
-    until this transaction ends."""
-    limit = catalog.max_running_jobs
-    if limit is None or session.get_bind().dialect.name == "sqlite":
-        return True
-    session.execute(select(func.pg_advisory_xact_lock(func.hashtext(catalog.id))))
-    return running_by_catalog(session).get(catalog.id, 0) + more < limit
-
-
 def _hold(session: Session, job: Job, table: EnrolledTable, policy: EffectivePolicy, now: datetime) -> bool:
     """Let a job that a policy started wait until its budget is refilled, if it is spent."""
     if job.trigger == REQUEST:
@@ -330,7 +346,7 @@ def running_attempts(session: Session, worker_id: str) -> list[RunningAttempt]:
 
 
 def _start(session: Session, settings: Settings, begun: Sequence[InTurn], now: datetime) -> None:
-    """Let locked jobs run, which puts their tables behind the others. Raises _LostRaceError."""
+    """Let locked jobs run, which puts their tables behind the others. Raises LostRaceError."""
     jobs, connection = [each.job for each in begun], session.connection()
     started = [
         {
@@ -348,7 +364,7 @@ def _start(session: Session, settings: Settings, begun: Sequence[InTurn], now: d
         of_jobs = sorted(zip(jobs, started, strict=True), key=lambda each: each[0].table_uuid)
         connection.execute(_START, [{"of_job": job.id, **values} for job, values in of_jobs])
     except IntegrityError as error:
-        raise _LostRaceError from error
+        raise LostRaceError from error
     for job, values in zip(jobs, started, strict=True):
         check_transition(JobStatus(job.status), JobStatus.RUNNING)
         for name, value in values.items():

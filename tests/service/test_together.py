@@ -4,6 +4,7 @@ import logging
 import random
 import sqlite3
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
@@ -11,23 +12,28 @@ from typing import Any
 
 import psycopg
 import pytest
+from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
-from sqlmodel import Session, select
+from sqlmodel import Session, select, update
 
 from service.auth.models import SYSTEM, Principal
 from service.db.database import Database
-from service.db.together import Together
+from service.db.together import LostRaceError, Together
 from service.errors import ConflictError
 from service.jobs import claims
 from service.jobs.attempts import End, ends_reported_to, finish_together
 from service.jobs.claims import Ask, claim_together
 from service.jobs.contract import Assignment, AttemptId, FinishRequest
 from service.jobs.queue import lock_job
+from service.policies.models import AttachmentRequest, PolicyRequest
+from service.policies.service import attach_policy, create_policy
+from service.policies.settings import PolicySettings
 from service.records import jobs
 from service.records.catalogs import Catalog
 from service.records.health import TableHealth
-from service.records.jobs import Attempt, AttemptStatus, JobKind, JobStatus
+from service.records.jobs import POLICY, REQUEST, Attempt, AttemptStatus, Job, JobKind, JobStatus
 from service.records.keys import Role
+from service.records.policies import Level
 from service.records.webhooks import Webhook, WebhookDelivery
 from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.service.conftest import ON_BOTH
@@ -36,6 +42,7 @@ from tests.service.queue_calls import (
     START,
     add_tables,
     add_worker,
+    at_once,
     claim,
     finish,
     job,
@@ -45,7 +52,8 @@ from tests.service.queue_calls import (
 
 STRANGER = Principal("api_key", "another", "another", Role.WORKER)
 DONE = FinishRequest(status="succeeded")
-_KINDS = JobKind.INDEX, JobKind.CONVERT, JobKind.VERIFY
+_KINDS = JobKind.INDEX, JobKind.CONVERT, JobKind.VERIFY, JobKind.DROP_INDEX
+_PATIENCE_MS = int(PATIENCE_SECONDS * 1000)
 
 
 @pytest.fixture
@@ -215,6 +223,21 @@ def test_what_only_calls_together_fail_of_is_logged_once(
     assert record.exc_info is not None
 
 
+@pytest.mark.parametrize(("lost", "alone"), [(1, []), (2, ["a", "b"])])
+def test_calls_that_lose_a_race_share_another_transaction_once(
+    database: Database, caplog: pytest.LogCaptureFixture, lost: int, alone: list[str]
+) -> None:
+    def lose(_: Sequence[str]) -> None:
+        if 1 < len(answers.transactions) <= 1 + lost:
+            raise LostRaceError
+
+    answers = Answers(database, lose)
+    assert [each.result() for each in answers.call("a", "b")] == ["A", "B"]
+    assert answers.transactions == [["first"], ["a", "b"], ["a", "b"]]
+    assert sorted(answers.alone) == alone
+    assert caplog.records == []
+
+
 def test_who_answers_others_and_is_stopped_leaves_them_to_themselves(database: Database) -> None:
     def stop(asks: Sequence[str]) -> None:
         if "a" in asks:
@@ -296,37 +319,154 @@ def test_claims_that_share_a_transaction_get_what_they_would_get_one_after_the_o
         assert sent.count("job.running") == len(given)
 
 
-@ON_BOTH
-@pytest.mark.parametrize("seed", range(3))
-def test_claims_together_get_the_jobs_of_claims_one_after_the_other(database: Database, seed: int) -> None:
-    chosen = random.Random(seed)
+def queue_of(database: Database, chosen: random.Random) -> None:
+    """Jobs of tables in several catalogs, some with limits, spent budgets, or nothing left to do."""
     tables = [
         table
         for number in range(4)
         for table in add_tables(database, chosen.choices("abcdefgh", k=4), f"catalog-{number}")
     ]
+    budgets = {"of-table": {"table_seconds_per_day": 1}, "of-catalog": {"catalog_seconds_per_day": 1}}
+    spent = chosen.sample(tables, 3)
+    with database.write() as session:
+        for name, budget in budgets.items():
+            settings = PolicySettings.model_validate({"budget": budget})
+            create_policy(session, SETTINGS, SYSTEM, PolicyRequest(name=name, settings=settings))
+        places = [AttachmentRequest(level=Level.TABLE, table_id=each, policy="of-table") for each in spent]
+        places.append(AttachmentRequest(level=Level.CATALOG, catalog="catalog-0", policy="of-catalog"))
+        for place in places:
+            attach_policy(session, SYSTEM, place)
+    before = START - timedelta(hours=1)
+    for table in (*spent, chosen.choice(tables[:4])):
+        request(database, table, JobKind.VERIFY, before)
+        given = claim(database, add_worker(database), before)
+        assert given is not None
+        finish(database, given.job.id, given.attempt, "succeeded", START)
     for table in tables * 2:
         kind, is_dry = chosen.choice(_KINDS), chosen.random() < 0.3
         moment = START - timedelta(seconds=chosen.randrange(9))
-        request(database, table, kind, moment, dry_run=is_dry, priority=chosen.randrange(2))
+        trigger = chosen.choice([POLICY, REQUEST])
+        priority = chosen.randrange(2)
+        request(database, table, kind, moment, dry_run=is_dry, priority=priority, trigger=trigger)
     with database.write() as session:
         for catalog in session.exec(select(Catalog)):
             catalog.max_running_jobs = chosen.choice([None, 1, 3])
+
+
+@ON_BOTH
+@pytest.mark.parametrize("seed", range(4))
+def test_claims_together_get_the_jobs_of_claims_one_after_the_other(database: Database, seed: int) -> None:
+    queue_of(database, random.Random(seed))
     workers = [add_worker(database) for _ in range(16)]
+
+    def queue_after(session: Session) -> list[Any]:
+        session.flush()
+        columns = "id, status, attempt, available_at, held_because, table_claimed_at"
+        return list(session.connection().execute(text(f"SELECT {columns} FROM jobs ORDER BY id")))
+
     for number in range(3):
         now = START + timedelta(minutes=number)
         asks = [Ask(SYSTEM, worker) for worker in workers[2 * number :]]
         with database.write() as session:
             given = claim_together(session, SETTINGS, asks, now)
-            together = [answer and answer.job.id for answer in given.values()]
+            together = [answer and answer.job.id for answer in given.values()], queue_after(session)
             session.rollback()
         with database.write() as session:
-            alone = [claims.claim(session, SETTINGS, ask, now) for ask in asks]
-            assert together == [answer and answer.job.id for answer in alone]
-            assert None not in together[:2]
+            one_by_one = [claims.claim(session, SETTINGS, ask, now) for ask in asks]
+            alone = [answer and answer.job.id for answer in one_by_one], queue_after(session)
             session.rollback()
+        assert together == alone
+        assert number or None not in alone[0][:2]
         for worker in workers[2 * number :][:2]:
             claim(database, worker, now)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("database_kind", ["postgresql"])
+@pytest.mark.parametrize("seed", range(3))
+def test_claims_of_two_replicas_at_once_run_no_job_that_may_not(database: Database, seed: int) -> None:
+    queue_of(database, random.Random(seed))
+    workers = [add_worker(database) for _ in range(16)]
+    given: list[Assignment] = []
+
+    def work(number: int) -> None:
+        mine = [(Ask(SYSTEM, worker), worker) for worker in workers[number::2]]
+        answers = [get() for get in replica(database).call_all(mine)]
+        given.extend(answer for answer in answers if answer is not None)
+
+    at_once(2, work)
+    with database.read() as session:
+        running = session.exec(select(Job).where(Job.status == JobStatus.RUNNING.value)).all()
+        limits = dict(session.exec(select(Catalog.id, Catalog.max_running_jobs)).all())
+        attempted = session.exec(select(Attempt).where(Attempt.status == AttemptStatus.RUNNING.value)).all()
+    assert {each.id for each in running} == {answer.job.id for answer in given}
+    assert sorted(each.job_id for each in attempted) == sorted(each.id for each in running)
+    assert all(not each.writes or each.kind != JobKind.DROP_INDEX.value for each in running)
+    writing = [each.table_uuid for each in running if each.writes]
+    assert len(writing) == len(set(writing))
+    for catalog_id, number in Counter(each.catalog_id for each in running).items():
+        limit = limits[catalog_id]
+        assert limit is None or number <= limit
+
+
+def count_waiting(database: Database) -> int:
+    """How many transactions wait for a lock."""
+    waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+    with database.read() as session:
+        return int(session.connection().scalar(text(f"{waiting} AND datname = current_database()")))
+
+
+def replica(database: Database, alone: Callable[[Ask], None] = lambda ask: None) -> Together[Ask, Any]:
+    """The claims of a process of its own. alone: called with each that is answered alone."""
+
+    def claim_alone(session: Session, ask: Ask) -> Assignment | None:
+        alone(ask)
+        return claims.claim(session, SETTINGS, ask, START)
+
+    return Together(
+        database, lambda session, asks: claim_together(session, SETTINGS, asks, START), claim_alone
+    )
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("database_kind", ["postgresql"])
+def test_claims_whose_job_another_writer_holds_up_choose_again_together(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.db.together._WAIT_FOR_NO_LOCK", f"SET LOCAL lock_timeout = {_PATIENCE_MS}")
+    tables = add_tables(database, ["a", "a", "b"])
+    ids = [request(database, table, priority=-number) for number, table in enumerate(tables)]
+    first, *others = (add_worker(database) for _ in range(3))
+    alone: list[Ask] = []
+    with ThreadPoolExecutor(1) as threads:
+        with database.write() as session:
+            running = claims.claim(session, SETTINGS, Ask(SYSTEM, first), START)
+            session.flush()
+            mine = [(Ask(SYSTEM, each), each) for each in others]
+            asked = threads.submit(replica(database, alone.append).call_all, mine)
+            wait_until(lambda: count_waiting(database), "claims that wait for the writer")
+        given = [get() for get in asked.result()]
+    assert [each and each.job.id for each in (running, *given)] == [ids[0], ids[2], None]
+    assert alone == []
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("database_kind", ["postgresql"])
+def test_claims_that_let_jobs_run_wait_for_no_catalog_of_others(database: Database) -> None:
+    """These might wait for one of theirs."""
+    (here,), (held, there) = add_tables(database, ["a"], "here"), add_tables(database, ["b", "c"], "there")
+    with database.write() as session:
+        session.exec(update(Catalog).values(max_running_jobs=2))
+    for priority, table in enumerate((there, here, held)):
+        request(database, table, priority=priority)
+    first, *others = (add_worker(database) for _ in range(3))
+    with database.write() as holding:
+        assert claims.claim(holding, SETTINGS, Ask(SYSTEM, first), START) is not None
+        with pytest.raises(LostRaceError), database.write() as session:
+            claim_together(session, SETTINGS, [Ask(SYSTEM, each) for each in others], START)
+    with database.write() as session:
+        given = claim_together(session, SETTINGS, [Ask(SYSTEM, each) for each in others], START)
+    assert [answer and answer.table.id for answer in given.values()] == [here, there]
 
 
 @ON_BOTH
