@@ -21,7 +21,7 @@ from service.errors import IcestreamError, is_trouble_of_all
 Ask = TypeVar("Ask")
 Answer = TypeVar("Answer")
 _log = logging.getLogger("icestream.together")
-_MOST_TOGETHER = 16
+MOST_TOGETHER = 16
 """In one transaction, for which all that write to SQLite wait."""
 _WAIT_FOR_NO_LOCK = "SET LOCAL lock_timeout = '200ms'"
 """While all wait: who needs one that is not free has its own time for it."""
@@ -70,16 +70,25 @@ class Together(Generic[Ask, Answer]):
 
         The thread waits: requests call by `Database.in_thread`.
         """
-        mine = _Call[Ask, Answer](ask, key)
+        (get,) = self.call_all([(ask, key)])
+        return get()
+
+    def call_all(self, asks: Sequence[tuple[Ask, str]]) -> Sequence[Callable[[], Answer]]:
+        """How to get the answers to some calls of one thread, in the order in which they come one after the
+        other: those that don't share a transaction are to be answered yet."""
+        mine = [_Call[Ask, Answer](ask, key) for ask, key in asks]
         with self._lock:
-            self._calls.append(mine)
+            self._calls.extend(mine)
             if not self._is_led:
                 self._let_first_lead()
-        mine.turn.wait()
-        if mine.get is None:
+        return [self._get_of(call) for call in mine]
+
+    def _get_of(self, call: _Call[Ask, Answer]) -> Callable[[], Answer]:
+        call.turn.wait()
+        if call.get is None:
             self._lead()
-        assert mine.get is not None
-        return mine.get()
+        assert call.get is not None
+        return call.get
 
     def _let_first_lead(self) -> None:
         self._is_led = bool(self._calls)
@@ -91,17 +100,18 @@ class Together(Generic[Ask, Answer]):
             calls = self._next()
         try:
             self._answer(calls)
-        finally:
-            with self._lock:
-                self._let_first_lead()
-            for call in calls:
-                if call.get is None:
-                    call.tell(partial(self._answer_alone, call.ask))
+        except BaseException as error:  # which ends this thread, whose call came first
+            calls[0].tell(partial(_fail, error))
+        with self._lock:
+            self._let_first_lead()
+        for call in calls:
+            if call.get is None:
+                call.tell(partial(self._answer_alone, call.ask))
 
     def _next(self) -> Sequence[_Call[Ask, Answer]]:
         """Those who came first."""
         taken = dict[str, _Call[Ask, Answer]]()
-        while self._calls and len(taken) < _MOST_TOGETHER and self._calls[0].key not in taken:
+        while self._calls and len(taken) < MOST_TOGETHER and self._calls[0].key not in taken:
             call = self._calls.popleft()
             taken[call.key] = call
         return list(taken.values())
@@ -144,7 +154,7 @@ class Together(Generic[Ask, Answer]):
             return self._alone(session, ask)
 
 
-def _fail(error: Exception) -> NoReturn:
+def _fail(error: BaseException) -> NoReturn:
     raise error
 
 

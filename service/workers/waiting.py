@@ -6,14 +6,14 @@ However many workers are idle, the database is asked as often as for one.
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextvars import Context, copy_context
 from dataclasses import dataclass
 
 from starlette.concurrency import run_in_threadpool
 
 from service.db.database import Database, utc_now
-from service.db.together import Together
+from service.db.together import MOST_TOGETHER, Together
 from service.jobs import claims, turns
 from service.jobs.claims import Ask
 from service.jobs.contract import Assignment
@@ -91,7 +91,8 @@ class Claims:
             try:
                 is_found = await run_in_threadpool(self._has_work)
                 while is_found and self._waiting:
-                    is_found = await self._serve(self._waiting.popleft())
+                    first = [self._waiting.popleft() for _ in range(min(len(self._waiting), MOST_TOGETHER))]
+                    is_found = await self._serve(first)
             except Exception as error:  # the database's, which all were told by a look of their own
                 for each in self._waiting:
                     each.fail(error)
@@ -100,22 +101,35 @@ class Claims:
             each.tell(None)
         self._waiting.clear()
 
-    async def _serve(self, first: _Waiting) -> bool:
-        """Answer the claim that waits longest; False if there was nothing for it."""
+    async def _serve(self, first: Sequence[_Waiting]) -> bool:
+        """Answer the claims that wait longest; False if there was nothing for one of them."""
+        here: list[_Waiting] = []
         try:
-            if await first.is_gone():
-                first.tell(None)
-                return True
-            assignment = await self._database.in_thread(first.context.run, self.claim, first.ask)
+            for each in first:
+                if await each.is_gone():
+                    each.tell(None)
+                else:
+                    here.append(each)
+            asks = [(each.ask, each.ask.worker_id) for each in here]
+            gets = await self._database.in_thread(self._claims.call_all, asks)
         except Exception as error:
-            first.fail(error)
+            for each in first:
+                each.fail(error)
             return True
-        is_waited_for = not first.answer.done() and first.until > asyncio.get_running_loop().time()
+        return all(await asyncio.gather(*map(self._tell, here, gets)))
+
+    async def _tell(self, one: _Waiting, get: Callable[[], Assignment | None]) -> bool:
+        try:
+            assignment = await self._database.in_thread(one.context.run, get)
+        except Exception as error:
+            one.fail(error)
+            return True
+        is_waited_for = not one.answer.done() and one.until > asyncio.get_running_loop().time()
         if assignment is None and is_waited_for:
             # Another replica was faster, or its worker got a job by another call: let others go first.
-            self._waiting.append(first)
+            self._waiting.append(one)
         else:
-            first.tell(assignment)
+            one.tell(assignment)
         return assignment is not None
 
     def _has_work(self) -> bool:

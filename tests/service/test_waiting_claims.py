@@ -2,15 +2,18 @@
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
+from functools import partial
+from unittest.mock import Mock
 
 import pytest
 from sqlalchemy.exc import OperationalError
 
 from service.auth.models import SYSTEM
 from service.db.database import Database
-from service.jobs.claims import Ask
+from service.errors import NotFoundError
+from service.jobs.claims import Ask, claim_together
 from service.jobs.contract import Assignment
 from service.workers.waiting import Claims
 from tests.patience import PATIENCE_SECONDS
@@ -72,6 +75,8 @@ def test_one_look_serves_all_who_wait_in_their_order(
         return looks[-1]
 
     monkeypatch.setattr(claims, "_has_work", look)
+    shared = Mock(wraps=claim_together)
+    monkeypatch.setattr("service.jobs.claims.claim_together", shared)
     first, left, second, third = wait_all(
         claims, (workers[0], here), (workers[1], gone), (workers[2], here), (workers[3], here)
     )
@@ -80,6 +85,23 @@ def test_one_look_serves_all_who_wait_in_their_order(
     assert [first.table.id, second.table.id] == tables
     assert left is third is None
     assert looks == [False, False, True, False, False]
+    (call,) = shared.call_args_list
+    assert [ask.worker_id for ask in call.args[2]] == [workers[0], workers[2], workers[3]]
+
+
+def test_what_is_wrong_with_a_claim_that_waits_harms_no_other(database: Database, claims: Claims) -> None:
+    table, other = add_tables(database, ["a", "b"])
+    request(database, table)
+
+    async def broken() -> bool:
+        raise ValueError
+
+    unknown, found = wait_all(claims, ("unknown", here), (add_worker(database), here))
+    assert isinstance(unknown, NotFoundError)
+    assert isinstance(found, Assignment)
+    request(database, other)
+    answers = wait_all(claims, (add_worker(database), broken))
+    assert [type(answer) for answer in answers] == [ValueError]
 
 
 def test_who_waited_long_enough_gets_nothing_and_holds_up_nobody(database: Database, claims: Claims) -> None:
@@ -108,18 +130,18 @@ def test_who_is_cancelled_while_served_is_served_no_more_and_harms_nobody(
     request(database, table)
     left, other = add_worker(database), add_worker(database)
     is_served, goes_on = threading.Event(), threading.Event()
-    asked = []
-    claim = claims.claim
+    asked: list[str] = []
+    call_all = claims._claims.call_all
 
-    def noted_claim(ask: Ask) -> Assignment | None:
-        asked.append(ask.worker_id)
-        if ask.worker_id == other:
-            return claim(ask)
+    def noted_calls(asks: Sequence[tuple[Ask, str]]) -> Sequence[Callable[[], Assignment | None]]:
+        asked.extend(worker for _, worker in asks)
+        if is_served.is_set():
+            return call_all(asks)
         is_served.set()
         goes_on.wait(PATIENCE_SECONDS)
-        return None
+        return [lambda: None for _ in asks]
 
-    monkeypatch.setattr(claims, "claim", noted_claim)
+    monkeypatch.setattr(claims._claims, "call_all", noted_calls)
 
     async def wait() -> Assignment | None:
         cancelled, waiting = (
@@ -136,7 +158,7 @@ def test_who_is_cancelled_while_served_is_served_no_more_and_harms_nobody(
         return assignment
 
     assert run_apart(wait()) is not None
-    assert asked == [left, other]
+    assert asked == [left, other, other]
 
 
 def test_each_claim_is_served_in_the_context_of_its_own_request(
@@ -149,14 +171,17 @@ def test_each_claim_is_served_in_the_context_of_its_own_request(
     served, looked = [], []
     has_work = claims._has_work
 
-    def noted_claim(ask: Ask) -> None:
-        served.append((ask.worker_id, request_id.get()))
+    def noted_calls(asks: Sequence[tuple[Ask, str]]) -> Sequence[Callable[[], None]]:
+        return [partial(note, worker) for _, worker in asks]
+
+    def note(worker: str) -> None:
+        served.append((worker, request_id.get()))
 
     def noted_look() -> bool:
         looked.append(request_id.get())
         return has_work()
 
-    monkeypatch.setattr(claims, "claim", noted_claim)
+    monkeypatch.setattr(claims._claims, "call_all", noted_calls)
     monkeypatch.setattr(claims, "_has_work", noted_look)
 
     async def wait(worker: str) -> None:
@@ -173,7 +198,7 @@ def test_each_claim_is_served_in_the_context_of_its_own_request(
         await asyncio.wait([*waiting, claims._looks])  # it may have a connection
 
     run_apart(wait_for_both())
-    assert served[:2] == [(worker, f"of {worker}") for worker in workers]
+    assert set(served) == {(worker, f"of {worker}") for worker in workers}
     assert set(looked) == {None}
 
 
