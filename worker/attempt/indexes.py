@@ -5,7 +5,13 @@ from contextlib import suppress
 
 from worker.attempt.job import Job
 from worker.attempt.pinned_table import PinnedTable
-from worker.index.key_set_index import DamagedIndexError, KeySetIndex, indexed_key_sets, open_index
+from worker.index.key_set_index import (
+    DamagedIndexError,
+    KeySetIndex,
+    indexed_key_sets,
+    key_sets_in,
+    open_index,
+)
 from worker.index.warehouse import IndexWarehouse
 from worker.io.cache import Cache
 from worker.keys.key_set import KeyColumnError, KeySet
@@ -16,6 +22,7 @@ KEPT = Cache(64 * 1024**2)
 
 
 def open_again(
+    job: Job,
     table: PinnedTable,
     warehouse: IndexWarehouse,
     key_set: KeySet,
@@ -24,17 +31,24 @@ def open_again(
     rebuild: bool = False,
 ) -> KeySetIndex | None:
     """As `open_index`; what this worker has read of it before is not read again."""
+    forget_index(job, key_set)
     known = KEPT.find(_name(table, warehouse, key_set))
     database = table.index_database
     index = open_index(warehouse, database, key_set, create=create, rebuild=rebuild, known=known)
     if index is not None:
-        keep_index(table, warehouse, index)
+        keep_index(job, table, warehouse, index)
     return index
 
 
-def keep_index(table: PinnedTable, warehouse: IndexWarehouse, index: KeySetIndex) -> None:
-    """Opening it again takes less time."""
+def keep_index(job: Job, table: PinnedTable, warehouse: IndexWarehouse, index: KeySetIndex) -> None:
+    """As it was found or left: to open it again takes less time, and to report it none."""
+    job.indexes[index.key_set] = index
     KEPT.put(_name(table, warehouse, index.key_set), index.state, index.state.size_bytes)
+
+
+def forget_index(job: Job, key_set: KeySet) -> None:
+    """It is about to be changed, or opened anew: whoever asks for it next looks what became of it."""
+    job.indexes.pop(key_set, None)
 
 
 def _name(table: PinnedTable, warehouse: IndexWarehouse, key_set: KeySet) -> Hashable:
@@ -53,7 +67,7 @@ def planned_key_sets(job: Job, table: PinnedTable, warehouse: IndexWarehouse) ->
         # A declared column may be gone; index jobs tell of it.
         with suppress(KeyColumnError):
             found.setdefault(field_ids_of(schema, columns), "declared")
-    for ids in indexed_key_sets(warehouse, table.index_database):
+    for ids in key_sets_in(warehouse.listed_names(table.index_database)):
         found.setdefault(ids, "index")
     # The first conversion may come before the first indexing, and leaves no delete that names its key.
     for seen in job.assignment.table.seen_equality_field_ids:
@@ -80,7 +94,7 @@ def usable_index(
 ) -> KeySetIndex | None:
     """The index of a key set; None when there is none, or a damaged one, of which the job's history tells."""
     try:
-        return open_again(table, warehouse, key_set)
+        return open_again(job, table, warehouse, key_set)
     except DamagedIndexError as error:
         sentence = f"Key set {key_set}: {error}. The next index job makes a new one."
         if sentence not in job.decisions:
@@ -91,5 +105,6 @@ def usable_index(
 def start_anew(job: Job, table: PinnedTable, warehouse: IndexWarehouse, key_set: KeySet) -> None:
     """A damaged index is not used again: an empty generation follows, for the next index job to fill."""
     job.reporter.confirm_lease()
+    forget_index(job, key_set)
     open_index(warehouse, table.index_database, key_set, rebuild=True)
     job.decide(f"Key set {key_set}: its index starts anew; the next index job fills it.")

@@ -10,6 +10,8 @@ from typing import Any, Protocol, TypeVar
 
 from telemetry.traces import span
 from worker.contract.control_plane import AnnouncedPlan, Assignment
+from worker.index.key_set_index import KeySetIndex
+from worker.keys.key_set import KeySet
 from worker.spark.tasks import TaskRunner, Work
 
 A = TypeVar("A")
@@ -68,6 +70,7 @@ class Job:
     redacted: makes of a sentence what may be kept.
     key_sets: equality field ids of deletes that the job, or an earlier attempt, has met: once they are
     converted, nothing in the table names their keys any more.
+    indexes: as the attempt has opened them, or left them since.
     """
 
     assignment: Assignment
@@ -77,6 +80,7 @@ class Job:
     usage: Usage = field(default_factory=Usage)
     redacted: Callable[[str], str] = str
     key_sets: set[tuple[int, ...]] = field(default_factory=set)
+    indexes: dict[KeySet, KeySetIndex] = field(default_factory=dict)
 
     @property
     def stages(self) -> list[dict[str, Any]]:

@@ -59,7 +59,7 @@ def outcome(
     iceberg_snapshot_id: int | None,
     cleared: Sequence[AttemptId] = (),
 ) -> Outcome:
-    """Adds what every result tells, and measures the indexes as they are now.
+    """Adds what every result tells, and measures the indexes as the job has found or left them.
 
     files: live after the job. The index report is about them.
     """
@@ -87,7 +87,7 @@ def index_report(
             key_set = resolve_key_set(table.metadata, ids)
         except KeyColumnError:
             continue
-        index = usable_index(job, table, warehouse, key_set)
+        index = job.indexes.get(key_set) or usable_index(job, table, warehouse, key_set)
         covered, dead = 0, 0.0
         if index is not None:
             is_covered = index.dictionary.covers(live_files)

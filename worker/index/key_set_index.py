@@ -10,7 +10,7 @@ Invariants:
 
 import hashlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
@@ -220,7 +220,12 @@ def _open_table(warehouse: IndexWarehouse, database: str, name: str) -> RunTable
 
 def indexed_key_sets(warehouse: IndexWarehouse, database: str) -> list[tuple[int, ...]]:
     """The equality field ids of every key set that the table has an index of, ascending."""
-    matches = (_ENTRIES_NAME.fullmatch(name) for name in warehouse.table_names(database))
+    return key_sets_in(warehouse.table_names(database))
+
+
+def key_sets_in(names: Iterable[str]) -> list[tuple[int, ...]]:
+    """The same of names of tables."""
+    matches = map(_ENTRIES_NAME.fullmatch, names)
     return sorted({tuple(map(int, match[1].split("_"))) for match in matches if match})
 
 

@@ -40,6 +40,7 @@ class IndexWarehouse:
     def __init__(self, location: str, storage: Storage) -> None:
         self.location = location.rstrip("/")
         self.storage = storage
+        self._listed: dict[str, list[str]] = {}
         if storage.is_local(self.location):
             self._catalog: Catalog = CatalogFactory.create({"warehouse": self.location})
         else:
@@ -76,6 +77,7 @@ class IndexWarehouse:
             primary_keys=list(primary_key),
             options={**_TABLE_OPTIONS, TABLE_ID: uuid.uuid4().hex, **options},
         )
+        self._listed.pop(database, None)
         with unwrapped():
             self._catalog.create_database(database, True)
             self._catalog.create_table(f"{database}.{name}", paimon_schema, True)
@@ -89,9 +91,16 @@ class IndexWarehouse:
 
     def table_names(self, database: str) -> list[str]:
         try:
-            return [name for name in self._catalog.list_tables(database) if name != REPORTS]
+            names = [name for name in self._catalog.list_tables(database) if name != REPORTS]
         except DatabaseNotExistException:
-            return []
+            names = []
+        self._listed[database] = names
+        return names
+
+    def listed_names(self, database: str) -> list[str]:
+        """As they were when they were last looked for, unless this has changed them since."""
+        found = self._listed.get(database)
+        return self.table_names(database) if found is None else found
 
     def place_of(self, database: str, name: str) -> str:
         """Where something of a database lies."""
@@ -103,10 +112,12 @@ class IndexWarehouse:
         Also without a schema, by which Paimon knows a table: a worker that slept while another dropped it may
         write on when it wakes.
         """
+        self._listed.pop(database, None)
         self._catalog.file_io.delete(self.place_of(database, name), True)
 
     def drop(self, database: str) -> None:
         """Deletes every index table of a database, if it exists, and what lies beside them."""
+        self._listed.pop(database, None)
         self._catalog.drop_database(database, ignore_if_not_exists=True, cascade=True)
 
 

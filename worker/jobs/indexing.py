@@ -4,7 +4,14 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from worker.attempt.indexes import indexes, keep_index, open_again, planned_key_sets, start_anew
+from worker.attempt.indexes import (
+    forget_index,
+    indexes,
+    keep_index,
+    open_again,
+    planned_key_sets,
+    start_anew,
+)
 from worker.attempt.job import Job
 from worker.attempt.outcome import Outcome, outcome
 from worker.attempt.pinned_table import PinnedTable, catalog_properties, index_storage, pin_table
@@ -26,7 +33,7 @@ from worker.index.key_set_index import (
     damage_of,
     database_name,
     drop_older_generations,
-    indexed_key_sets,
+    key_sets_in,
     open_index,
 )
 from worker.index.run_files import RunFile
@@ -140,7 +147,7 @@ def compact_index(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Ou
                 raise
             job.decide(f"Key set {index.key_set}: the index can't be compacted: {damage}.")
             start_anew(job, table, warehouse, index.key_set)
-    if not indexed_key_sets(warehouse, table.index_database):
+    if not key_sets_in(warehouse.listed_names(table.index_database)):
         job.decide("The table has no index yet: there is nothing to compact.")
     result = {"iceberg_snapshot_id": table.snapshot_id, "key_sets": results}
     cleared = remove_orphan_files(job)
@@ -191,6 +198,7 @@ def _compact(job: Job, table: PinnedTable, index: KeySetIndex) -> dict[str, Any]
         _clean_up(job, index, report)
         return report
     written = _merged(job, index, merge, LiveRowAddresses.of(index.dictionary, live_files))
+    forget_index(job, index.key_set)
     with job.stage("commit_index"):
         job.reporter.confirm_lease()
         # The dictionary forgets dead files first: see worker.index.compaction.
@@ -249,7 +257,7 @@ def index_key_set(
         job.reporter.confirm_lease()
     try:
         try:
-            index = open_again(table, warehouse, key_set, create=True, rebuild=rebuild)
+            index = open_again(job, table, warehouse, key_set, create=True, rebuild=rebuild)
         except DamagedIndexError as error:
             job.decide(f"Key set {key_set}: its index starts anew, since the old one is damaged: {error}.")
             job.reporter.confirm_lease()
@@ -289,7 +297,7 @@ def index_key_set(
         with job.stage("commit_index"):
             confirm = job.reporter.confirm_lease
             index = commit_index(index, runs, readable, replaced, confirm_lease=confirm)
-        keep_index(table, warehouse, index)
+        keep_index(job, table, warehouse, index)
         files_indexed += len(readable)
         rows_indexed += sum(entry.file.record_count for entry in readable)
         runs_written += len(runs)

@@ -139,7 +139,7 @@ class RowsOfKeySet:
         with self._job.stage("plan"):
             index = None
             try:
-                index = open_again(table, self._warehouse, key_set)
+                index = open_again(self._job, table, self._warehouse, key_set)
             except DamagedIndexError as error:
                 self._give_up_index(table, key_set, str(error))
         with self._job.stage("read"):

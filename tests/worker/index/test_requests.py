@@ -55,6 +55,8 @@ def test_an_index_is_opened_and_committed_to_with_few_requests(tmp_path: Path) -
         # Of each table the schema and the snapshot.
         assert again.by_kind == {"LIST": 1 + 2, "GET": 2 * 2}
 
+        assert store.counted(lambda: warehouse.listed_names(DATABASE)).by_kind == {}
         warehouse.drop(DATABASE)
+        assert warehouse.listed_names(DATABASE) == []
         assert open_index(warehouse, DATABASE, KEY_SET) is None
         assert warehouse.databases() == []

@@ -32,4 +32,5 @@ def test_a_conversion_reads_each_file_of_metadata_once(
     # The list; a manifest of each commit of equality deletes; and the new metadata, once the catalog has it.
     # The same manifests without them, one of new deletes, a list, the metadata.
     assert asked["commit"] == {"GET": 1 + 2 + 1, "PUT": 2 + 1 + 1 + 1}
+    assert not asked["report"]
     assert "HEAD" not in measured.requests.by_kind
