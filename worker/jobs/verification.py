@@ -320,7 +320,7 @@ class Verification:
         plan = next((plan for plan in plans if plan.equality_field_ids == ids), None)
         if plan is None:
             return
-        pending = PendingDeletes.read(self._job, self._table, plan, self._reader, index)
+        pending = PendingDeletes.read(self._job, self._table, plan, self._reader, lambda: index)
         covered = np.flatnonzero(index.dictionary.covers(pending.data_files))
         looked_up, _, _ = pending.find(covered, covered[:0])
         scanned, _, read = pending.find(covered[:0], covered)

@@ -6,7 +6,7 @@ that can't be read, or that applies to a data file that can't be read, is refuse
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, Self
@@ -49,6 +49,7 @@ from worker.lookup.shuffle import (
 )
 from worker.process.errors import JobCancelledError, Reason
 from worker.process.plurals import counted
+from worker.process.slots import Threads
 from worker.table.files import NO_FILES, DataFile, DataFiles, DeleteFile, PartitionKey
 from worker.table.plan import KeySetDeletes, affected_files, applies, balanced
 
@@ -136,14 +137,17 @@ class RowsOfKeySet:
             explanation = explain(deletes.equality_field_ids, columns, Choice(Source.NONE, str(error)))
             return Resolved((), tuple(refused), Positions(DataFiles.of(())), explanation)
         reader = key_reader(table.metadata, table.storage, key_set)
-        with self._job.stage("plan"):
-            index = None
-            try:
-                index = open_again(self._job, table, self._warehouse, key_set)
-            except DamagedIndexError as error:
-                self._give_up_index(table, key_set, str(error))
-        with self._job.stage("read"):
-            self._pending = PendingDeletes.read(self._job, table, deletes, reader, index)
+        with self._job.stage("read"), Threads(1) as threads:
+            opening = threads.submit(open_again, self._job, table, self._warehouse, key_set)
+
+            def opened() -> KeySetIndex | None:
+                try:
+                    return opening.result()
+                except DamagedIndexError as error:
+                    self._give_up_index(table, key_set, str(error))
+                    return None
+
+            self._pending = PendingDeletes.read(self._job, table, deletes, reader, opened)
         self._asked = self._pending.data_files
         return self._resolved(table, self._pending)
 
@@ -189,18 +193,29 @@ class PendingDeletes:
 
     @classmethod
     def read(
-        cls, job: Job, table: PinnedTable, plan: KeySetDeletes, reader: KeyReader, index: KeySetIndex | None
+        cls,
+        job: Job,
+        table: PinnedTable,
+        plan: KeySetDeletes,
+        reader: KeyReader,
+        opened: Callable[[], KeySetIndex | None],
     ) -> Self:
-        """Reads the keys of every delete file that can be read. Raises OSError (a retry can help)."""
-        partitions = dict(index.dictionary.partitions()) if index else {}
+        """Reads the keys of every delete file that can be read. Raises OSError (a retry can help).
+
+        opened: the index, which is asked for when these are there: it may be opened meanwhile.
+        """
         size = sum(file.file_size_bytes for file in plan.delete_files)
         keys, key_bytes = (int(most * job.memory_fraction) for most in (DRIVER_KEYS, DRIVER_BYTES))
         ranges = max(-(-plan.keys_planned // max(1, keys)), -(-size // key_bytes))
         every = max(1, plan.keys_planned // (ranges * SAMPLES_PER_RANGE)) if ranges > 1 else 1
-        tasks = _read_tasks(table, reader, plan.delete_files, partitions, every)
+        tasks = [ReadTask(reader, file, every) for file in plan.delete_files]
         read: list[KeysRead] = job.run_tasks("read", tasks, None, plan.keys_planned)
         readable = [one.file for one in read if one.refused is None]
-        batches = [batch for one in read for batch in one.batches]
+        index = opened()
+        partitions = dict(index.dictionary.partitions()) if index else {}
+        batches = [
+            batch for one in read for batch in one.in_partitions(_scope_of(table, one.file, partitions))
+        ]
         schema = reader.key_set.schema
         return cls(
             job,
@@ -340,8 +355,10 @@ class PendingDeletes:
             LiveRows(index.dictionary, self.data_files, covered) if index else None,
             self._scan_task(scanned),
         )
-        reads = _read_tasks(self.table, self.reader, self.delete_files, self.partitions)
-        tasks = [ShuffleTask(read) for read in reads]
+        tasks = [
+            ShuffleTask(self.reader, file, _scope_of(self.table, file, self.partitions))
+            for file in self.delete_files
+        ]
         yield from self.job.shuffle("shuffle", tasks, self.cuts, task, self._ranges)
 
     @property
@@ -413,21 +430,10 @@ def _partition_ids(
     return partitions.setdefault(partition, (GLOBAL - 1 - len(partitions),))
 
 
-def _read_tasks(
-    table: PinnedTable,
-    reader: KeyReader,
-    files: Iterable[DeleteFile],
-    partitions: dict[PartitionKey, tuple[int, ...]],
-    every: int = 1,
-) -> list[ReadTask]:
-    return [
-        ReadTask(
-            reader,
-            file,
-            (GLOBAL,)
-            if file.partition.spec_id in table.files.global_spec_ids
-            else _partition_ids(partitions, file.partition),
-            every,
-        )
-        for file in files
-    ]
+def _scope_of(
+    table: PinnedTable, file: DeleteFile, partitions: dict[PartitionKey, tuple[int, ...]]
+) -> tuple[int, ...]:
+    """The index's ids of the partitions that the deletes of a file apply in, or GLOBAL alone."""
+    if file.partition.spec_id in table.files.global_spec_ids:
+        return (GLOBAL,)
+    return _partition_ids(partitions, file.partition)

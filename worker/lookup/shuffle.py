@@ -31,18 +31,14 @@ SAMPLES_PER_RANGE = 256
 
 @dataclass(frozen=True, slots=True)
 class ReadTask:
-    """Reads the keys of one delete file, or a sample of them. Pickles.
-
-    partition_ids: those that its deletes apply in, or GLOBAL alone.
-    """
+    """Reads the keys of one delete file, or a sample of them. Pickles."""
 
     reader: KeyReader
     file: DeleteFile
-    partition_ids: tuple[int, ...]
     every: int = 1
 
     def run(self, _: object) -> KeysRead:
-        sample: list[KeyBatch] = []
+        sample: list[pa.RecordBatch] = []
         null_columns = 0
         # Each file begins elsewhere: every key has the same chance, in small files too.
         skipped = zlib.crc32(self.file.path.encode()) % self.every
@@ -53,22 +49,13 @@ class ReadTask:
                 if self.every > 1:
                     keys = keys.take(pa.array(np.arange(skipped, rows, self.every)))
                     skipped = (skipped - rows) % self.every
-                sample += self._in_partitions(keys)
+                sample.append(keys)
             return KeysRead(self.file, tuple(sample), null_columns=null_columns)
         except KeyColumnError as error:
             refused = Unconvertible(self.file.path, *error.reason)
         except FileNotFoundError as error:
             refused = Unconvertible(self.file.path, *missing_file(error))
         return KeysRead(self.file, (), refused)
-
-    def batches(self) -> Iterator[KeyBatch]:
-        """All keys."""
-        for keys in self.reader.read_delete_file(self.file):
-            yield from self._in_partitions(keys)
-
-    def _in_partitions(self, keys: pa.RecordBatch) -> Iterator[KeyBatch]:
-        for partition_id in self.partition_ids:
-            yield partition_id, self.file.data_sequence_number, keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,25 +66,38 @@ class KeysRead:
     """
 
     file: DeleteFile
-    batches: tuple[KeyBatch, ...]
+    batches: tuple[pa.RecordBatch, ...]
     refused: Unconvertible | None = None
     null_columns: int = 0
+
+    def in_partitions(self, partition_ids: Iterable[int]) -> Iterator[KeyBatch]:
+        """partition_ids: those that its deletes apply in, or GLOBAL alone."""
+        for partition_id in partition_ids:
+            for keys in self.batches:
+                yield partition_id, self.file.data_sequence_number, keys
 
 
 @dataclass(frozen=True, slots=True)
 class ShuffleTask:
-    """Sends the keys of one delete file to their ranges. Pickles."""
+    """Sends the keys of one delete file to their ranges. Pickles.
 
-    read: ReadTask
+    partition_ids: as of `KeysRead.in_partitions`.
+    """
+
+    reader: KeyReader
+    file: DeleteFile
+    partition_ids: tuple[int, ...]
 
     def run(self, cuts: pa.Table) -> Iterator[tuple[int, KeyBatch]]:
-        for partition_id, number, keys in self.read.batches():
-            ranges = ranges_of(partition_id, keys, cuts)
-            order = np.argsort(ranges, kind="stable")
-            starts = np.searchsorted(ranges[order], np.arange(cuts.num_rows + 2))
-            for i in np.flatnonzero(np.diff(starts)).tolist():
-                chosen = keys.take(pa.array(order[starts[i] : starts[i + 1]]))
-                yield i, (partition_id, number, chosen)
+        number = self.file.data_sequence_number
+        for keys in self.reader.read_delete_file(self.file):
+            for partition_id in self.partition_ids:
+                ranges = ranges_of(partition_id, keys, cuts)
+                order = np.argsort(ranges, kind="stable")
+                starts = np.searchsorted(ranges[order], np.arange(cuts.num_rows + 2))
+                for i in np.flatnonzero(np.diff(starts)).tolist():
+                    chosen = keys.take(pa.array(order[starts[i] : starts[i + 1]]))
+                    yield i, (partition_id, number, chosen)
 
 
 def cuts_between(samples: Sequence[KeyBatch], ranges: int, schema: pa.Schema) -> pa.Table:

@@ -1,14 +1,21 @@
 """What a conversion asks a store for: each file of the table's metadata once, and no size."""
 
+import threading
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
 from tests.benchmarks.store_jobs import StoreJobs, table_in_store
+from tests.factories import TableBuilder
+from tests.jobs import Jobs
+from tests.patience import PATIENCE_SECONDS
 from tests.thorough import V3_FIRST
+from worker.attempt.indexes import open_again
+from worker.index.key_set_index import KeySetIndex
+from worker.lookup.shuffle import KeysRead, ReadTask
 
 pytestmark = pytest.mark.integration
 
@@ -26,11 +33,36 @@ def test_a_conversion_reads_each_file_of_metadata_once(
 
     assert outcome.result["rows_deleted"] == 2
     asked = {stage: dict(requests.by_kind) for stage, requests in measured.stages.items()}
-    of_index = 4  # of both of its tables the schema and the last snapshot
     # Metadata, by Java alone; the list of manifests; the one that came since the build.
-    assert asked["plan"]["GET"] == 1 + 1 + 1 + of_index
+    assert asked["plan"] == {"GET": 1 + 1 + 1}
+    # Two delete files. Of both tables of the index the schema and the last snapshot; and what there are.
+    assert asked["read"] == {"GET": 2 + 2 * 2, "LIST": 1 + 2}
     # The list; a manifest of each commit of equality deletes; and the new metadata, once the catalog has it.
     # The same manifests without them, one of new deletes, a list, the metadata.
     assert asked["commit"] == {"GET": 1 + 2 + 1, "PUT": 2 + 1 + 1 + 1}
     assert not asked["report"]
     assert "HEAD" not in measured.requests.by_kind
+
+
+def test_an_index_is_opened_while_the_keys_of_deletes_are_read(
+    spark: SparkSession, jobs: Jobs, table_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = TableBuilder.create(spark, table_name, "id bigint", format_version=3)
+    table.append(pa.table({"id": [1, 2]}))
+    are_read = threading.Event()
+
+    def opened(*how: Any) -> KeySetIndex | None:
+        assert are_read.wait(PATIENCE_SECONDS)
+        return open_again(*how)
+
+    def read(task: ReadTask, shared: object) -> KeysRead:
+        found = real(task, shared)
+        are_read.set()
+        return found
+
+    real = ReadTask.run
+    jobs.run("index", key_sets=[["id"]])
+    table.delete_keys(pa.table({"id": [1]}))
+    monkeypatch.setattr("worker.lookup.resolution.open_again", opened)
+    monkeypatch.setattr(ReadTask, "run", read)
+    assert jobs.run("convert").result["key_sets"][0]["source"] == "index"

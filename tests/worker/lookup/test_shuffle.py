@@ -71,8 +71,8 @@ def test_small_sorted_files_are_sampled_evenly(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(KeyReader, "read_delete_file", keys_of)
     reader = KeyReader(Storage(), KeySet(()), None, {})
-    tasks = [ReadTask(reader, file, (-1,), every=195) for file in files]
-    cuts = cuts_between([one for task in tasks for one in task.run(None).batches], 4, _SCHEMA)
+    tasks = [ReadTask(reader, file, every=195) for file in files]
+    cuts = cuts_between([one for task in tasks for one in task.run(None).in_partitions((-1,))], 4, _SCHEMA)
     everything = batch([(0, "a", number) for number in range(200_000)])
     sizes = np.bincount(ranges_of(-1, everything, cuts), minlength=4)
     assert sizes.min() > 40_000
