@@ -3,7 +3,8 @@
 Invariant: a job pins the head of its branch once and derives everything from it; planning again pins anew.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from py4j.java_gateway import JavaObject
 from pyiceberg.exceptions import ValidationError
@@ -19,7 +20,7 @@ from worker.process.errors import JobError
 from worker.table import catalogs
 from worker.table.avro_files import UnsupportedTableError
 from worker.table.files import NO_FILES, SnapshotFiles
-from worker.table.manifests import MissingMetadataError, read_snapshot_files
+from worker.table.manifests import MissingMetadataError, ReadFiles, read_snapshot_files
 from worker.table.record_properties import index_storage_of, resolve_secrets
 
 
@@ -39,6 +40,8 @@ class PinnedTable:
     files: SnapshotFiles
     storage: Storage
     branch: str
+    read: Mapping[str, bytes] = field(default_factory=dict)
+    """Of its metadata, what was read just now: see `ReadFiles`."""
 
     @property
     def index_database(self) -> str:
@@ -117,9 +120,11 @@ def index_storage(assignment: Assignment, tables: Storage) -> Storage:
     return index_storage_of(catalog_properties(assignment), assignment.index.warehouse, assignment, tables)
 
 
-def read_files(metadata: TableMetadata, snapshot: Snapshot, storage: Storage) -> SnapshotFiles:
+def read_files(
+    metadata: TableMetadata, snapshot: Snapshot, storage: Storage, kept: ReadFiles | None = None
+) -> SnapshotFiles:
     """The live files of a snapshot of the job's table; what this worker has read of it is not read again."""
-    return read_snapshot_files(metadata, snapshot, storage.io, storage.identity)
+    return read_snapshot_files(metadata, snapshot, storage.io, storage.identity, kept)
 
 
 def _pin(job: Job, java_table: JavaObject, storage: Storage, *, reads_files: bool = True) -> PinnedTable:
@@ -143,6 +148,7 @@ def _read(job: Job, java_table: JavaObject, storage: Storage, *, reads_files: bo
         raise BranchNotFoundError(f"it has no branch {branch}; it has {known}")
     snapshot = metadata.snapshot_by_id(reference.snapshot_id)
     assert snapshot is not None
-    files = read_files(metadata, snapshot, storage) if reads_files else NO_FILES
+    kept = ReadFiles()
+    files = read_files(metadata, snapshot, storage, kept) if reads_files else NO_FILES
     job.key_sets.update(one.equality_ids for one in files.equality_deletes)
-    return PinnedTable(java_table, metadata, snapshot, files, storage, branch)
+    return PinnedTable(java_table, metadata, snapshot, files, storage, branch, kept.contents)

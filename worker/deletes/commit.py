@@ -56,6 +56,7 @@ def commit_deletes(
         rows=rows,
         layout=layout,
         staged=staged,
+        read=table.read,
     )
     return commit_row_delta(
         table.java_table, delta, confirm_lease=confirm_lease, check_location=table.storage.io.check

@@ -196,8 +196,16 @@ public class KeptFiles implements FileIO {
     private final Map contents = new ConcurrentHashMap();
     private int room = 16 << 20;
 
-    public KeptFiles(FileIO io) {
+    /** read: what was read of them before, as bytes by their places. */
+    public KeptFiles(FileIO io, Map read) {
         this.io = io;
+        for (Iterator each = read.entrySet().iterator(); each.hasNext();) {
+            Map.Entry file = (Map.Entry) each.next();
+            byte[] content = (byte[]) file.getValue();
+            if (take(content.length) == content.length) {
+                keep((String) file.getKey(), content);
+            }
+        }
     }
 
     public InputFile newInputFile(String location) {
@@ -227,6 +235,10 @@ public class KeptFiles implements FileIO {
      */
     byte[] read(InputFile file, long length) {
         byte[] content = (byte[]) this.contents.get(file.location());
+        if (content != null && length >= 0 && content.length != length) {
+            forget(file.location());
+            content = null;
+        }
         int taken = content == null ? take(length) : -1;
         if (taken < 0) {
             return content;

@@ -109,14 +109,15 @@ class AvroFile:
     """A metadata file, of which only some columns are decoded.
 
     The blocks are told apart by fastavro: PyIceberg takes one that was cut off for the end of the file.
-    Raises CorruptMetadataError, FileNotFoundError, or OSError (a retry can help).
+    written: all of it, as the store has it. Raises CorruptMetadataError, FileNotFoundError, or OSError (a
+    retry can help).
     """
 
     def __init__(self, io: FileIO, location: str) -> None:
         self._location = location
         with self.told_as_corrupt():
             with io.new_input(location).open() as source:
-                content = source.read()
+                self.written = content = source.read()
             if content.startswith(ENCRYPTED):
                 raise EncryptedTableError(f"{location} is encrypted")
             content = readable_manifest(content)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -74,6 +75,7 @@ MANY_FILES = 50
 """Of a manifest, for which columns take less time than rows."""
 COLUMN_BYTES = 4 * 1024**2  # that live files of a manifest may take in columns, however small it is
 READ_AHEAD = 64  # manifests whose files are held apart at most
+READ_FILES_BYTES = 4 * 1024**2  # of metadata that a job keeps for its commit
 _KEPT_BYTES = 96 * 1024**2
 _MANIFEST_BYTES = 3_000  # that one takes besides its files, once it was read
 DATA_FILE_BYTES, DELETE_FILE_BYTES = 250, 1_500
@@ -91,20 +93,42 @@ KEPT = Cache(_KEPT_BYTES)
 """What manifests name, from one look at a table to the next: they never change."""
 
 
+class ReadFiles:
+    """Manifest lists, and manifests of delete files, as they were read: what a commit would read again.
+
+    Some first ones, of so many bytes together. Thread-safe.
+    """
+
+    def __init__(self, most_bytes: int = READ_FILES_BYTES) -> None:
+        self.contents: dict[str, bytes] = {}
+        self._room = most_bytes
+        self._lock = threading.Lock()
+
+    def keep(self, path: str, content: bytes) -> None:
+        with self._lock:
+            if len(content) <= self._room and path not in self.contents:
+                self._room -= len(content)
+                self.contents[path] = content
+
+
 def read_snapshot_files(
-    metadata: TableMetadata, snapshot: Snapshot, io: FileIO, table: Hashable = None
+    metadata: TableMetadata,
+    snapshot: Snapshot,
+    io: FileIO,
+    table: Hashable = None,
+    kept: ReadFiles | None = None,
 ) -> SnapshotFiles:
     """Every live data and delete file of `snapshot`, in manifest order.
 
-    table: which one it is, and how its files are opened: no manifest of it is read twice then, as far as
-    there is room for what it names.
+    kept: gets what is read. table: which one it is, and how its files are opened: no manifest of it is read
+    twice then, as far as there is room for what it names.
     Raises FileNotFoundError when a manifest is missing, CorruptMetadataError when one is damaged, and
     UnsupportedTableError for partition values that can't be read or have no JSON form.
     """
     specs = {spec.spec_id: spec for spec in metadata.partition_specs}
     # Whoever writes a table's metadata says what the specs of its manifests are.
     told = {spec_id: spec.model_dump_json() for spec_id, spec in specs.items()}
-    manifests = read_manifest_list(io, snapshot)
+    manifests = read_manifest_list(io, snapshot, kept)
     delete_files: list[DeleteFile] = []
     # Of a table that is too large, what is kept is the same at each look.
     room = 0 if table is None else _KEPT_BYTES
@@ -124,7 +148,7 @@ def read_snapshot_files(
                 some = manifests[start : start + READ_AHEAD]
                 known = [find(manifest) for manifest in some]
                 new = [one for one, found in zip(some, known, strict=True) if found is None]
-                read = threads.map(lambda one: read_manifest(io, one, specs), new)
+                read = threads.map(lambda one: read_manifest(io, one, specs, kept), new)
                 for manifest, found in zip(some, known, strict=True):
                     of_manifest, deletes = found or next(read)
                     size = DATA_FILE_BYTES * len(of_manifest) + DELETE_FILE_BYTES * len(deletes)
@@ -218,9 +242,11 @@ _MANIFEST_LIST = Schema(
 )
 
 
-def read_manifest_list(io: FileIO, snapshot: Snapshot) -> list[Manifest]:
-    """Raises as `read_snapshot_files`."""
+def read_manifest_list(io: FileIO, snapshot: Snapshot, kept: ReadFiles | None = None) -> list[Manifest]:
+    """kept: gets it. Raises as `read_snapshot_files`."""
     file = AvroFile(io, snapshot.manifest_list)
+    if kept is not None:
+        kept.keep(snapshot.manifest_list, file.written)
     with holding(file.held_bytes), file.told_as_corrupt():
         found = [
             Manifest(
@@ -245,9 +271,13 @@ def read_manifest_list(io: FileIO, snapshot: Snapshot) -> list[Manifest]:
         return found
 
 
-def read_manifest(io: FileIO, manifest: Manifest, specs: Mapping[int, PartitionSpec]) -> ReadManifest:
-    """Raises as `read_snapshot_files`."""
+def read_manifest(
+    io: FileIO, manifest: Manifest, specs: Mapping[int, PartitionSpec], kept: ReadFiles | None = None
+) -> ReadManifest:
+    """kept: gets it, if it is of delete files. Raises as `read_snapshot_files`."""
     file = AvroFile(io, manifest.path)
+    if kept is not None and manifest.content is ManifestContent.DELETES:
+        kept.keep(manifest.path, file.written)
     with holding(file.held_bytes), file.told_as_corrupt():
         spec = specs[manifest.partition_spec_id]
         has_many = manifest.entries is None or manifest.entries >= MANY_FILES

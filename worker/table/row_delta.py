@@ -38,6 +38,7 @@ class RowDelta:
     rows: Java's list of new data files. layout: what `layout_of_new_rows` said when they were written; then
     the commit happens on the starting snapshot alone, since later ones may hold rows that were not looked at.
     staged: a branch, and a snapshot that it must still have; what the summary says of it is worth a commit.
+    read: files of the table's metadata that need not be read again, by their places.
     """
 
     branch: str
@@ -51,6 +52,7 @@ class RowDelta:
     rows: JavaObject = ()
     layout: str = ""
     staged: tuple[str, int] | None = None
+    read: Mapping[str, bytes] = field(default_factory=dict)
 
     @property
     def is_empty(self) -> bool:
@@ -70,7 +72,10 @@ def java_row_delta(
 
     condemned: gets the manifests that Iceberg would delete. place: of a metadata file, as it was checked.
     """
-    files = _guard(java_table, "KeptFiles", java_table.io())
+    read = jvm_of(java_table).java.util.HashMap()
+    for path, content in delta.read.items():
+        read.put(path, content)
+    files = _guard(java_table, "KeptFiles", java_table.io(), read)
     operation = (
         guarded(java_table, place, delta.layout, files)
         .newRowDelta()

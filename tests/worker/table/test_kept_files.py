@@ -1,11 +1,13 @@
 """What a commit reads of a table's metadata it reads once, and nothing else than the store has."""
 
+from collections.abc import Mapping
+
 import pytest
 from py4j.java_gateway import JavaObject
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
-from worker.spark.jvm import java_object
+from worker.spark.jvm import java_object, jvm_of
 from worker.table.row_delta import _GUARDS
 
 pytestmark = pytest.mark.integration
@@ -23,7 +25,14 @@ def store(spark: SparkSession) -> JavaObject:
 
 @pytest.fixture
 def files(store: JavaObject) -> JavaObject:
-    return java_object(store, _GUARDS, "KeptFiles", store)
+    return kept(store, {})
+
+
+def kept(store: JavaObject, read: Mapping[str, bytes]) -> JavaObject:
+    known = jvm_of(store).java.util.HashMap()
+    for place, content in read.items():
+        known.put(place, content)
+    return java_object(store, _GUARDS, "KeptFiles", store, known)
 
 
 def read(file: JavaObject) -> bytes:
@@ -46,6 +55,17 @@ def test_a_file_that_was_read_is_not_asked_for_again(store: JavaObject, files: J
     assert files.newInputFile(PLACE).getLength() == 3
     store.addFile(PLACE, b"another")
     assert read(files.newInputFile(PLACE)) == read(files.newInputFile(PLACE, 3)) == b"abc"
+
+
+def test_a_file_that_was_read_before_is_not_asked_for(store: JavaObject) -> None:
+    files = kept(store, {PLACE: b"abc", f"{PLACE}.1": bytes(ROOM_BYTES + 1)})
+    store.addFile(PLACE, b"another")
+    assert read(files.newInputFile(PLACE)) == read(files.newInputFile(PLACE, 3)) == b"abc"
+    # It is too large to keep.
+    store.addFile(f"{PLACE}.1", b"def")
+    assert read(files.newInputFile(f"{PLACE}.1")) == b"def"
+    # It is not what its manifest list tells of.
+    assert read(files.newInputFile(PLACE, 7)) == b"another"
 
 
 def test_a_file_that_was_written_is_not_asked_for(store: JavaObject, files: JavaObject) -> None:

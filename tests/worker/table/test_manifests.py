@@ -229,6 +229,13 @@ def test_what_was_read_before_is_not_read_again(tmp_path: Path, monkeypatch: pyt
     assert len(read) == 2, "what files mean follows from the spec"
 
 
+def test_of_what_a_plan_has_read_a_commit_gets_what_there_is_room_for() -> None:
+    kept = manifests.ReadFiles(5)
+    for path, content in (("a", b"123"), ("b", b"456"), ("a", b"123"), ("c", b"78")):
+        kept.keep(path, content)
+    assert kept.contents == {"a": b"123", "c": b"78"}
+
+
 def test_of_a_table_that_is_too_large_the_same_is_kept_at_each_look(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
