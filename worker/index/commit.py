@@ -15,6 +15,7 @@ from worker.index.dictionary import (
 )
 from worker.index.key_set_index import KeySetIndex
 from worker.index.run_files import RunFile, write_run
+from worker.index.sorted_runs import LiveFiles
 from worker.table.files import DataFiles
 
 DICTIONARY_FILES = 16  # that a compaction leaves at most, more or less
@@ -51,8 +52,8 @@ def commit_index(
     return replace(index, files=known, entries=entries, dictionary=dictionary)
 
 
-def forget_files(index: KeySetIndex, live_files: DataFiles) -> int:
-    """Takes the files that are not live out of the dictionary, and returns its new snapshot.
+def forget_files(index: KeySetIndex, live_files: DataFiles) -> LiveFiles:
+    """Takes the files that are not live out of the dictionary, and returns its files.
 
     Merges small files of the dictionary too, with each that is no larger than those before it together.
     Commits in any case, which keeps a late writer from adding files whose entries are about to be dropped:
@@ -81,5 +82,4 @@ def forget_files(index: KeySetIndex, live_files: DataFiles) -> int:
         else []
     )
     beside = index.entries.paimon_snapshot_id or 0
-    index.files_table.commit_files(index.files, written, [files[i] for i in replaced], beside)
-    return (index.files.paimon_snapshot_id or 0) + 1
+    return index.files_table.commit_files(index.files, written, [files[i] for i in replaced], beside)

@@ -16,12 +16,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
+from pypaimon.common.json_util import JSON
 from pypaimon.manifest.manifest_file_manager import ManifestFileManager
 from pypaimon.manifest.manifest_list_manager import ManifestListManager
 from pypaimon.manifest.schema.data_file_meta import DataFileMeta
 from pypaimon.manifest.schema.simple_stats import SimpleStats
+from pypaimon.snapshot.snapshot import Snapshot
 from pypaimon.table.file_store_table import FileStoreTable
 from pypaimon.table.row.generic_row import GenericRow
 from pypaimon.table.row.internal_row import InternalRow
@@ -29,6 +32,7 @@ from pypaimon.write.commit_message import CommitMessage
 
 from worker.index.run_files import BUCKET, RunFile, runs_of
 from worker.index.snapshots import NextSnapshot
+from worker.io.row_groups import side_by_side
 from worker.io.storage import Storage, StoredFile, causes_of
 from worker.process.errors import JobError
 
@@ -253,22 +257,31 @@ class RunTable:
 
         written_now: the file that tells the time by the store's clock; without, it is as late as may be.
         """
-        files = [file for folder in TABLE_FOLDERS for file in self.storage.list(f"{self.location}/{folder}")]
+        waits = not self.storage.is_local(self.location)
+        folders = [f"{self.location}/{folder}" for folder in TABLE_FOLDERS]
+        files = list(chain.from_iterable(side_by_side(self.storage.list, folders, waits=waits)))
         modified_at = {file.name: file.modified_at for file in files}
         now = modified_at[written_now] if written_now else max([time.time(), *modified_at.values()])
         horizon = now - keep_seconds
-        snapshots = self._table.snapshot_manager().list_snapshots()
-        # One that came after the listing is young.
-        older = [s.id for s in snapshots if modified_at.get(f"snapshot-{s.id}", math.inf) <= horizon]
-        kept = [snapshot for snapshot in snapshots if snapshot.id >= max(older, default=0)]
-        needed = {f"snapshot-{snapshot.id}" for snapshot in kept}
-        lists, manifests = ManifestListManager(self._table), ManifestFileManager(self._table)
-        for snapshot in kept:
-            parts = lists.read_all(snapshot)
-            needed |= {snapshot.base_manifest_list, snapshot.delta_manifest_list}
-            needed |= {part.file_name for part in parts}
-            needed |= {entry.file.file_name for entry in manifests.read_entries_parallel(parts)}
+        numbers = [int(match[1]) for match in map(_SNAPSHOT_FILE.fullmatch, modified_at) if match]
+        older = [number for number in numbers if modified_at[f"snapshot-{number}"] <= horizon]
+        kept = [number for number in numbers if number >= max(older, default=0)]
+        needed = set(chain.from_iterable(side_by_side(self._needed_by, kept, waits=waits)))
         return [file for file in files if file.name not in needed and file.modified_at <= horizon]
+
+    def _needed_by(self, snapshot_id: int) -> set[str]:
+        """The names of a snapshot's file, and of those that it needs."""
+        content = self._table.file_io.read_file_utf8(_snapshot_path(self.location, snapshot_id))
+        snapshot = JSON.from_json(content, Snapshot)
+        parts = ManifestListManager(self._table).read_all(snapshot)
+        entries = ManifestFileManager(self._table).read_entries_parallel(parts)
+        return {
+            f"snapshot-{snapshot_id}",
+            snapshot.base_manifest_list,
+            snapshot.delta_manifest_list,
+            *(part.file_name for part in parts),
+            *(entry.file.file_name for entry in entries),
+        }
 
     def _latest(self) -> tuple[int | None, list[DataFileMeta]]:
         """The latest snapshot and its files."""

@@ -1,6 +1,7 @@
 """The jobs that keep the index: index what is new, compact it, rebuild it, and delete it with its table."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -202,8 +203,9 @@ def _compact(job: Job, table: PinnedTable, index: KeySetIndex) -> dict[str, Any]
     with job.stage("commit_index"):
         job.reporter.confirm_lease()
         # The dictionary forgets dead files first: see worker.index.compaction.
-        forgotten = forget_files(index, live_files)
-        after = index.entries_table.commit_files(index.entries, written, merge.files, forgotten)
+        files = forget_files(index, live_files)
+        beside = files.paimon_snapshot_id
+        after = index.entries_table.commit_files(index.entries, written, merge.files, beside)
     report["sorted_runs_after"] = after.sorted_runs
     report["entries_after"] = after.rows
     report["bytes_read"] = sum(file.size_bytes for file in merge.files)
@@ -214,7 +216,7 @@ def _compact(job: Job, table: PinnedTable, index: KeySetIndex) -> dict[str, Any]
         f" {before.sorted_runs} sorted runs became {after.sorted_runs},"
         f" {before.rows - after.rows:,} dead entries dropped."
     )
-    _clean_up(job, index, report)
+    _clean_up(job, replace(index, files=files, entries=after), report)
     return report
 
 
@@ -230,7 +232,10 @@ def _clean_up(job: Job, index: KeySetIndex, report: dict[str, Any]) -> None:
     """Deletes what no snapshot of the index needs any more: replaced files, and those of dead attempts."""
     with job.stage("clean_up"):
         # What another attempt commits after the lease was confirmed is no part of these.
-        present = [(part, part.live_files()) for part in (index.files_table, index.entries_table)]
+        present = [
+            (index.files_table, index.files_table.live_files(index.files)),
+            (index.entries_table, index.entries_table.live_files(index.entries)),
+        ]
         job.reporter.confirm_lease()
         for part, files in present:
             cleaned = part.clean_up(files, compaction.KEEP_SECONDS)

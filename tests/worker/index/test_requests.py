@@ -55,6 +55,12 @@ def test_an_index_is_opened_and_committed_to_with_few_requests(tmp_path: Path) -
         # Of each table the schema and the snapshot.
         assert again.by_kind == {"LIST": 1 + 2, "GET": 2 * 2}
 
+        entries = known.entries_table
+        assert store.counted(lambda: entries.live_files(known.entries)).by_kind == {"LIST": 1, "GET": 1}
+        # Nothing is old enough to go. The table's folders; the snapshot, its two lists and its manifest.
+        looked = store.counted(lambda: entries.clean_up(known.entries, 3600))
+        assert looked.by_kind == {"LIST": 3, "GET": 4}
+
         assert store.counted(lambda: warehouse.listed_names(DATABASE)).by_kind == {}
         warehouse.drop(DATABASE)
         assert warehouse.listed_names(DATABASE) == []
