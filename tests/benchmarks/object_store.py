@@ -198,7 +198,7 @@ that is {share:.0%} of these entries, and {share_of_more:.1%} of 500,000,000. Ne
 ### Whole jobs
 
 A table of {job_rows:,} rows in 50 data files, whose index lies in the same store, is indexed, and converted
-for 1,000 random keys, three times: first by a worker that knows no footer, and from the second on each data
+for 1,000 random keys, three times: first by a worker that has not seen it, and from the second on each data
 file has deletes that are merged. Then its index is compacted and verified. PUT has the parts of uploads and
 copies. Money is list prices of S3 Standard in us-east-1 as of {prices}, for 1,000 such jobs.
 

@@ -17,8 +17,10 @@ from tests.benchmarks.measure import timed
 from tests.factories import TableBuilder, register_jdbc_catalog
 from tests.jobs import Jobs, SqlCatalog
 from tests.slow_store import Requests, SlowStore
+from worker.attempt import indexes
 from worker.attempt.outcome import Outcome
 from worker.index import footers
+from worker.table import manifests
 
 _BUCKET = "lake"
 PRICES_ARE_OF = "2025"
@@ -175,7 +177,8 @@ def measured_jobs(
             if number:
                 delete(number)
             else:
-                footers.KEPT.clear()
+                for kept in (footers.KEPT, manifests.KEPT, indexes.KEPT):
+                    kept.clear()
             with slow.served():
                 measured, outcome = jobs.measured("convert, cold" if not number else "convert", "convert")
             assert outcome.result["rows_deleted"] == keys
