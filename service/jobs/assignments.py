@@ -1,7 +1,7 @@
 """What a worker is told of a job that it is to run."""
 
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import cache
 from typing import NamedTuple
 
@@ -27,6 +27,7 @@ from service.jobs.turns import InTurn
 from service.policies.effective import bounded
 from service.policies.models import EffectivePolicy
 from service.policies.schedules import is_open
+from service.records.health import DONE_ELSEWHERE_FOR
 from service.records.jobs import Attempt, AttemptStatus, Job, JobKind, JobStatus
 from service.records.tables import EnrolledTable
 from service.settings import Settings
@@ -46,8 +47,6 @@ _CLEARING = tuple(
         JobKind.COMPACT,
     )
 )
-_EXPIRES_AGAIN_WITHIN = timedelta(days=90)
-"""Whoever lets snapshots of a table expire, by whatever schedule."""
 _ENDED_ATTEMPTS_AT_ONCE = 100
 
 
@@ -148,7 +147,7 @@ def _has_index_job_failed(session: Session, table: EnrolledTable) -> bool:
 def expire_elsewhere(done_elsewhere: dict[str, str], now: datetime) -> bool:
     """Whether somebody else was seen to let snapshots expire, and may do it again."""
     seen_at = done_elsewhere.get(JobKind.EXPIRE_SNAPSHOTS.value)
-    return seen_at is not None and now - datetime.fromisoformat(seen_at) < _EXPIRES_AGAIN_WITHIN
+    return seen_at is not None and now - datetime.fromisoformat(seen_at) < DONE_ELSEWHERE_FOR
 
 
 def _overlapping_locations(session: Session, job: Job, table: EnrolledTable) -> list[str]:

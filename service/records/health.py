@@ -51,6 +51,11 @@ class Resolution(StrEnum):
 _FAILED = text("poll_error IS NOT NULL")
 
 
+DONE_ELSEWHERE_FOR = timedelta(days=90)
+"""Since somebody else was last seen to maintain a table: as long he is taken to do it still, by whatever
+schedule."""
+
+
 class TableHealth(SQLModel, table=True):
     """The latest: pending figures from polling, the index from the last worker's report.
 

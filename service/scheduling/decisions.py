@@ -9,6 +9,7 @@ from service.jobs.status import backoff_seconds
 from service.policies.models import EffectivePolicy
 from service.policies.schedules import is_open, last_fire, next_opening
 from service.quantities import counted, sized
+from service.records.health import DONE_ELSEWHERE_FOR
 from service.records.jobs import JobKind
 from service.scheduling.facts import (
     WITH_CONVERSION,
@@ -31,8 +32,6 @@ from service.scheduling.rewriting_or_conversion import (
 from service.scheduling.worth import Weighing
 from staging.history import KEPT
 
-_ELSEWHERE_FOR = timedelta(days=8)
-"""Since somebody else was last seen to do the same as our jobs: over a week, in which many do it once."""
 _AGE = "age"
 """The code of a decision for a job since something is as old as it may be."""
 _SOON_SECONDS = 90.0
@@ -144,7 +143,7 @@ def _beside_another(decision: Decision, state: TableState, now: datetime) -> Dec
     """Says that somebody else does the same, and what follows if ours does it, too."""
     seen_at = state.done_elsewhere.get(decision.kind)
     is_off = decision.code == "policy-off"
-    if seen_at is None or (not is_off and now - seen_at > _ELSEWHERE_FOR):
+    if seen_at is None or (not is_off and now - seen_at >= DONE_ELSEWHERE_FOR):
         return decision
     seen = f"seen last at {seen_at:%Y-%m-%d %H:%M:%S} UTC"
     told = f"is done by another, {seen}."
