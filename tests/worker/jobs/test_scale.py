@@ -35,7 +35,7 @@ from worker.table.files import DataFile, DeleteFile, FileContent, NewDeleteFile,
 PAGE = (Path(__file__).parents[3] / "docs" / "benchmarks.md").read_text()
 SCALE = PAGE.partition("\n## Scale\n")[2]
 ROWS, FILES, DELETES = 10**12, 10**7, 10**8
-BYTES_OF_FILE, BYTES_OF_LISTED_FILE, BYTES_FOR_A_MOMENT = 36, 44, 200
+BYTES_OF_FILE, BYTES_OF_LISTED_FILE, BYTES_FOR_A_MOMENT = 36, 52, 200
 CHARACTERS_OF_PATH = 120
 KEYS = round(DELETES / 6)
 BYTES_OF_VECTOR_FILE, BYTES_OF_VECTOR = 420, 760
