@@ -195,9 +195,9 @@ def measure_planning(data_files: int = 100_000, delete_files: int = 10_000) -> P
 
         # Once more: what counts memory takes time.
         tracemalloc.start()
-        files, files_bytes = _held(read)
-        _planned, _ = _held(lambda: plan_conversion(files))
-        dictionary, dictionary_bytes = _held(lambda: FileDictionary([rows]))
+        files, files_bytes = held(read)
+        _planned, _ = held(lambda: plan_conversion(files))
+        dictionary, dictionary_bytes = held(lambda: FileDictionary([rows]))
         uncovered_files(files.data_files, dictionary)
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
@@ -235,7 +235,7 @@ def _dictionary_rows(files: SnapshotFiles) -> pa.Table:
     return pa.Table.from_pylist(rows, DICTIONARY_SCHEMA)
 
 
-def _held(work: Callable[[], T]) -> tuple[T, int]:
+def held(work: Callable[[], T]) -> tuple[T, int]:
     def memory() -> int:
         gc.collect()
         return tracemalloc.get_traced_memory()[0] + int(pa.total_allocated_bytes())

@@ -43,7 +43,7 @@ def deletes(metadata: str) -> dict[str, tuple[set[int], bool]]:
     snapshot, storage = told.current_snapshot(), Storage()
     assert snapshot is not None
     files = read_snapshot_files(told, snapshot, storage.io)
-    assert files.equality_deletes == ()
+    assert not files.equality_deletes
     found = existing_deletes(storage, files.data_files, files.position_deletes)
     return {
         file.path: (set(existing.positions), existing.deletion_vector is not None)

@@ -129,7 +129,7 @@ def index_report(
         "layouts": layouts[:_LAYOUTS_TOLD],
         "unconvertible": [asdict(one) for one in unconvertible],
         "pending_equality_delete_files": len(files.equality_deletes),
-        "pending_equality_deletes": sum(file.record_count for file in files.equality_deletes),
+        "pending_equality_deletes": files.equality_deletes.record_count,
     }
 
 

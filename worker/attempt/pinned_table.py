@@ -150,5 +150,5 @@ def _read(job: Job, java_table: JavaObject, storage: Storage, *, reads_files: bo
     assert snapshot is not None
     kept = ReadFiles()
     files = read_files(metadata, snapshot, storage, kept) if reads_files else NO_FILES
-    job.key_sets.update(one.equality_ids for one in files.equality_deletes)
+    job.key_sets.update(kind.equality_ids for kind in files.equality_deletes.present_kinds())
     return PinnedTable(java_table, metadata, snapshot, files, storage, branch, kept.contents)

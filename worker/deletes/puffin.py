@@ -104,6 +104,8 @@ def _footer(ranges: Sequence[VectorRange]) -> bytes:
 
 _EMPTY_FILE_BYTES = 3 * len(PUFFIN_MAGIC) + len(_footer([])) + 8
 _VECTOR_IN_FOOTER_BYTES = len(_footer([VectorRange("", 0, 0, 0)])) - len(_footer([])) - len('""000')
+LEAST_OF_OTHERS_BYTES = _EMPTY_FILE_BYTES + 2 * _VECTOR_IN_FOOTER_BYTES
+"""That a file with several vectors has beside one of these and the path of its data file."""
 
 
 def size_of_file(vectors: Iterable[VectorRange]) -> int:
@@ -120,9 +122,9 @@ def size_of_file(vectors: Iterable[VectorRange]) -> int:
 
 def has_others(file_size_bytes: int, content_size_bytes: int, referenced_data_file: str) -> bool:
     """Whether a file of `PuffinWriter`'s, with a vector of this size, was written with further ones."""
-    room = file_size_bytes - content_size_bytes - _EMPTY_FILE_BYTES - 2 * _VECTOR_IN_FOOTER_BYTES
-    # Text in JSON is seldom much longer than it is.
-    return room >= len(referenced_data_file) and room >= len(json.dumps(referenced_data_file))
+    return file_size_bytes - content_size_bytes >= LEAST_OF_OTHERS_BYTES + len(
+        json.dumps(referenced_data_file)
+    )
 
 
 def read_deletion_vector(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -24,7 +24,7 @@ from worker.lookup.positions import MEMORY_POSITIONS, Positions, in_batches, uni
 from worker.process.errors import Reason
 from worker.table.commit import CLOCK_TOLERANCE_SECONDS
 from worker.table.commit_errors import ClockAheadError
-from worker.table.files import DataFile, DeleteFile, PartitionKey
+from worker.table.files import DataFile, DeleteFile, DeleteFiles, PartitionKey
 
 FILES_PER_DELETES_TASK = 500
 VECTORS_PER_MOVE = 50  # each may hold as many positions as its data file has rows
@@ -376,16 +376,15 @@ def _speaks_of(delete: DeleteFile, file: DataFile) -> bool:
 
 
 def _deletes_by_scope(
-    files: Iterable[DataFile], position_deletes: Iterable[DeleteFile]
+    files: Collection[DataFile], position_deletes: DeleteFiles
 ) -> dict[str | PartitionKey, list[DeleteFile]]:
     """The position deletes that may apply to some data files, by the path or partition they are for."""
     found: dict[str | PartitionKey, list[DeleteFile]] = {
         scope: [] for file in files for scope in (file.path, file.partition)
     }
-    for delete in position_deletes:
-        scope = delete.referenced_data_file or delete.partition
-        if scope in found:
-            found[scope].append(delete)
+    for delete in position_deletes.that_may_apply(files):
+        named = delete.referenced_data_file
+        found[delete.partition if named is None else named].append(delete)
     return found
 
 

@@ -10,9 +10,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+import numpy.typing as npt
+
 from worker.attempt.job import Job
-from worker.deletes.puffin import VectorRange, has_others, size_of_file
-from worker.table.files import DataFiles, DeleteFile
+from worker.deletes.puffin import LEAST_OF_OTHERS_BYTES, VectorRange, has_others, size_of_file
+from worker.table.files import DataFiles, DeleteFile, DeleteFiles
 
 ONE_PER_TASK = "one_per_task"
 LEAST_LIVE_SHARE = 0.25
@@ -56,7 +59,7 @@ def _why_not(job: Job) -> str | None:
 
 def to_be_moved(
     removed: Iterable[DeleteFile],
-    position_deletes: Iterable[DeleteFile],
+    position_deletes: DeleteFiles,
     data_files: DataFiles,
     *,
     may_stay: bool = False,
@@ -71,9 +74,10 @@ def to_be_moved(
     gone = {(one.path, one.referenced_data_file) for one in removed if one.is_deletion_vector}
     touched = {path for path, _ in gone}
     left: dict[str, list[DeleteFile]] = defaultdict(list)
-    for one in position_deletes:
-        if not one.is_deletion_vector or not (one.path in touched or (parts and shares_own_file(one))):
-            continue
+    near = position_deletes.are_vectors & position_deletes.are_named(touched)
+    if parts:
+        near |= share_own_files(position_deletes)
+    for one in position_deletes.where(near):
         if (one.path, one.referenced_data_file) not in gone:
             left[one.path].append(one)
     moved: set[str] = set()
@@ -89,10 +93,16 @@ def to_be_moved(
     return data_files.with_paths(moved), later
 
 
-def shares_own_file(one: DeleteFile) -> bool:
-    """Whether it is a vector with others, dead ones too, in a file of this project's."""
-    if not one.is_deletion_vector:
-        return False
+def share_own_files(deletes: DeleteFiles) -> npt.NDArray[np.bool_]:
+    """Which of them are vectors with others, dead ones too, in files of this project's."""
+    room = deletes.file_sizes_bytes - np.maximum(deletes.content_sizes_bytes, 0) - LEAST_OF_OTHERS_BYTES
+    # Text in JSON is seldom much longer than it is.
+    found = deletes.are_vectors & (room >= deletes.named_lengths)
+    found[found] = [_shares_own_file(one) for one in deletes.where(found)]
+    return found
+
+
+def _shares_own_file(one: DeleteFile) -> bool:
     sizes = one.file_size_bytes, one.content_size_bytes or 0
     return has_others(*sizes, one.referenced_data_file or "") and _is_own(one.path)
 

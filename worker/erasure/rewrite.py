@@ -152,7 +152,7 @@ class Rewrite:
         layout = layout_of_new_rows(table.metadata)
         deletes = [delete for one in doomed for delete in one.deletes]
         beside = {one.path for one in deletes if one.is_deletion_vector}
-        neighbours = [one for one in table.files.position_deletes if one.path in beside]
+        neighbours = table.files.position_deletes.with_paths(beside)
         names: list[object] = [layout, neighbours, *(one.name for one in doomed)]
         if self._successors[0] != names:
             self._remove_written()
@@ -306,18 +306,19 @@ def _doomed(table: PinnedTable, snapshot: TableSnapshot, rows: Places) -> list[_
     used, starts = np.unique(ordinals[order], return_index=True)
     files = list(rows.data_files.select(used))
     of_files = np.split(positions[order], starts[1:])
-    pending = np.sort([delete.data_sequence_number for delete in table.files.equality_deletes])
+    pending = np.sort(table.files.equality_deletes.data_sequence_numbers)
     numbers = np.array([file.data_sequence_number for file in files], np.int64)
     not_applied = np.searchsorted(pending, numbers, side="right")
     chosen = np.flatnonzero(not_applied == not_applied.min()).tolist()
-    skipped = snapshot.skipped([files[at] for at in chosen])
+    of_chosen = [files[at] for at in chosen]
+    skipped, deletes = snapshot.skipped(of_chosen), snapshot.deletes_of(of_chosen)
     return [
         _Doomed(
             files[at],
             np.union1d(of_files[at], _NOTHING if found is None else positions_of(found[0])),
-            tuple(one for one in snapshot.deletes_of(files[at]) if one.referenced_data_file is not None),
+            tuple(one for one in of_file if one.referenced_data_file is not None),
         )
-        for at, found in zip(chosen, skipped, strict=True)
+        for at, found, of_file in zip(chosen, skipped, deletes, strict=True)
     ]
 
 

@@ -76,14 +76,26 @@ class Paths(Sequence[str]):
 
     def pairs(self, others: Iterable[pa.Array]) -> Iterator[tuple[Int64Array, Int64Array]]:
         """Which of the others, counted through, equals which path here: every pair, some at a time."""
-        if not len(self):
-            return
+        return PathPlaces(self).pairs(others)
+
+
+class PathPlaces:
+    """Where each path lies in a column, 8 bytes each beside it."""
+
+    def __init__(self, paths: Paths) -> None:
+        self._paths = paths
         # A number a path, sorted: as much of its hash as fits above its place.
-        place_bits = np.uint64((1 << len(self).bit_length()) - 1)
-        packed = np.concatenate([_hashes(piece) for piece in self.pieces()])
-        packed &= ~place_bits
-        packed |= np.arange(len(self), dtype=np.uint64)
-        packed.sort()
+        self._place_bits = np.uint64((1 << len(paths).bit_length()) - 1)
+        self._packed = np.concatenate([np.empty(0, np.uint64), *map(_hashes, paths.pieces())])
+        self._packed &= ~self._place_bits
+        self._packed |= np.arange(len(paths), dtype=np.uint64)
+        self._packed.sort()
+
+    def pairs(self, others: Iterable[pa.Array]) -> Iterator[tuple[Int64Array, Int64Array]]:
+        """As `Paths.pairs`; of paths that are equal, the first comes first."""
+        packed, place_bits = self._packed, self._place_bits
+        if not len(packed):
+            return
         start = 0
         for piece in others:
             rows, wanted = np.arange(len(piece)), _hashes(piece) & ~place_bits
@@ -95,7 +107,9 @@ class Paths(Sequence[str]):
                     break
                 rows, wanted, at = rows[left], wanted[left], at[left]
                 places = (packed[at] & place_bits).astype(np.int64)
-                same = pc.equal(piece.take(pa.array(rows)), self.take(places)).to_numpy(zero_copy_only=False)
+                same = pc.equal(piece.take(pa.array(rows)), self._paths.take(places)).to_numpy(
+                    zero_copy_only=False
+                )
                 yield start + rows[same], places[same]
                 at = at + 1
             start += len(piece)

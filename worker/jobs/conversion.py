@@ -14,7 +14,7 @@ from worker.attempt.job import Job
 from worker.attempt.outcome import Outcome, Unconvertible, outcome
 from worker.attempt.pinned_table import PinnedTable, pin_again, pin_table
 from worker.deletes.locations import DeleteFileLocations
-from worker.deletes.vector_files import shares_own_file
+from worker.deletes.vector_files import share_own_files
 from worker.deletes.write import WrittenDeletes
 from worker.index.warehouse import IndexWarehouse
 from worker.jobs.after_commit import AfterCommit, index_new_files
@@ -66,7 +66,7 @@ def convert_table(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Ou
         conversion.look_at_readers(table)
         _tell_of_location_provider(job, table)
     batches = conversion.batches(pending)
-    if not pending and any(map(shares_own_file, table.files.position_deletes)):
+    if not pending and share_own_files(table.files.position_deletes).any():
         batches = [()]
     if job.assignment.job.dry_run:
         # Nothing is committed that the next batch would build upon.
@@ -321,8 +321,8 @@ class Conversion:
             "key_sets": merge_explanations([one for part in self._parts for one in part.explanations]),
         }
         gone = set() if dry_run else self.converted
-        left = tuple(file for file in table.files.delete_files if file.path not in gone)
-        after = replace(table.files, delete_files=left)
+        live = table.files.delete_files
+        after = replace(table.files, delete_files=live.where(~live.are_named(gone)))
         cleared = [] if dry_run else remove_orphan_files(self._job)
         head = self._head or table.snapshot_id
         told = outcome(self._job, table, self._warehouse, result, after, self.refused, head, cleared)

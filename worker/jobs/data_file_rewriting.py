@@ -197,7 +197,8 @@ class _Rewriting(FileRewriting):
     def completion(self, table: PinnedTable, choice: Choice) -> Callable[[JavaObject], object]:
         java_table, snapshot, chosen = table.java_table, table.snapshot, set(choice.paths)
         assert snapshot is not None
-        of_chosen = [one for one in table.files.position_deletes if one.referenced_data_file in chosen]
+        live = table.files.position_deletes
+        of_chosen = live.where(live.that_name(chosen))
         # Iceberg's action removes vectors of its own accord.
         useless = [one for one in of_chosen if not one.is_deletion_vector]
         old = java_list(jvm_of(java_table), choice.paths)

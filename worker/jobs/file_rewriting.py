@@ -155,7 +155,7 @@ class FileRewriting(ABC):
             for manifest in table.snapshot.manifests(io):  # Java opens them
                 io.check(manifest.manifest_path)
             choice = self.choose(table)
-            for path in (*choice.paths, *(one.path for one in table.files.delete_files)):  # Spark's tasks do
+            for path in (*choice.paths, *table.files.delete_files.paths()):  # Spark's tasks do
                 io.check(path)
         return choice
 
@@ -313,7 +313,7 @@ class FileRewriting(ABC):
             },
         }
         cleared = [] if dry_run else remove_orphan_files(job)
-        live = {file.path for file in table.files.equality_deletes}
+        live = set(table.files.equality_deletes.paths())
         refused, head = [one for path, one in self.refused.items() if path in live], table.snapshot_id
         return outcome(job, table, self.warehouse, result, table.files, refused, head, cleared)
 

@@ -49,7 +49,7 @@ def remove_orphan_files(job: Job) -> list[AttemptId]:
         return cleared
     try:
         table = pin_table(job)  # as it is after all that these attempts did, and this one
-        live = {file.path for file in table.files.delete_files}
+        live = set(table.files.delete_files.paths())
         removed = {
             plan.removes for left in job.assignment.ended_attempts for plan in left.plans if plan.removes
         }

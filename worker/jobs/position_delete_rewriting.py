@@ -65,7 +65,7 @@ class _Rewriting(FileRewriting):
         if not paths:
             return Choice()
         chosen = set(paths)
-        named = self._named(table, [one for one in table.files.position_deletes if one.path in chosen])
+        named = self._named(table, list(table.files.position_deletes.with_paths(chosen)))
         if named is None:
             return Choice(left_out=len(paths))
         expected = sum(group["expected"] for group in groups)
@@ -123,7 +123,7 @@ class _Rewriting(FileRewriting):
         return lambda operation: operation.validateWith(validator)
 
     def is_live(self, table: PinnedTable, choice: Choice) -> bool:
-        return {one.path for one in table.files.position_deletes}.issuperset(choice.paths)
+        return set(choice.paths) <= {*table.files.position_deletes.paths()}
 
     # report
 

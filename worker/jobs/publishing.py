@@ -104,8 +104,7 @@ class _Publication:
         cleared = [] if dry_run else remove_orphan_files(job)
         has_commit = committed is None
         if committed is not None and part is not None:
-            pieces = part.staged.files.data_files.path_pieces()
-            added = {path for piece in pieces for path in piece.to_pylist()}
+            added = set(part.staged.files.data_files.paths())
             looked_at = index_new_files(job, table, self._warehouse, lambda files: files.with_paths(added))
             has_commit, table = looked_at is not table, looked_at
         # Where nothing had to be committed, the head that was looked at has it all.

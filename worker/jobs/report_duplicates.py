@@ -15,8 +15,6 @@ from contextlib import suppress
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from pyroaring import BitMap64
 
 from worker.attempt.indexes import planned_key_sets, usable_index
@@ -298,7 +296,7 @@ def _deleted_rows(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Bi
     deleted = BitMap64()
     tasks = _position_tasks(table)
     with job.stage("read_deletes"):
-        planned = sum(file.record_count for file in table.files.position_deletes)
+        planned = table.files.position_deletes.record_count
         for found in job.each_task("read_deletes", tasks, None, planned):
             if isinstance(found, str):
                 raise UndecidedRowsError(found)
@@ -316,16 +314,10 @@ def _deleted_rows(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Bi
 
 def _with_ordinals(data_files: DataFiles, wanted: Collection[DataFile]) -> Iterator[tuple[int, DataFile]]:
     """Some of the data files, more than once where they are live more than once."""
-    ordinals = np.flatnonzero(_have_paths(data_files, {file.path for file in wanted}))
+    ordinals = np.flatnonzero(data_files.are_named({file.path for file in wanted}))
     for ordinal, file in zip(ordinals.tolist(), data_files.select(ordinals), strict=True):
         if file in wanted:
             yield ordinal, file
-
-
-def _have_paths(data_files: DataFiles, paths: Collection[str]) -> np.typing.NDArray[np.bool_]:
-    wanted = pa.array(paths, pa.large_string())
-    pieces = [pc.is_in(piece, wanted).to_numpy(zero_copy_only=False) for piece in data_files.path_pieces()]
-    return np.concatenate([np.empty(0, np.bool_), *pieces])
 
 
 def _position_tasks(table: PinnedTable) -> list[DeletedTask]:
@@ -342,10 +334,9 @@ def _position_tasks(table: PinnedTable) -> list[DeletedTask]:
             by_path[delete.referenced_data_file].append(delete)
         else:
             by_partition[delete.partition].append(delete)
-    in_partition = np.array([kind.partition in by_partition for kind in data_files.kinds], np.bool_)
-    hit = _have_paths(data_files, by_path.keys())
-    if len(data_files):
-        hit |= in_partition[data_files.kind_of]
+    hit = data_files.are_named(by_path.keys()) | data_files.are_of(
+        lambda kind: kind.partition in by_partition
+    )
     first = first_numbers(data_files)
     ordinals = np.flatnonzero(hit)
     groups: dict[PartitionKey | int, list[tuple[DataFile, int]]] = defaultdict(list)

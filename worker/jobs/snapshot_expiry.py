@@ -199,10 +199,9 @@ class _Expiry:
     def _protected(self, table: PinnedTable, doomed: Collection[int] = ()) -> set[str]:
         """Places of what is in use now, however its paths are spelled."""
         files, metadata = table.files, table.metadata
-        live = (path for piece in files.data_files.path_pieces() for path in piece.to_pylist())
-        deletes = (file.path for file in files.delete_files)
         lists = (one.manifest_list for one in metadata.snapshots if one.snapshot_id not in doomed)
         named = (*metadata_files(table), *lists)
+        live, deletes = files.data_files.paths(), files.delete_files.paths()
         return {normalize_location(path) for of_kind in (live, deletes, named) for path in of_kind}
 
     def _deletable(self, table: PinnedTable, paths: Iterable[str], kept: Collection[str]) -> list[str]:
@@ -317,6 +316,6 @@ def _named_by(
             except (JobError, LocationNotAllowedError):
                 unreadable = manifest.path
                 continue
-            found |= {file.path: 0 for file in (*data_files, *deletes)}
+            found |= dict.fromkeys((*data_files.paths(), *deletes.paths()), 0)
     ranks |= found
     return {*found}, unreadable

@@ -41,7 +41,7 @@ from worker.publication.staged import Staged, live_already
 from worker.table.avro_files import UnsupportedTableError
 from worker.table.commit import CommittedSnapshot, told_key_sets
 from worker.table.commit_errors import CommitConflictError
-from worker.table.files import DataFile, DataFiles, DeleteFile
+from worker.table.files import DataFile, DataFiles, DeleteFile, DeleteFiles
 from worker.table.plan import applies
 from worker.table.row_delta import layout_of_new_rows
 
@@ -263,7 +263,7 @@ class Plan:
     def _check_data_files(self, staged: Staged) -> None:
         """Whether each can be added: it is there once, and not on the target yet."""
         files = staged.files.data_files
-        paths = [path for piece in files.path_pieces() for path in piece.to_pylist()]
+        paths = list(files.paths())
         on_target = {file.path for file in self.table.files.data_files.with_paths(set(paths))}
         untyped = partitions_without_type(self.table.metadata, files)
         seen: set[str] = set()
@@ -374,7 +374,7 @@ def _merged(table: PinnedTable, staged: Staged) -> _Merged:
     files = replace(
         table.files,
         data_files=DataFiles.joined([table.files.data_files, added]),
-        delete_files=(*table.files.position_deletes, *equality_deletes),
+        delete_files=DeleteFiles.joined([table.files.position_deletes, DeleteFiles.of(equality_deletes)]),
     )
     position_deletes = later(staged.files.position_deletes)
     return _Merged(replace(table, files=files), equality_deletes, position_deletes, offset)

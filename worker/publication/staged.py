@@ -24,7 +24,15 @@ from worker.process.slots import Threads
 from worker.spark.jvm import java_object, jvm_of
 from worker.table.avro_files import UnsupportedTableError
 from worker.table.commit_errors import prepared
-from worker.table.files import NO_FILES, DataFile, DataFiles, DeleteFile, FileContent, SnapshotFiles
+from worker.table.files import (
+    NO_FILES,
+    DataFile,
+    DataFiles,
+    DeleteFile,
+    DeleteFiles,
+    FileContent,
+    SnapshotFiles,
+)
 from worker.table.manifests import (
     Manifest,
     MissingMetadataError,
@@ -163,14 +171,14 @@ class Staged:
                 return self._without(at, _ON_SKIPPED)
         superseded = {one for part in added for one in part.superseded}
         all_deletes = [one for part in added for one in part.delete_files]
-        deletes = tuple(one for one in all_deletes if _identity(one) not in superseded)
+        deletes = DeleteFiles.of(one for one in all_deletes if _identity(one) not in superseded)
         data_files = DataFiles.joined(part.data_files for part in added)
         files = replace(self.files, data_files=data_files, delete_files=deletes)
         return replace(self, snapshots=self.snapshots[:count], added=added, files=files)
 
     def java_data_files(self, java_table: JavaObject) -> JavaObject:
         """Java's list of the data files, with all that their manifests say of them. Raises CommitError."""
-        paths = [path for piece in self.files.data_files.path_pieces() for path in piece.to_pylist()]
+        paths = list(self.files.data_files.paths())
         if not paths:
             return ()
         with prepared():

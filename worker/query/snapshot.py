@@ -30,7 +30,15 @@ from worker.keys.schema_fields import resolve_key_set
 from worker.lookup.index_lookup import GLOBAL, DeleteKeys
 from worker.process.memory import holding
 from worker.query.errors import NotCoveredError, UnknownSnapshotError, UnreadableError, told_as_unreadable
-from worker.table.files import NO_FILES, DataFile, DeleteFile, PartitionKey, SnapshotFiles
+from worker.table.files import (
+    NO_FILES,
+    DataFile,
+    DeleteFile,
+    DeleteFiles,
+    FileContent,
+    PartitionKey,
+    SnapshotFiles,
+)
 from worker.table.manifests import read_snapshot_files
 from worker.table.plan import by_key_set
 
@@ -69,15 +77,13 @@ class TableSnapshot:
         if files is None:
             files = NO_FILES if snapshot is None else read_snapshot_files(metadata, snapshot, storage.io)
         self.files = files
-        self._by_path: dict[str, list[DeleteFile]] = defaultdict(list)
+        self._named = self.files.delete_files.places_of_named()
         self._by_partition: dict[PartitionKey, list[DeleteFile]] = defaultdict(list)
-        for delete in self.files.position_deletes:
-            if delete.referenced_data_file is not None:
-                self._by_path[delete.referenced_data_file].append(delete)
-            else:
-                self._by_partition[delete.partition].append(delete)
+        deletes = self.files.position_deletes
+        for delete in deletes.where(~deletes.are_file_scoped):
+            self._by_partition[delete.partition].append(delete)
         self._pending = [
-            (field_ids, deletes, _digest(metadata, field_ids, deletes))
+            (field_ids, DeleteFiles.of(deletes), _digest(metadata, field_ids, deletes))
             for field_ids, deletes in by_key_set(self.files.equality_deletes)
         ]
 
@@ -109,7 +115,7 @@ class TableSnapshot:
         """Of each data file the positions that readers skip by position deletes, and whether it is a deletion
         vector that says so. Raises UnreadableError, or OSError (a retry can help)."""
         in_order = list(files)  # a file that one commit added twice is equal to itself
-        asked = {file: self.deletes_of(file) for file in in_order}
+        asked = dict(zip(in_order, self.deletes_of(in_order), strict=True))
         # By the deletes themselves: the next snapshot mostly has the same.
         names = {file: ("skipped", self.storage, file, deletes) for file, deletes in asked.items() if deletes}
         known = {file: self.cache.find(name) for file, name in names.items()}
@@ -126,9 +132,17 @@ class TableSnapshot:
                 self.cache.put(names[file], known[file], known[file].size_bytes)
         return [known[file].rows if file in known else None for file in in_order]
 
-    def deletes_of(self, file: DataFile) -> tuple[DeleteFile, ...]:
-        """The position deletes and deletion vectors that may apply to it."""
-        return (*self._by_path.get(file.path, ()), *self._by_partition.get(file.partition, ()))
+    def deletes_of(self, files: Sequence[DataFile]) -> list[tuple[DeleteFile, ...]]:
+        """The position deletes and deletion vectors that may apply to each."""
+        found: list[list[DeleteFile]] = [[] for _ in files]
+        paths = pa.array([file.path for file in files], pa.large_string())
+        for here, there in self._named.pairs([paths]):
+            for at, delete in zip(here.tolist(), self.files.delete_files.select(there), strict=True):
+                is_of_positions = delete.content is FileContent.POSITION_DELETES
+                if is_of_positions and delete.referenced_data_file is not None:
+                    found[at].append(delete)
+        in_partition = (self._by_partition.get(file.partition, ()) for file in files)
+        return [(*of_file, *others) for of_file, others in zip(found, in_partition, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,20 +9,26 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 
 from worker.process.slots import Threads
-from worker.table.files import DataFiles, DeleteFile
-from worker.table.manifests import READ_AHEAD, READ_THREADS, Manifest, read_manifest, read_manifest_list
+from worker.table.manifests import (
+    READ_AHEAD,
+    READ_THREADS,
+    Manifest,
+    ReadManifest,
+    read_manifest,
+    read_manifest_list,
+)
 
 
 def delete_files_of_all_snapshots(metadata: TableMetadata, io: FileIO) -> set[str]:
     """The path of every delete file that some snapshot of the table shows. Reads every delete manifest."""
     manifests = manifests_of_all_snapshots(metadata, io, ManifestContent.DELETES)
-    return {file.path for _, deletes in _entries(metadata, io, manifests) for file in deletes}
+    return {path for _, deletes in _entries(metadata, io, manifests) for path in deletes.paths()}
 
 
 def data_files_of_all_snapshots(metadata: TableMetadata, io: FileIO) -> set[str]:
     """The path of every data file that some snapshot of the table shows. Reads every data manifest."""
     manifests = manifests_of_all_snapshots(metadata, io, ManifestContent.DATA)
-    return {path for files, _ in _entries(metadata, io, manifests) for path in _paths(files)}
+    return {path for files, _ in _entries(metadata, io, manifests) for path in files.paths()}
 
 
 def paths_of_all_snapshots(
@@ -38,7 +44,7 @@ def paths_of_all_snapshots(
     read_before = set() if read_before is None else read_before
     new = {path: one for path, one in manifests.items() if path not in read_before}
     for files, deletes in _entries(metadata, io, new, may_be_gone=may_be_gone):
-        needed.update(_paths(files), (file.path for file in deletes))
+        needed.update(files.paths(), deletes.paths())
     read_before |= new.keys()
     return needed
 
@@ -61,11 +67,11 @@ def manifests_of_all_snapshots(
 
 def _entries(
     metadata: TableMetadata, io: FileIO, manifests: Mapping[str, Manifest], *, may_be_gone: bool = False
-) -> Iterator[tuple[DataFiles, list[DeleteFile]]]:
+) -> Iterator[ReadManifest]:
     """What manifests name. A path that some snapshot shows is live in a manifest of its."""
     specs, all_of_them = {spec.spec_id: spec for spec in metadata.partition_specs}, [*manifests.values()]
 
-    def read(manifest: Manifest) -> tuple[DataFiles, list[DeleteFile]] | None:
+    def read(manifest: Manifest) -> ReadManifest | None:
         with suppress(*(FileNotFoundError,) * may_be_gone):
             return read_manifest(io, manifest, specs)
         return None
@@ -73,7 +79,3 @@ def _entries(
     with Threads(READ_THREADS) as threads:
         for start in range(0, len(all_of_them), READ_AHEAD):
             yield from filter(None, threads.map(read, all_of_them[start : start + READ_AHEAD]))
-
-
-def _paths(files: DataFiles) -> Iterator[str]:
-    return (path for piece in files.path_pieces() for path in piece.to_pylist())

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
@@ -44,6 +44,7 @@ from pyiceberg.types import (
 
 from worker.io.cache import Cache
 from worker.io.paths import Paths
+from worker.io.sorting import Int64Array
 from worker.process.errors import JobError
 from worker.process.memory import holding, take_memory
 from worker.process.slots import Threads
@@ -55,9 +56,12 @@ from worker.table.avro_files import (
     UnsupportedTableError,
 )
 from worker.table.files import (
+    NO_FILES,
+    NO_NUMBER,
     DataFile,
     DataFiles,
     DeleteFile,
+    DeleteFiles,
     FileContent,
     FileKind,
     PartitionKey,
@@ -78,7 +82,7 @@ READ_AHEAD = 64  # manifests whose files are held apart at most
 READ_FILES_BYTES = 4 * 1024**2  # of metadata that a job keeps for its commit
 _KEPT_BYTES = 96 * 1024**2
 _MANIFEST_BYTES = 3_000  # that one takes besides its files, once it was read
-DATA_FILE_BYTES, DELETE_FILE_BYTES = 250, 1_500
+DATA_FILE_BYTES, DELETE_FILE_BYTES = 250, 600
 """That a live file of a snapshot takes in memory, about."""
 
 
@@ -129,7 +133,7 @@ def read_snapshot_files(
     # Whoever writes a table's metadata says what the specs of its manifests are.
     told = {spec_id: spec.model_dump_json() for spec_id, spec in specs.items()}
     manifests = read_manifest_list(io, snapshot, kept)
-    delete_files: list[DeleteFile] = []
+    delete_files: list[DeleteFiles] = []
     # Of a table that is too large, what is kept is the same at each look.
     room = 0 if table is None else _KEPT_BYTES
 
@@ -156,13 +160,12 @@ def read_snapshot_files(
                     room -= size + _MANIFEST_BYTES
                     if found is None and room >= 0:
                         KEPT.put(name(manifest), (of_manifest, deletes), size + _MANIFEST_BYTES)
-                    delete_files.extend(deletes)
+                    delete_files.append(deletes)
                     yield of_manifest
 
         joined = DataFiles.joined(data_files())
-    return SnapshotFiles(
-        joined, tuple(delete_files), frozenset(spec_id for spec_id, spec in specs.items() if is_global(spec))
-    )
+    global_spec_ids = frozenset(spec_id for spec_id, spec in specs.items() if is_global(spec))
+    return SnapshotFiles(joined, DeleteFiles.joined(delete_files), global_spec_ids)
 
 
 def _counts_files(snapshot: Snapshot) -> bool:
@@ -224,7 +227,7 @@ class Manifest:
     size_bytes: int = 0
 
 
-ReadManifest = tuple[DataFiles, list[DeleteFile]]
+ReadManifest = tuple[DataFiles, DeleteFiles]
 """What a manifest names."""
 
 
@@ -282,7 +285,7 @@ def read_manifest(
         spec = specs[manifest.partition_spec_id]
         has_many = manifest.entries is None or manifest.entries >= MANY_FILES
         read = (_in_columns(file, manifest, spec) if has_many else None) or _in_rows(file, manifest, spec)
-    found = sum(map(len, read))
+    found = sum(len(files) for files in read)
     if manifest.entries is not None and manifest.entries != found:
         raise CorruptMetadataError(
             f"{manifest.path} names {found} live files, but its manifest list says {manifest.entries}"
@@ -333,33 +336,28 @@ def _of_columns(file: AvroFile, manifest: Manifest, spec: PartitionSpec) -> Read
     holds_data = manifest.content is ManifestContent.DATA
     if (live["is_data"] != holds_data).any():
         raise NotInColumnsError
+    if not holds_data:
+        named = [
+            _referenced(content, named, _mapping(lower), _mapping(upper))
+            for content, named, lower, upper in live.select(_CONTENT, _REFERENCED, _LOWER, _UPPER).iter_rows()
+        ]
+        may_lack = pl.col(_OFFSET, _CONTENT_SIZE, _SNAPSHOT_ID).fill_null(NO_NUMBER)
+        live = live.with_columns(pl.Series(_REFERENCED, named, pl.String), may_lack)
     kinds, kind_of = _kinds(live, partition_type, spec)
+    names = (_ROWS, _SIZE, _SEQUENCE_NUMBER)
     if holds_data:
-        numbers = np.array([live[name].to_numpy() for name in (_ROWS, _SIZE, _SEQUENCE_NUMBER)], np.int64)
-        return DataFiles(Paths([live[_PATH].to_arrow()]), numbers, kinds, kind_of), []
-    entries = live.select(
-        _CONTENT,
-        _PATH,
-        _FORMAT,
-        pl.lit(None).alias("partition"),
-        _ROWS,
-        _SIZE,
-        _KEY_METADATA,
-        _EQUALITY_IDS,
-        _REFERENCED,
-        _OFFSET,
-        _CONTENT_SIZE,
-        _LOWER,
-        _UPPER,
-    )
-    inherited = live.select(_SEQUENCE_NUMBER, _SNAPSHOT_ID).iter_rows()
-    deletes = (
-        _content_file((*entry, _mapping(lower), _mapping(upper)), kinds[kind].partition, *numbers)
-        for (*entry, lower, upper), kind, numbers in zip(
-            entries.iter_rows(), kind_of.tolist(), inherited, strict=True
-        )
-    )
-    return DataFiles.of(()), [one for one in deletes if isinstance(one, DeleteFile)]
+        return DataFiles([_paths(live[_PATH])], _numbers(live, names), kinds, kind_of), NO_FILES.delete_files
+    numbers = _numbers(live, (*names, _OFFSET, _CONTENT_SIZE, _SNAPSHOT_ID))
+    texts = [_paths(live[_PATH]), _paths(live[_REFERENCED].fill_null(""))]
+    return NO_FILES.data_files, DeleteFiles(texts, numbers, kinds, kind_of)
+
+
+def _paths(column: pl.Series) -> Paths:
+    return Paths([column.to_arrow()])
+
+
+def _numbers(live: pl.DataFrame, names: Sequence[str]) -> Int64Array:
+    return np.array([live[name].to_numpy() for name in names], np.int64)
 
 
 def _kinds(
@@ -367,17 +365,29 @@ def _kinds(
 ) -> tuple[tuple[FileKind, ...], npt.NDArray[np.int32]]:
     """And which of them each file is."""
     columns = [*(f"2.102.{field.field_id}" for field in partition_type.fields), _FORMAT, "is_encrypted"]
+    if _REFERENCED in live:
+        ids_in_text = pl.col(_EQUALITY_IDS).list.sort().cast(pl.List(pl.String)).list.join(" ")
+        live = live.with_columns(ids_in_text, pl.col(_REFERENCED).is_not_null())
+        columns += [_CONTENT, _EQUALITY_IDS, _REFERENCED]
     first = live.with_row_index("place").select(pl.col("place").first().over(columns)).to_series()
     firsts, group_of = np.unique(first.to_numpy(), return_inverse=True)
     kinds: dict[FileKind, int] = {}
     numbers = []
-    for *values, file_format, is_encrypted in live.select(columns)[firsts].iter_rows():
+    at = len(partition_type.fields)
+    for row in live.select(columns)[firsts].iter_rows():
         written = [
             value_of(field.field_type, value)
-            for field, value in zip(partition_type.fields, values, strict=True)
+            for field, value in zip(partition_type.fields, row[:at], strict=True)
         ]
         partition = PartitionKey(spec.spec_id, partition_values(written, partition_type, spec))
+        file_format, is_encrypted, *of_deletes = row[at:]
         kind = FileKind(partition, sys.intern(file_format.lower()), is_encrypted)
+        if of_deletes:
+            content, ids, names_data_file = of_deletes
+            equality_ids = tuple(map(int, (ids or "").split()))
+            kind = kind._replace(
+                content=_content_of(content), equality_ids=equality_ids, names_data_file=names_data_file
+            )
         numbers.append(kinds.setdefault(kind, len(kinds)))
     return tuple(kinds), np.array(numbers, np.int32)[group_of]
 
@@ -396,7 +406,7 @@ def _in_rows(file: AvroFile, manifest: Manifest, spec: PartitionSpec) -> ReadMan
             else:
                 deletes.append(one)
 
-    return DataFiles.of(data_files()), deletes
+    return DataFiles.of(data_files()), DeleteFiles.of(deletes) if deletes else NO_FILES.delete_files
 
 
 def read_removed(
@@ -494,10 +504,8 @@ def _content_file(
     if not content:  # 0, or absent in format version 1
         return DataFile(path, file_format, partition, record_count, size_bytes, sequence_number, encrypted)
     equality_ids, referenced, offset, content_size, lower, upper = delete_columns
-    if content == 1 and referenced is None:
-        referenced = _only_referenced_file(lower, upper)
     return DeleteFile(
-        content=FileContent.POSITION_DELETES if content == 1 else FileContent.EQUALITY_DELETES,
+        content=_content_of(content),
         path=path,
         file_format=file_format,
         partition=partition,
@@ -505,7 +513,7 @@ def _content_file(
         file_size_bytes=size_bytes,
         data_sequence_number=sequence_number,
         equality_ids=tuple(sorted(equality_ids or ())),
-        referenced_data_file=referenced,
+        referenced_data_file=_referenced(content, referenced, lower, upper),
         content_offset=offset,
         content_size_bytes=content_size,
         added_snapshot_id=snapshot_id,
@@ -513,11 +521,19 @@ def _content_file(
     )
 
 
-def _only_referenced_file(lower: dict[int, bytes] | None, upper: dict[int, bytes] | None) -> str | None:
-    """The one data file that a position delete file names, where its path bounds are equal.
+def _content_of(number: int) -> FileContent:
+    return FileContent.POSITION_DELETES if number == 1 else FileContent.EQUALITY_DELETES
+
+
+def _referenced(
+    content: int, named: str | None, lower: dict[int, bytes] | None, upper: dict[int, bytes] | None
+) -> str | None:
+    """The one data file that a delete file names, also by path bounds that are equal.
 
     Bounds of `file_path` are never truncated (spec, "Position Delete Files").
     """
+    if content != 1 or named is not None:
+        return named
     low = (lower or {}).get(FILE_PATH_FIELD_ID)
     high = (upper or {}).get(FILE_PATH_FIELD_ID)
     return low.decode() if low is not None and low == high else None

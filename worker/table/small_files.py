@@ -123,9 +123,10 @@ def rewritable_files(
 def _with_many_deleted(files: SnapshotFiles, threshold: float) -> npt.NDArray[np.bool_]:
     """By deletes of which each names one data file."""
     rows: dict[str, int] = defaultdict(int)
-    for one in files.position_deletes:
-        if one.referenced_data_file is not None:
-            rows[one.referenced_data_file] += one.record_count
+    deletes = files.position_deletes
+    deletes = deletes.where(deletes.are_file_scoped)
+    for path, count in zip(deletes.named(), deletes.record_counts.tolist(), strict=True):
+        rows[path] += count
     touched = files.data_files.with_paths(rows.keys())
     many = {file.path for file in touched if rows[file.path] >= threshold * file.record_count}
     return files.data_files.are_named(many)
@@ -134,11 +135,8 @@ def _with_many_deleted(files: SnapshotFiles, threshold: float) -> npt.NDArray[np
 def rewritable_deletes(files: SnapshotFiles, target_bytes: int, min_input_files: int) -> int:
     """How many position delete files are small, among enough of their partition, but for each that is the
     only one of its data file."""
-    small = [
-        one
-        for one in files.position_deletes
-        if not one.is_deletion_vector and 4 * one.file_size_bytes < 3 * target_bytes
-    ]
+    deletes = files.position_deletes
+    small = list(deletes.where(~deletes.are_vectors & (4 * deletes.file_sizes_bytes < 3 * target_bytes)))
     named = {one.referenced_data_file for one in small if one.referenced_data_file is not None}
     live = {file.path for file in files.data_files.with_paths(named)}
     of_file = Counter(one.referenced_data_file for one in small)

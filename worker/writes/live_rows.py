@@ -13,7 +13,6 @@ from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from worker.attempt.indexes import start_anew
 from worker.attempt.job import Job
@@ -172,10 +171,11 @@ class LiveRows:
         order = np.lexsort((positions, ordinals))
         used, starts = np.unique(ordinals[order], return_index=True)
         of_files = np.split(positions[order], starts[1:]) if len(used) else []
-        files = self.places.data_files.select(used)
+        files = list(self.places.data_files.select(used))
+        deletes = self.snapshot.deletes_of(files)
         return {
-            file: (of_file.tobytes(), self.snapshot.deletes_of(file))
-            for file, of_file in zip(files, of_files, strict=True)
+            file: (of_file.tobytes(), of_deletes)
+            for file, of_file, of_deletes in zip(files, of_files, deletes, strict=True)
         }
 
 
@@ -204,9 +204,7 @@ def _moved(before: Places, files: DataFiles) -> Places:
 
 def _ordinals_of(files: DataFiles, numbers: Mapping[DataFile, int]) -> tuple[Int64Array, Int64Array]:
     """Where some data files are among others, and the number of each."""
-    wanted = pa.array([file.path for file in numbers], pa.large_string())
-    parts = [pc.is_in(piece, wanted).to_numpy(zero_copy_only=False) for piece in files.path_pieces()]
-    ordinals = np.flatnonzero(np.concatenate([np.empty(0, np.bool_), *parts]))
+    ordinals = np.flatnonzero(files.are_named({file.path for file in numbers}))
     found = np.array([numbers.get(file, -1) for file in files.select(ordinals)], np.int64)
     return ordinals[found >= 0], found[found >= 0]
 

@@ -253,7 +253,8 @@ class Plan:
         touched = live.touched(made.deleted)
         if self._deletes is not None:
             stage, before, written = self._deletes
-            if touched == before and set(written.removed) <= set(table.files.position_deletes):
+            of_removed = table.files.position_deletes.with_paths({one.path for one in written.removed})
+            if touched == before and set(written.removed) <= set(of_removed):
                 return written
             stage.remove_written()
             self._deletes = None

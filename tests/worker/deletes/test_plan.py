@@ -16,7 +16,7 @@ from worker.deletes.locations import DeleteFileLocations
 from worker.deletes.merge import DeleteGranularity, plan_deletes
 from worker.deletes.stage import _deletes_by_scope, _deletes_of
 from worker.io.storage import Storage
-from worker.table.files import DataFile, DeleteFile, PartitionKey
+from worker.table.files import DataFile, DeleteFile, DeleteFiles, PartitionKey
 
 position_sets = st.sets(st.integers(0, 99))
 few_positions = st.sets(st.integers(0, 2), min_size=1)
@@ -167,7 +167,7 @@ def test_each_task_gets_what_may_apply_to_its_files_and_every_delete_is_looked_a
         delete_file("4", partition=p, referenced_data_file="another"),
         delete_file("5"),
     ]
-    by_scope = _deletes_by_scope([a, b, c], iter(deletes))
+    by_scope = _deletes_by_scope([a, b, c], DeleteFiles.of(deletes))
     assert set(_deletes_of([a, b], by_scope)) == {of_a, of_p}
     assert len(_deletes_of([a, b], by_scope)) == 2
     assert _deletes_of([b], by_scope) == (of_p,)

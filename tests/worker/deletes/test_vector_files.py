@@ -21,7 +21,7 @@ from worker.deletes.puffin import PuffinWriter, VectorRange, has_others, size_of
 from worker.deletes.vector_files import shares_files, to_be_moved
 from worker.deletes.write import write_deletion_vectors
 from worker.io.storage import Storage
-from worker.table.files import DataFile, DataFiles, DeleteFile, FileContent
+from worker.table.files import DataFile, DataFiles, DeleteFile, DeleteFiles, FileContent
 
 numbers = st.integers(0, 2**40)
 
@@ -118,7 +118,7 @@ def test_all_vectors_of_a_file_move_with_one_of_them_or_once_little_of_it_is_liv
 
     def moved(gone: int, replaced: int = 1, **how: bool) -> list[str]:
         """Where so many are not live any more once some of them are replaced."""
-        removed, live = vectors[gone - replaced : gone], [*vectors[gone - replaced :], alone]
+        removed, live = vectors[gone - replaced : gone], DeleteFiles.of([*vectors[gone - replaced :], alone])
         return [file.path for file in to_be_moved(removed, live, files, **how)[0]]
 
     assert moved(1) == names[1:]
@@ -135,8 +135,8 @@ def test_vectors_of_files_that_others_wrote_never_stay_beside_replaced_ones(tmp_
     """What is left in there could not be told from what others have left, once no vector may stay."""
     files = DataFiles.of([data_file(f"f{n}") for n in range(8)])
     vectors = written(tmp_path, {file: BitMap64([1]) for file in files}, by="spark", shares_files=True)
-    assert len(to_be_moved(vectors[:1], vectors, files, may_stay=True)[0]) == 7
-    assert len(to_be_moved([], vectors[1:], files, parts=True)[0]) == 0
+    assert len(to_be_moved(vectors[:1], DeleteFiles.of(vectors), files, may_stay=True)[0]) == 7
+    assert len(to_be_moved([], DeleteFiles.of(vectors[1:]), files, parts=True)[0]) == 0
 
 
 def test_what_one_plan_moves_is_bounded_but_for_what_it_touches(
@@ -152,7 +152,7 @@ def test_what_one_plan_moves_is_bounded_but_for_what_it_touches(
     files = DataFiles.of([file for of_group in groups for file in of_group])
 
     def moved(removed: list[DeleteFile]) -> tuple[list[str], int]:
-        chosen, later = to_be_moved(removed, vectors, files, parts=True)
+        chosen, later = to_be_moved(removed, DeleteFiles.of(vectors), files, parts=True)
         return [file.path[0] for file in chosen], later
 
     assert moved([]) == (["a"] * 4, 8)

@@ -32,6 +32,7 @@ from worker.table.files import (
     DataFile,
     DataFiles,
     DeleteFile,
+    DeleteFiles,
     FileContent,
     NewDeleteFile,
     PartitionKey,
@@ -157,7 +158,8 @@ def test_each_staged_delete_is_told_that_spares_rows_of_another_spec(
         for spec, number in deletes
     ]
 
-    found = spared(staged, SnapshotFiles(DataFiles.of(files), (), frozenset({0})), current_spec_id=3)
+    of_target = SnapshotFiles(DataFiles.of(files), DeleteFiles.of(()), frozenset({0}))
+    found = spared(staged, of_target, current_spec_id=3)
 
     assert (found or "").startswith(told or "")
     assert ("start the writer anew" in (found or "")) == any(spec < 3 for spec, _ in deletes if told)

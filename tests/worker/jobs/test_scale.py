@@ -30,12 +30,20 @@ from worker.lookup.positions import MEMORY_POSITIONS
 from worker.lookup.resolution import DRIVER_KEYS
 from worker.spark.tasks import RESULTS_AT_ONCE
 from worker.table import manifests
-from worker.table.files import DataFile, DeleteFile, FileContent, NewDeleteFile, PartitionKey
+from worker.table.files import (
+    DataFile,
+    DeleteFile,
+    DeleteFiles,
+    FileContent,
+    NewDeleteFile,
+    PartitionKey,
+)
 
 PAGE = (Path(__file__).parents[3] / "docs" / "benchmarks.md").read_text()
 SCALE = PAGE.partition("\n## Scale\n")[2]
 ROWS, FILES, DELETES = 10**12, 10**7, 10**8
 BYTES_OF_FILE, BYTES_OF_LISTED_FILE, BYTES_FOR_A_MOMENT = 36, 52, 200
+BYTES_OF_DELETE_FILE = 68
 CHARACTERS_OF_PATH = 120
 KEYS = round(DELETES / 6)
 BYTES_OF_VECTOR_FILE, BYTES_OF_VECTOR = 420, 760
@@ -77,6 +85,7 @@ def test_every_figure_follows_from_the_code() -> None:
         "live files, from the manifests": f"{FILES * BYTES_OF_FILE / 1e9:.1f} GB",
         "the index's list of files": f"{FILES * BYTES_OF_LISTED_FILE / 1e9:.1f} GB",
         "both, and what is made of them for a moment": f"{FILES * BYTES_FOR_A_MOMENT / 1e9:.1f} GB",
+        "a deletion vector of each live file": f"{FILES * BYTES_OF_DELETE_FILE / 1e9:.1f} GB",
         "text of the paths of both, in memory": f"{2 * paths.MEMORY_BYTES / 1e6:.0f} MB",
         "text of the paths of both, in temporary files": f"{2 * FILES * CHARACTERS_OF_PATH / 1e9:.1f} GB",
         "delete keys": f"{DRIVER_KEYS * 16 / 1e6:.0f} MB",
@@ -128,7 +137,8 @@ def test_the_measured_planning_is_that_of_the_page() -> None:
         (found,) = re.findall(rf"^\| {step} \|.*\| (\d+) B \|$", PAGE, re.MULTILINE)
         return int(found)
 
-    of_live = (10 * (BYTES_OF_FILE + 4 + CHARACTERS_OF_PATH) + BYTES_OF_VECTOR) / 11
+    of_data_file, of_delete_file = BYTES_OF_FILE + 4, BYTES_OF_DELETE_FILE + 4
+    of_live = (10 * of_data_file + of_delete_file) / 11 + CHARACTERS_OF_PATH
     assert BYTES_OF_FILE < of_each("read the live files from the manifests") < of_live
     assert (
         BYTES_OF_LISTED_FILE
@@ -174,36 +184,40 @@ def test_a_vector_takes_as_many_bytes_and_requests_as_the_page_says() -> None:
         server.server_close()
 
 
-def test_a_vector_takes_no_more_of_the_driver_than_the_page_says() -> None:
-    """A new one, as a task hands it back, and an old one, as a manifest tells of it."""
-    count, unpartitioned = 1_000, PartitionKey(0, "[]")
+UNPARTITIONED = PartitionKey(0, "[]")
 
-    def paths(number: int) -> tuple[str, str]:
-        return str(number).rjust(CHARACTERS_OF_PATH, "v"), str(number).rjust(CHARACTERS_OF_PATH, "d")
 
-    def new(number: int) -> NewDeleteFile:
-        vector, data_file = paths(number)
-        return NewDeleteFile(
-            vector, "puffin", unpartitioned, number, 1_000 + number, data_file, 4, 1_000 + number
-        )
+def vector_paths(number: int) -> tuple[str, str]:
+    return str(number).rjust(CHARACTERS_OF_PATH, "v"), str(number).rjust(CHARACTERS_OF_PATH, "d")
 
-    def old(number: int) -> DeleteFile:
-        vector, data_file = paths(number)
-        return DeleteFile(
-            FileContent.POSITION_DELETES,
-            vector,
-            "puffin",
-            unpartitioned,
-            number,
-            1_000 + number,
-            1_000 + number,
-            referenced_data_file=data_file,
-            content_offset=4,
-            content_size_bytes=1_000 + number,
-            added_snapshot_id=10**12 + number,
-        )
 
-    for make in (new, old):
+def new_vector(number: int) -> NewDeleteFile:
+    vector, data_file = vector_paths(number)
+    size = 1_000 + number
+    return NewDeleteFile(vector, "puffin", UNPARTITIONED, number, size, data_file, 4, size)
+
+
+def live_vector(number: int) -> DeleteFile:
+    vector, data_file = vector_paths(number)
+    return DeleteFile(
+        FileContent.POSITION_DELETES,
+        vector,
+        "puffin",
+        UNPARTITIONED,
+        number,
+        1_000 + number,
+        1_000 + number,
+        referenced_data_file=data_file,
+        content_offset=4,
+        content_size_bytes=1_000 + number,
+        added_snapshot_id=10**12 + number,
+    )
+
+
+def test_a_vector_that_a_commit_adds_or_removes_takes_no_more_than_the_page_says() -> None:
+    """A new one, as a task hands it back, and an old one, as it goes to a task."""
+    count = 1_000
+    for make in (new_vector, live_vector):
         tracemalloc.start()
         try:
             made = [make(number) for number in range(count)]
@@ -211,3 +225,19 @@ def test_a_vector_takes_no_more_of_the_driver_than_the_page_says() -> None:
         finally:
             tracemalloc.stop()
         assert BYTES_OF_VECTOR * 0.7 < taken / len(made) <= BYTES_OF_VECTOR
+
+
+def test_a_live_vector_takes_no_more_than_the_page_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what more of them take more; the text of both paths lies in temporary files."""
+    monkeypatch.setattr(paths, "MEMORY_BYTES", 1)
+
+    def held(count: int) -> int:
+        tracemalloc.start()
+        try:
+            files, taken = planning.held(lambda: DeleteFiles.of(map(live_vector, range(count))))
+        finally:
+            tracemalloc.stop()
+        assert len(files) == count
+        return taken
+
+    assert (held(20_000) - held(10_000)) / 10_000 == pytest.approx(BYTES_OF_DELETE_FILE, abs=1)

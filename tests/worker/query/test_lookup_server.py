@@ -426,7 +426,8 @@ def test_what_questions_hold_is_bounded_together(
     if place in (index_lookup, key_set_index):
         Indexed(table)
     if name == "existing_deletes":
-        monkeypatch.setattr(TableSnapshot, "deletes_of", lambda *_: (POSITION_DELETE,))
+        of_each = (POSITION_DELETE,)
+        monkeypatch.setattr(TableSnapshot, "deletes_of", lambda _, files: [of_each for _ in files])
         monkeypatch.setattr(snapshot, name, lambda *_: {})
     iceberg.append("db.t", [3])
     iceberg.delete_keys("db.t", [1])

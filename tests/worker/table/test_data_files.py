@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 
 from worker.io import paths as paths_module
 from worker.io.paths import Paths
-from worker.table.files import DataFile, DataFiles, DeleteFile, FileContent, PartitionKey, SnapshotFiles
+from worker.table.files import (
+    DataFile,
+    DataFiles,
+    DeleteFile,
+    DeleteFiles,
+    FileContent,
+    PartitionKey,
+    SnapshotFiles,
+)
 from worker.table.plan import affected_files, applies, balanced, in_commits
 
 TEXTS = st.text(st.sampled_from("ab/é"), max_size=3)
@@ -62,6 +70,61 @@ def test_files_come_out_of_columns_as_they_went_in(
         assert selected.data_sequence_numbers.tolist() == [file.data_sequence_number for file in selected]
         wanted = {file.path for file in files[::2]} | {"no file's"}
         assert list(selected.with_paths(wanted)) == [file for file in selected if file.path in wanted]
+
+
+OPTIONAL = st.none() | st.integers(0, 2**62)
+ANY_DELETES = st.builds(
+    DeleteFile,
+    st.sampled_from(FileContent),
+    TEXTS,
+    st.sampled_from(["parquet", "puffin"]),
+    PARTITIONS,
+    st.integers(0, 2**62),
+    st.integers(0, 2**62),
+    st.integers(0, 2**62),
+    st.sampled_from([(), (1,), (1, 2)]),
+    st.none() | TEXTS,
+    OPTIONAL,
+    OPTIONAL,
+    OPTIONAL,
+    st.booleans(),
+)
+
+
+@given(st.lists(st.lists(ANY_DELETES, max_size=4), max_size=4), st.data())
+def test_delete_files_come_out_of_columns_as_they_went_in(
+    parts: list[list[DeleteFile]], data: st.DataObject
+) -> None:
+    files = [file for part in parts for file in part]
+    with patch.object(paths_module, "PIECE", 3):
+        columns = DeleteFiles.joined(map(DeleteFiles.of, parts))
+        places = data.draw(st.lists(st.sampled_from(range(len(files))))) if files else []
+        selected = columns.select(places)
+        assert list(columns) == files
+        chosen = [files[place] for place in places]
+        assert list(selected) == list(pickle.loads(pickle.dumps(selected))) == chosen
+        assert list(selected.named()) == [file.referenced_data_file or "" for file in chosen]
+        assert selected.named_lengths.tolist() == [len(path) for path in selected.named()]
+        assert selected.are_vectors.tolist() == [file.is_deletion_vector for file in chosen]
+        for content in FileContent:
+            of_content = [file for file in chosen if file.content is content]
+            assert list(selected.of_content(content)) == of_content
+        of_named = {file.path for file in files[::2]}
+        found = selected.that_name(of_named).tolist()
+        assert found == [file.referenced_data_file in of_named for file in chosen]
+
+
+@given(st.lists(FILES, max_size=3), st.lists(ANY_DELETES, max_size=6))
+def test_deletes_that_may_apply_name_a_file_or_lie_in_its_partition(
+    files: list[DataFile], deletes: list[DeleteFile]
+) -> None:
+    paths, partitions = {file.path for file in files}, {file.partition for file in files}
+    assert list(DeleteFiles.of(deletes).that_may_apply(files)) == [
+        delete
+        for delete in deletes
+        if (delete.partition in partitions if delete.referenced_data_file is None else False)
+        or delete.referenced_data_file in paths
+    ]
 
 
 @given(st.lists(FILES, max_size=6), st.lists(FILES, max_size=6), st.data())
@@ -135,7 +198,7 @@ def test_deletes_apply_to_older_files_in_their_partition_or_everywhere(
         in_scope = delete.partition.spec_id in unpartitioned or delete.partition == file.partition
         return in_scope and delete.data_sequence_number > file.data_sequence_number
 
-    snapshot = SnapshotFiles(DataFiles.of(files), tuple(deletes), unpartitioned)
+    snapshot = SnapshotFiles(DataFiles.of(files), DeleteFiles.of(deletes), unpartitioned)
     affected = [file for file in files if any(hits(delete, file) for delete in deletes)]
     assert list(affected_files(snapshot, deletes)) == affected
     for delete, file in product(deletes, files):

@@ -5,7 +5,15 @@ from typing import Any
 
 import pytest
 
-from worker.table.files import DataFile, DataFiles, DeleteFile, FileContent, PartitionKey, SnapshotFiles
+from worker.table.files import (
+    DataFile,
+    DataFiles,
+    DeleteFile,
+    DeleteFiles,
+    FileContent,
+    PartitionKey,
+    SnapshotFiles,
+)
 from worker.table.small_files import (
     FileSizeError,
     Rewritable,
@@ -57,7 +65,7 @@ FILES = [
 def test_small_files_count_where_a_partition_has_enough_of_them(min_input_files: int, small: int) -> None:
     """Or, together, more than a whole file has. Those of a former spec are one partition, as for Iceberg's
     planner."""
-    files = SnapshotFiles(DataFiles.of(FILES), (), frozenset())
+    files = SnapshotFiles(DataFiles.of(FILES), DeleteFiles.of(()), frozenset())
     assert rewritable(files, min_input_files=min_input_files).numbers == (small, 0)
 
 
@@ -78,7 +86,7 @@ def test_small_files_count_where_one_job_may_take_enough_of_them_together(
 ) -> None:
     """Of a partition with three or four files of 74 bytes, and two with two of 1. Fewer are enough if they
     have more than a whole file has."""
-    files = SnapshotFiles(DataFiles.of(FILES), (), frozenset())
+    files = SnapshotFiles(DataFiles.of(FILES), DeleteFiles.of(()), frozenset())
     assert (
         rewritable(files, target, min_input_files=min_input_files, max_bytes=max_bytes).numbers.small == small
     )
@@ -92,16 +100,16 @@ def test_files_with_many_deleted_rows_count_as_far_as_deletes_name_one_file() ->
         deleted(None, 9),
         deleted("x", 9),
     )
-    files = SnapshotFiles(DataFiles.of(FILES), deletes, frozenset())
+    files = SnapshotFiles(DataFiles.of(FILES), DeleteFiles.of(deletes), frozenset())
     assert rewritable(files, min_input_files=5).numbers == (3, 1)
-    assert rewritable(SnapshotFiles(DataFiles.of(()), (), frozenset())).numbers == (0, 0)
+    assert rewritable(SnapshotFiles(DataFiles.of(()), DeleteFiles.of(()), frozenset())).numbers == (0, 0)
 
 
 def test_files_stay_that_are_large_beside_what_would_be_written_anew_with_them() -> None:
     """Unless one that is as large has many deleted rows, and so goes in any case."""
     sizes = {"a": 40, "b": 9, "c": 3, "d": 3, "e": 2, "f": 70}
     of_eu = DataFiles.of([data_file(name, EU, size) for name, size in sizes.items()])
-    files = SnapshotFiles(of_eu, (), frozenset())
+    files = SnapshotFiles(of_eu, DeleteFiles.of(()), frozenset())
 
     def chosen(**how: Any) -> tuple[str, ...]:
         found = rewritable(how.pop("files", files), **how)
@@ -111,7 +119,7 @@ def test_files_stay_that_are_large_beside_what_would_be_written_anew_with_them()
     assert chosen(size_ratio=1.2) == ("bcde", "af")
     assert chosen(size_ratio=2.5) == ("abcdef", "")
     assert chosen(size_ratio=1, min_input_files=4) == ("", "abcdef")
-    with_deleted = replace(files, delete_files=(deleted("a", 3),))
+    with_deleted = replace(files, delete_files=DeleteFiles.of([deleted("a", 3)]))
     assert chosen(size_ratio=1, files=with_deleted) == ("bcde", "f")
     assert chosen(size_ratio=1.3, files=with_deleted) == ("bcdef", "")
 
@@ -129,7 +137,7 @@ def test_small_deletes_count_but_for_the_only_ones_of_their_data_files() -> None
         ((small(None), small("gone")), 2),
         ((small(None, US), deleted("eu-1", 3), small(None, size_bytes=75)), 0),
     ):
-        files = SnapshotFiles(DataFiles.of(FILES), (*one_each, *others), frozenset())
+        files = SnapshotFiles(DataFiles.of(FILES), DeleteFiles.of((*one_each, *others)), frozenset())
         assert rewritable_deletes(files, 100, 3) == found
 
 
