@@ -295,8 +295,11 @@ class _Erasure:
         findings.hold(findings.invisible, _DELETED_MEANWHILE, table.snapshot_id)
         for path, trace in traces.equality_deletes.items():
             findings.hold(trace.keys, replace(_PENDING, name=path), table.snapshot_id)
+        deletes = table.files.position_deletes
+        vectors = set(deletes.where(deletes.are_vectors).paths())
         for path, trace in traces.position_deletes.items():
-            findings.hold(trace.keys - written, replace(_PATH, name=path), table.snapshot_id)
+            hold = _FOOTER if path in vectors else _PATH
+            findings.hold(trace.keys - written, replace(hold, name=path), table.snapshot_id)
         for path, trace in traces.metadata.items():
             findings.hold(trace.keys - written, replace(_MANIFEST, name=path), table.snapshot_id)
 
@@ -382,6 +385,14 @@ _PATH = Hold(
     "A delete by position names the key, in the path of a data file.",
     "Rewrite the table's position deletes (rewrite_position_delete_files), or the data files whose paths name"
     " it, and erase again.",
+)
+_FOOTER = Hold(
+    "metadata",
+    "The footer of a Puffin file names the key, in the path of a data file. Its vector in there may have been"
+    " replaced.",
+    "Let the policy say one_per_data_file (convert.deletion_vector_files) and run a job of kind convert,"
+    " which moves what is live in there; or rewrite the data files whose paths name the key; and erase"
+    " again.",
 )
 _METADATA = Hold(
     "metadata",

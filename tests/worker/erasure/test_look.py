@@ -11,7 +11,7 @@ from uuid import uuid4
 import pytest
 
 from tests.factories import TableBuilder, garble
-from tests.jobs import Jobs
+from tests.jobs import ONE_PER_TASK, Jobs
 from tests.thorough import V2_FIRST
 from tests.worker.erasure.tables import ALL_GONE, PLAIN, Erase, NewTable, holders, key, place_of, row
 from worker.erasure import metadata_files, orphan_files
@@ -61,6 +61,35 @@ def test_paths_of_partitions_are_looked_through(
     names = {name for holder, name, keys in holders(report) if (holder, keys) == ("metadata", [0])}
     assert deletes[0].path in names
     assert any(str(name).endswith(".avro") for name in names)
+
+
+def test_a_path_that_a_shared_puffin_file_keeps_goes_once_its_vectors_move(
+    new_table: NewTable, erase: Erase, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though the vector of that data file was replaced, and is elsewhere."""
+    table = new_table(format_version=3)
+    place = f"{table.metadata.location}/data/id={key(7)}"
+    with monkeypatch.context() as patched:
+        patched.setattr(table, "_new_path", lambda extension: f"{place}/{uuid4()}.{extension}")
+        table.append([row(0), row(1)])
+    table.append([row(3), row(4)])
+
+    def vectors() -> dict[str, str]:
+        rows = table.spark.sql(f"SELECT referenced_data_file, file_path FROM {table.identifier}.delete_files")
+        return dict(map(tuple, rows.collect()))
+
+    table.delete_keys([{"id": key(0)}, {"id": key(3)}])
+    jobs.run("convert", policy=ONE_PER_TASK)
+    (shared,) = set(vectors().values())
+    table.delete_keys([{"id": key(1)}])
+    jobs.run("convert", policy=ONE_PER_TASK)
+    assert [place in data_file for data_file, path in vectors().items() if path == shared] == [False]
+
+    report = erase(7, policy=ONE_PER_TASK)
+    (told,) = {one["remedy"] for one in report["held"] if one["name"] == shared}
+    assert "one_per_data_file" in told
+    jobs.run("convert")
+    assert shared not in {one["name"] for one in erase(7)["held"]}
 
 
 def test_a_delete_by_a_part_of_the_key_tells_the_keys_that_it_may_mean(
