@@ -15,6 +15,7 @@ from tests.factories import TableBuilder, visible_rows
 from tests.jobs import ONE_PER_TASK
 from tests.readers import Rows, duckdb_rows
 from worker.contract.control_plane import AttemptId
+from worker.deletes.locations import output_locations
 
 pytestmark = pytest.mark.integration
 FILES = 6
@@ -217,6 +218,39 @@ def test_once_somebody_else_expires_all_move_and_his_expiry_loses_nothing(
     check(table, left if is_pending else left + Rows({(100, 0): 1}))
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"convert": {"deletion_vector_files": "one_per_data_file"}},
+        {"expire_snapshots": {"enabled": False}},
+        {"convert": {"deletion_vector_files": "one_per_task", "readers": ["duckdb-1.5.5"]}},
+    ],
+)
+def test_once_the_policy_lets_files_be_shared_no_more_a_conversion_moves_all_and_no_other_job_does(
+    exactly: Exactness, changed: Mapping[str, Any]
+) -> None:
+    table = new_table(exactly, files=3)
+    delete(table, 0, 4)
+    convert(exactly)
+    (shared,) = vectors(table)
+    policy = {**ONE_PER_TASK, **changed}
+    exactly.jobs.run("delete", rows=[{"id": 8}], policy=policy, parameters={"key_columns": ["id"]})
+    assert len(vectors(table)[shared]) == 2
+    convert(exactly, policy)
+    assert shared not in vectors(table)
+    assert len(vectors(table)) == 3
+    check(table, rows_without(0, 4, 8, files=3))
+
+
+def test_where_files_are_shared_and_nothing_is_pending_nothing_is_committed(exactly: Exactness) -> None:
+    table, shared = replaced_one(exactly)
+    head, files = table.snapshot_id, puffin_files(table)
+    result = convert(exactly)
+    assert (result["commits"], result["deletion_vectors_added"], table.snapshot_id) == (0, 0, head)
+    assert puffin_files(table) == files
+    assert len(vectors(table)[shared]) == FILES - 1
+
+
 def test_a_worker_that_dies_while_vectors_move_alone_loses_none(exactly: Exactness) -> None:
     table, shared = replaced_one(exactly)
     with killed_at_its_commit("after") as death:
@@ -260,6 +294,13 @@ def test_a_worker_that_dies_at_its_commit_loses_no_vector_and_leaves_no_file(
         convert(exactly, job_id="killed")
     assert death.happened
     left = exactly.jobs.reporter.left_by("killed")
+    # As a run of a task writes that can't read what one of its data files has: under names of its own.
+    (plan,) = left.plans
+    names = output_locations("killed", 1, plan, 0)
+    assert plan.files_per_task == 2 * 3
+    Path(names.puffin(plan.files_per_task - 1).removeprefix("file:")).write_bytes(
+        b"one that nobody committed"
+    )
     done = exactly.jobs.run("convert", policy=ONE_PER_TASK, job_id="killed", attempt=2, ended_attempts=[left])
     assert done.result["unconvertible"] == []
     assert list(done.cleared) == [AttemptId(job_id="killed", attempt=1)]
