@@ -274,7 +274,10 @@ def _most_within(
             col(HealthSample.lag_seconds),
             col(HealthSample.at),
             col(HealthSample.status),
-        ).join(alike, alike.c.last == col(HealthSample.id))
+        )
+        .join(alike, alike.c.last == col(HealthSample.id))
+        # It follows, but PostgreSQL takes these for so many that it would read the samples of all tables.
+        .where(col(HealthSample.table_id).in_(table_ids), col(HealthSample.id) > last_before)
     )
     found: dict[str, dict[int, tuple[int, float, _Held]]] = {}
     for table_id, interval, deletes, lag, *last in rows:
