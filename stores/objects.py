@@ -155,23 +155,12 @@ class S3Object:
         Of a range that reaches beyond the end, less comes back, and nothing of one that begins there.
         """
 
-        async def one(start: int, end: int) -> bytes:
-            async with _gate(asyncio.get_running_loop()).entered(self.store_name, end - start):
-                try:
-                    return bytes(
-                        await _within(obstore.get_range_async, self.store, self.key, start=start, end=end)
-                    )
-                except BaseError as error:
-                    if _is_beyond_end(error):
-                        return b""
-                    raise
-
         async def all_of_them() -> list[bytes]:
             try:
                 async with asyncio.TaskGroup() as group:  # ends them all if one fails
                     asked = [
                         [
-                            group.create_task(one(at, min(at + PART_BYTES, end)))
+                            group.create_task(self._range(at, min(at + PART_BYTES, end)))
                             for at in range(start, end, PART_BYTES)
                         ]
                         for start, end in ranges
@@ -182,6 +171,17 @@ class S3Object:
 
         found: list[bytes] = self._asked(all_of_them())
         return found
+
+    async def _range(self, start: int, end: int) -> bytes:
+        async with _gate(asyncio.get_running_loop()).entered(self.store_name, end - start):
+            try:
+                return bytes(
+                    await _within(obstore.get_range_async, self.store, self.key, start=start, end=end)
+                )
+            except BaseError as error:
+                if _is_beyond_end(error):
+                    return b""
+                raise
 
     async def _open(self, tail_bytes: int) -> OpenObject:
         options: Any = {"range": {"suffix": tail_bytes}}
@@ -197,6 +197,25 @@ class S3Object:
     def _asked(self, request: Coroutine[Any, Any, Any]) -> Any:
         with told(self.location):
             return self.result_of(asyncio.run_coroutine_threadsafe(request, _loop(os.getpid())))
+
+
+def read_each(ranges: Sequence[tuple[S3Object, int, int]]) -> list[bytes | None]:
+    """(object, start, end) of each in bytes, all at once, none of them longer than a part; None for one that
+    can't be read now."""
+
+    async def one(at: S3Object, start: int, end: int) -> bytes | None:
+        try:
+            return await at._range(start, end)
+        except (BaseError, FileNotFoundError, _NoAnswerError):
+            return None
+
+    async def all_of_them() -> list[bytes | None]:
+        return await asyncio.gather(*(one(*each) for each in ranges))
+
+    if not ranges:
+        return []
+    found: list[bytes | None] = ranges[0][0]._asked(all_of_them())
+    return found
 
 
 class _NoTailError(Exception):

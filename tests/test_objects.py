@@ -19,7 +19,7 @@ from stores.azure import AzureAccount
 from stores.objects import OpenObject, s3_store
 from tests.http_server import Answer, Request, answering, serving
 from tests.slow_store import SlowStore
-from worker.io.storage import Storage
+from worker.io.storage import ALLOWED_LOCATIONS, Storage
 from worker.process.deadline import OutOfTimeError, within
 
 SMALL, LARGE = b"small", bytes(9 * 1024**2)
@@ -245,6 +245,23 @@ def test_an_answer_may_take_long_as_long_as_it_comes() -> None:
     with serving(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as port:
         given = {"s3.endpoint": f"http://127.0.0.1:{port}", "s3.anonymous": "true"}
         assert Storage(given | {"s3.request-timeout": "1"}).read("s3://lake/a", 0, 8) == b"x" * 8
+
+
+def test_what_is_read_ahead_is_asked_for_at_once_and_once(store: SlowStore, storage: Storage) -> None:
+    location = put(store, b"0123456789")
+    ranges = [(location, 1, 3), (location, 8, 9), ("s3://lake/gone", 0, 1), ("s3://lake//odd/../name", 0, 1)]
+    ahead: list[Storage] = []
+    store.counted(lambda: ahead.append(storage.read_ahead(ranges)))
+    (known,) = ahead
+    assert store.counted(lambda: known.read(location, 1, 3)).by_kind == {}
+    assert [known.read(*one) for one in ranges[:2]] == [storage.read(*one) for one in ranges[:2]]
+    assert known.read(location, 2, 3) == b"234"
+    with pytest.raises(FileNotFoundError):
+        known.read("s3://lake/gone", 0, 1)
+    assert storage.read_ahead(ranges[2:3]) is storage
+    # Nothing is read of what lies elsewhere.
+    limited = Storage(store.properties | {ALLOWED_LOCATIONS: "s3://other"})
+    assert limited.read_ahead(ranges) is limited
 
 
 def test_a_large_range_comes_in_parts(store: SlowStore, storage: Storage) -> None:

@@ -41,6 +41,8 @@ SMALL_FILES_AT_ONCE = 32
 _SMALL_BYTES = 1024**2
 _RUN_BYTES = 1024**2
 """Of vectors of a file that are read together; a larger one is read by itself."""
+_AHEAD_BYTES = 32 * 1024**2
+"""Of vectors of many files that are asked for at once."""
 
 
 class UnreadableDeleteFileError(Exception):
@@ -84,9 +86,10 @@ def existing_deletes(
     file_scoped: dict[DataFile, list[DeleteFile]] = defaultdict(list)
     file_scoped_positions: dict[DataFile, BitMap64] = defaultdict(BitMap64)
     runs = _in_runs(dict.fromkeys(vectors.values()))
+    ahead = storage.read_ahead(_small_ranges(runs))
     are_small = all(file.file_size_bytes <= _SMALL_BYTES for file in files)
     with Threads(SMALL_FILES_AT_ONCE if are_small else FILES_AT_ONCE) as threads:
-        read_vectors = threads.map(lambda run: _read_vectors(storage, run), runs)
+        read_vectors = threads.map(lambda run: _read_vectors(storage, ahead, run), runs)
         read_files = threads.map(
             lambda one: _read_position_deletes(storage, (one[0], {file.path for file in one[1]})),
             files.items(),
@@ -209,13 +212,26 @@ def _range_of(vector: DeleteFile) -> tuple[int, int]:
     return offset, end - offset
 
 
-def _read_vectors(storage: Storage, vectors: Sequence[DeleteFile]) -> list[BitMap64]:
-    """Those of a run."""
-    if len(vectors) > 1 and not any(one.encrypted for one in vectors):
-        # If one can't be read, it is to be told which.
+def _small_ranges(runs: Iterable[Sequence[DeleteFile]]) -> Iterator[tuple[str, int, int]]:
+    """What a request for each run would read, as long as there is room for it."""
+    room = _AHEAD_BYTES
+    for vectors in runs:
+        with suppress(CorruptDeletionVectorError):
+            ranges = [_range_of(vector) for vector in vectors]
+            start = min(offset for offset, _ in ranges)
+            size = max(offset + length for offset, length in ranges) - start
+            if size <= min(room, _RUN_BYTES) and not any(one.encrypted for one in vectors):
+                room -= size
+                yield vectors[0].path, start, size
+
+
+def _read_vectors(storage: Storage, ahead: Storage, vectors: Sequence[DeleteFile]) -> list[BitMap64]:
+    """Those of a run. ahead: has read some of them."""
+    if (len(vectors) > 1 or ahead is not storage) and not any(one.encrypted for one in vectors):
+        # If one can't be read, it is to be told which, and it is read once more before.
         with suppress(OSError, pa.ArrowException, CorruptDeletionVectorError, ValueError):
             ranges = [(*_range_of(vector), vector.record_count) for vector in vectors]
-            return read_deletion_vectors(storage, vectors[0].path, ranges)
+            return read_deletion_vectors(ahead, vectors[0].path, ranges)
     return [_read_vector(storage, vector) for vector in vectors]
 
 

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import timedelta
@@ -32,8 +32,8 @@ from pyiceberg.io.pyarrow import PyArrowFile
 from stores.aws import S3_SCHEMES
 from stores.azure import AZURE_SCHEMES, AzureAccount, azure_container, without_signature
 from stores.file_io import GOOGLE_SCHEMES, LocationFileIO, is_google_public, object_key
-from stores.objects import PART_BYTES, OpenObject, S3Object, Sink, Upload, first_of, s3_store
-from trust.locations import Places
+from stores.objects import PART_BYTES, OpenObject, S3Object, Sink, Upload, first_of, read_each, s3_store
+from trust.locations import LocationNotAllowedError, Places
 from trust.rest_answers import session_ends
 from worker.process.deadline import check_time, result_in_time
 from worker.process.errors import JobError
@@ -320,6 +320,22 @@ class Storage:
             source.seek(offset)
             return bytes(source.read(length) if length is not None else source.read())
 
+    def read_ahead(self, ranges: Iterable[tuple[str, int, int]]) -> Storage:
+        """The same, which has read (location, offset, length) of files on S3 at once, as far as it could.
+
+        Why something could not be read, it tells when it is asked for that.
+        """
+        named: list[tuple[str, int, int]] = []
+        asked: list[tuple[S3Object, int, int]] = []
+        for location, offset, length in ranges:
+            with suppress(OSError, LocationNotAllowedError, pa.ArrowException):
+                if (found := self._s3_object(location)) is not None:
+                    named.append((location, offset, length))
+                    asked.append((found, offset, offset + length))
+        contents = zip(named, read_each(asked), strict=True)
+        read = {one: content for one, content in contents if content is not None}
+        return _ReadAhead(self, read) if read else self
+
     def is_at_fault(
         self, error: Exception, locations: Iterable[str], read_again: Callable[[], object]
     ) -> bool:
@@ -458,6 +474,18 @@ class Storage:
         except FileNotFoundError:
             return False
         return True
+
+
+class _ReadAhead(Storage):
+    """Has read some ranges of files already."""
+
+    def __init__(self, storage: Storage, contents: Mapping[tuple[str, int, int], bytes]) -> None:
+        self.properties, self.io, self.identity = storage.properties, storage.io, storage.identity
+        self._contents = contents
+
+    def read(self, location: str, offset: int = 0, length: int | None = None) -> bytes:
+        known = None if length is None else self._contents.get((location, offset, length))
+        return super().read(location, offset, length) if known is None else known
 
 
 class DryStorage(Storage):

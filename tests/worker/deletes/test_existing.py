@@ -11,6 +11,7 @@ from pyarrow import orc
 from pyroaring import BitMap64
 
 from tests import decimals
+from tests.slow_store import SlowStore
 from tests.worker.deletes.files import data_file, delete_file, position_delete_file, positions
 from tests.worker.keys.test_read import FlakyStorage
 from worker.deletes.existing import UnreadableDeleteFileError, existing_deletes
@@ -145,3 +146,39 @@ def test_many_data_files_share_one_read_of_each_file(tmp_path: Path) -> None:
     found = existing_deletes(CountingStorage(), files, [delete])
     assert positions(found) == {path: [position] for path, position in rows}
     assert opened == [delete.path]
+
+
+def test_vectors_of_many_files_are_asked_for_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "lake").mkdir()
+    files = [data_file(f"f{n}") for n in range(5)]
+    read: list[str] = []
+    alone = Storage.read
+
+    def counted(storage: Storage, location: str, *how: Any) -> bytes:
+        read.append(location)
+        return alone(storage, location, *how)
+
+    with SlowStore(tmp_path, 0).served() as store:
+        storage = Storage(store.properties)
+        written = write_deletion_vectors(
+            storage, lambda file: f"s3://lake/{file.path}.puffin", {file: BitMap64([1, 7]) for file in files}
+        )
+        vectors = [
+            delete_file(
+                one.path,
+                file_format="puffin",
+                rows=one.record_count,
+                referenced_data_file=one.referenced_data_file,
+                content_offset=one.content_offset,
+                content_size_bytes=one.content_size_bytes,
+            )
+            for one in written
+        ]
+        monkeypatch.setattr(Storage, "read", counted)
+        assert positions(existing_deletes(storage, files, vectors)) == {f"f{n}": [1, 7] for n in range(5)}
+        assert not read
+        # One that can't be read is read once more by itself, which tells why.
+        (tmp_path / "lake" / "f3.puffin").unlink()
+        with pytest.raises(UnreadableDeleteFileError, match=r"f3\.puffin: it is missing"):
+            existing_deletes(storage, files, vectors)
+        assert {*read} == {"s3://lake/f3.puffin"}
