@@ -18,7 +18,7 @@ from sqlmodel import Session, col, select
 from service.auth.models import Principal
 from service.db.together import LostRaceError
 from service.jobs.assignments import Given, assignment_of
-from service.jobs.attempts import CLAIM_ANSWER_LOST, RunningAttempt, end_attempt, is_current
+from service.jobs.attempts import CLAIM_ANSWER_LOST, end_attempt, is_current
 from service.jobs.budgets import spent_budget, spent_budget_of
 from service.jobs.contract import Assignment, AttemptId, ErrorReport
 from service.jobs.events import job_event, record_job_event
@@ -158,7 +158,8 @@ def _see_idle(session: Session, asks: Sequence[Ask], now: datetime) -> dict[str,
 def _see(session: Session, ask: Ask, now: datetime) -> dict[str, str]:
     """Note that a worker was heard of, and end what it does not run; its name if it wants a job."""
     worker = own_worker(session, ask.worker_id, ask.caller)
-    not_run = running_attempts(session, ask.worker_id)
+    running_attempts = session.connection().execute(_RUNNING_ATTEMPTS, {"of_worker": ask.worker_id})
+    not_run = sorted((job_id, attempt) for job_id, attempt in running_attempts)
     if ask.has_waited and not_run:
         return {}
     # Before the worker's own row is locked: a heartbeat locks them in this order, too.
@@ -337,12 +338,6 @@ def release_held(session: Session, table_id: str, kinds: Collection[JobKind], no
         job.available_at, job.held_because = min(job.available_at, now), None
         session.add(job)
         record_job_event(session, job, "job.queued", "No longer held: the budget allows it.", now)
-
-
-def running_attempts(session: Session, worker_id: str) -> list[RunningAttempt]:
-    """What a worker runs as far as is known here."""
-    found = session.connection().execute(_RUNNING_ATTEMPTS, {"of_worker": worker_id})
-    return sorted((job_id, attempt) for job_id, attempt in found)
 
 
 def _start(session: Session, settings: Settings, begun: Sequence[InTurn], now: datetime) -> None:
