@@ -5,7 +5,7 @@ so that no other module invents a default.
 """
 
 import ipaddress
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Annotated, Self
 from urllib.parse import urlsplit
@@ -322,12 +322,7 @@ class Settings(BaseSettings):
     @property
     def is_public(self) -> bool:
         """Whether the bind address can be reached from other machines."""
-        if self.host == "localhost":
-            return False
-        try:
-            return not ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return True
+        return not _is_loopback(self.host)
 
     def check_bootstrap_keys(self) -> None:
         """Raise StartError if one of the first keys is too weak, or both are the same."""
@@ -347,6 +342,16 @@ class Settings(BaseSettings):
                 "ICESTREAM_BOOTSTRAP_KEY and ICESTREAM_BOOTSTRAP_WORKER_KEY are the same; "
                 "workers need a key of their own, since that of an admin may do anything."
             )
+
+
+@cache  # each claim asks
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _check_place(location: str) -> None:

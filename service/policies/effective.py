@@ -15,7 +15,6 @@ from service.policies.built_in import BUILT_IN, STANDARD
 from service.policies.models import (
     EffectivePolicy,
     EffectivePolicyView,
-    EffectiveResourcesPolicy,
     EffectiveValue,
     ValueSource,
 )
@@ -197,11 +196,13 @@ def bounded(policy: EffectivePolicy, settings: Settings) -> EffectivePolicy:
     """The same within the operator's bounds, which may have become narrower than what was allowed once."""
     wanted = policy.resources
     most = settings.max_tasks_per_job
-    resources = EffectiveResourcesPolicy(
-        max_tasks=min(wanted.max_tasks or most, most) if most else wanted.max_tasks,
-        memory_fraction=min(wanted.memory_fraction, settings.max_memory_fraction),
-    )
-    return policy.model_copy(update={"resources": resources})
+    bounds = {
+        "max_tasks": min(wanted.max_tasks or most, most) if most else wanted.max_tasks,
+        "memory_fraction": min(wanted.memory_fraction, settings.max_memory_fraction),
+    }
+    if all(getattr(wanted, name) == bound for name, bound in bounds.items()):
+        return policy  # nearly always
+    return policy.model_copy(update={"resources": wanted.model_copy(update=bounds)})
 
 
 def _with_own(policy: EffectivePolicy, table: EnrolledTable) -> EffectivePolicy:
