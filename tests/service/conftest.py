@@ -61,7 +61,7 @@ def routes_checked_once() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def postgresql() -> Iterator[str]:
-    with running_server() as url:
+    with running_server(in_memory=True) as url:
         yield url
 
 
