@@ -33,6 +33,20 @@ def test_the_three_s3_schemes_are_one_place() -> None:
     }
 
 
+def test_what_is_checked_is_read_once_and_opened_as_it_was_read() -> None:
+    places = Places(("s3://bucket/once",))
+    before = parse_location.cache_info().misses
+    for number in range(100):
+        location = f"s3://bucket/once/{number}"
+        place = places.check(location)
+        assert LocationFileIO.parse_location(location) == (
+            place.scheme,
+            place.authority,
+            "bucket" + place.path,
+        )
+    assert parse_location.cache_info().misses - before == 101
+
+
 @pytest.mark.parametrize(
     ("location", "root", "under"),
     [

@@ -78,6 +78,7 @@ class Location:
         return f"{self.store}://{self.authority}{self.path.rstrip('/')}"
 
 
+@lru_cache(64)  # each is checked, and then opened, and with each of them come the allowed ones
 def parse_location(location: str) -> Location:
     """Raises AmbiguousLocationError, for a relative location too."""
     match = _SCHEME.match(location)
