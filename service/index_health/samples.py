@@ -1,5 +1,6 @@
 """What was seen of each table, over time: samples of its figures, and lists of these."""
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ from service.index_health.models import HealthSampleView, KeySetSample
 from service.index_health.service import store_status
 from service.policies.models import EffectivePolicy
 from service.records.health import HealthSample, HealthStatus, Resolution, TableHealth, count_pending
+from service.records.jobs import Job
 from service.records.tables import EnrolledTable
 from service.settings import Settings
 
@@ -41,11 +43,19 @@ _LAST_SAMPLE = (
 
 
 def record_sample(
-    session: Session, table: EnrolledTable, health: TableHealth, policy: EffectivePolicy, now: datetime
+    session: Session,
+    table: EnrolledTable,
+    health: TableHealth,
+    policy: EffectivePolicy,
+    jobs: Sequence[Job],
+    last: HealthSample | None,
+    now: datetime,
 ) -> None:
-    """Store the status, and append a sample if the figures changed, or if the last one is a while ago."""
-    view = store_status(session, table, health, policy)
-    last = _last_sample(session, table.id)
+    """Store the status, and append a sample if the figures changed, or if the last one is a while ago.
+
+    jobs: as `store_status` takes them. last: the table's last sample, as `keep_last_look` has left it.
+    """
+    view = store_status(session, table, health, policy, jobs)
     of_shape = {"data_files", "rows", "vectors", "positions", "data_bytes", "delete_bytes"}
     shape: dict[str, Any] = health.reader_shapes.get("now", {})
     alike = {*_OF_TIME, "unconvertible", "key_sets", *of_shape}
@@ -71,16 +81,19 @@ def unseen_after(settings: Settings) -> timedelta:
     return timedelta(seconds=max(_UNSEEN_SECONDS, _MISSED_POLLS * settings.poll_interval_seconds))
 
 
-def keep_last_look(session: Session, settings: Settings, health: TableHealth, now: datetime) -> None:
-    """Append a sample of the last look at a table in which nothing but ages had changed until then.
+def keep_last_look(
+    session: Session, settings: Settings, health: TableHealth, now: datetime
+) -> HealthSample | None:
+    """Append a sample of the last look at a table in which nothing but ages had changed until then; returns
+    the last sample.
 
     While that is so, tables are not measured. Without it, history would show neither how long the lag became,
     nor when at the earliest there came what is new; nor that nobody has looked since: then the sample's
     status is `unknown`.
     """
-    last = _last_sample(session, health.table_id)
+    last = session.exec(_LAST_SAMPLE, params={"table_id": health.table_id}).first()
     if last is None or health.measured_at is None:
-        return
+        return last
     is_unseen = now - health.measured_at > unseen_after(settings)
     ages = {name: age for name in _AGES if (age := getattr(last, name))}
     since = max(health.measured_at - last.at, timedelta())
@@ -91,12 +104,11 @@ def keep_last_look(session: Session, settings: Settings, health: TableHealth, no
             "status": HealthStatus.UNKNOWN.value if is_unseen else last.status,
             **{name: age + since.total_seconds() for name, age in ages.items()},
         }
-        append_sample(session, last, HealthSample(**last.model_dump() | grown))
+        sample = HealthSample(**last.model_dump() | grown)
+        append_sample(session, last, sample)
         session.flush()
-
-
-def _last_sample(session: Session, table_id: str) -> HealthSample | None:
-    return session.exec(_LAST_SAMPLE, params={"table_id": table_id}).first()
+        return sample
+    return last
 
 
 def append_sample(session: Session, last: HealthSample | None, sample: HealthSample) -> None:

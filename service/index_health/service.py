@@ -107,12 +107,12 @@ def view_key_sets(health: TableHealth, now: datetime) -> list[KeySetView]:
 
 
 def begins_to_lag_at(
-    session: Session, table: EnrolledTable, health: TableHealth, policy: EffectivePolicy, now: datetime
+    table: EnrolledTable, health: TableHealth, policy: EffectivePolicy, jobs: Sequence[Job], now: datetime
 ) -> datetime | None:
-    """When time alone will make the table lag; None if it does already, or never will."""
-    if health.oldest_equality_delete_at is None and health.oldest_staged_at is None:
-        return None
-    jobs = last_jobs(session, table.id)
+    """When time alone will make the table lag; None if it does already, or never will.
+
+    jobs: its last ones.
+    """
     late = (conversion_late_at, publication_late_at)
     found = [late_at(health, policy, jobs, table.created_at) for late_at in late]
     return min((at for at in found if at is not None and at >= now), default=None)
@@ -121,7 +121,8 @@ def begins_to_lag_at(
 def get_health(session: Session, table: EnrolledTable) -> HealthView:
     """The health of a table now."""
     health = session.get_one(TableHealth, table.id)
-    return _view(session, table, health, effective_policy(session, table), view_reader_cost(health))
+    policy, jobs = effective_policy(session, table), last_jobs(session, table.id)
+    return _view(session, table, health, policy, jobs, view_reader_cost(health))
 
 
 def _view(
@@ -129,6 +130,7 @@ def _view(
     table: EnrolledTable,
     health: TableHealth,
     policy: EffectivePolicy,
+    jobs: Sequence[Job],
     reader_cost: ReaderCostView | None,
 ) -> HealthView:
     now = utc_now()
@@ -136,15 +138,7 @@ def _view(
     totals = total(key_sets)
     catalog = session.get_one(Catalog, table.catalog_id)
     paused = pause_reason(table, catalog, is_system_paused=is_system_paused(session))
-    status, reason, remedy = judge(
-        health,
-        key_sets,
-        policy,
-        last_jobs(session, table.id),
-        paused,
-        table.created_at,
-        now,
-    )
+    status, reason, remedy = judge(health, key_sets, policy, jobs, paused, table.created_at, now)
     return HealthView(
         table_id=table.id,
         status=status,
@@ -198,13 +192,15 @@ def coverages(session: Session, table_ids: Sequence[str]) -> dict[str, float | N
 
 
 def store_status(
-    session: Session, table: EnrolledTable, health: TableHealth, policy: EffectivePolicy | None = None
+    session: Session, table: EnrolledTable, health: TableHealth, policy: EffectivePolicy, jobs: Sequence[Job]
 ) -> HealthView:
     """Keep the status of now for lists, which can't judge every table anew.
 
+    jobs: the table's last ones.
+
     What it returns has no `reader_cost`: that is for people, takes a while, and each poll comes here.
     """
-    view = _view(session, table, health, policy or effective_policy(session, table), None)
+    view = _view(session, table, health, policy, jobs, None)
     health.status, health.status_reason = view.status.value, view.status_reason
     health.what_to_do = view.what_to_do
     session.add(health)

@@ -19,7 +19,7 @@ from service.errors import IcestreamError
 from service.index_health.models import AGE_LIMITS_SECONDS
 from service.index_health.reader_cost import store_reader_cost, store_savings
 from service.index_health.samples import keep_last_look, record_sample
-from service.index_health.service import begins_to_lag_at, store_status
+from service.index_health.service import begins_to_lag_at, last_jobs, store_status
 from service.jobs.events import record_table_event
 from service.jobs.queue import cancel_publications_but, has_let_expire, jobs_of_table
 from service.policies.effective import effective_policy
@@ -65,7 +65,8 @@ def store_failure(session: Session, table_id: str, error: IcestreamError) -> Non
         record_table_event(session, table_id, "poll.failed", error.detail, now, level="error", **problem)
     health.poll_error, health.last_poll = problem, None
     session.add(health)
-    store_status(session, session.get_one(EnrolledTable, table_id), health)
+    table = session.get_one(EnrolledTable, table_id)
+    store_status(session, table, health, effective_policy(session, table), last_jobs(session, table_id))
 
 
 def store_look(
@@ -92,7 +93,7 @@ def store_look(
     if health.poll_error is not None:
         record_table_event(session, table_id, "poll.recovered", "The table can be read again.", now)
         health.poll_error = None
-    keep_last_look(session, settings, health, now)
+    last_sample = keep_last_look(session, settings, health, now)
     _follow(session, table, health, loaded, now)
     _store_pending(health, found.equality_deletes, now)
     since = _store_since(session, table, health, loaded, found.iceberg_snapshot_id, now)
@@ -114,8 +115,9 @@ def store_look(
     session.add(health)
     session.flush()
     decide_at = schedule(session, table, health, now, policy)
-    record_sample(session, table, health, policy, now)
-    lags_at = begins_to_lag_at(session, table, health, policy, now)
+    jobs = last_jobs(session, table_id)
+    record_sample(session, table, health, policy, jobs, last_sample, now)
+    lags_at = begins_to_lag_at(table, health, policy, jobs, now)
     is_published = bool(policy.publish.source) and policy.publish.enabled
     return Polled(
         is_reachable=True,

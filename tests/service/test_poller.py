@@ -31,7 +31,7 @@ from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.rest_catalog import running_rest_catalog
 from tests.service.conftest import ADMIN_KEY, ON_BOTH, Running, alike_on_both, running
 from tests.service.iceberg_tables import IcebergCatalog
-from tests.service.queue_calls import RETRYABLE
+from tests.service.queue_calls import RETRYABLE, statements_of
 
 # When a table is read is for the poller to say, and not for SQL.
 database_kind = alike_on_both
@@ -514,6 +514,21 @@ def test_moments_at_which_nothing_can_start_let_no_table_be_read(
         hours = 24 * 365
         let_polls_pass(service, poller, quiet, 2)
         assert catalogs.loads["local.db.quiet"] == 1
+
+
+def test_a_look_reads_the_last_sample_and_the_last_jobs_once(
+    service: Running, iceberg: IcebergCatalog
+) -> None:
+    table = settled(service, iceberg)
+    iceberg.append("db.quiet", [1, 2])
+    iceberg.delete_keys("db.quiet", [1])
+    with polling(service) as (poller, _):
+        poller.poll(table["id"])
+        with statements_of(service.database) as asked:
+            poller.poll(table["id"])
+    texts = [statement for statement, _ in asked if statement.startswith("SELECT")]
+    assert sum("FROM health_samples" in each for each in texts) == 1
+    assert sum("row_number()" in each for each in texts) == 1
 
 
 @ON_BOTH

@@ -16,7 +16,7 @@ from sqlmodel import Session, col, func, select
 from service.auth.models import SYSTEM
 from service.db.database import Database
 from service.index_health import summary
-from service.index_health.samples import record_sample
+from service.index_health.samples import keep_last_look, record_sample
 from service.index_health.summary import total_pending
 from service.jobs.conversions import converted_since
 from service.policies.effective import effective_policy
@@ -37,9 +37,10 @@ def sample(database: Database, table_id: str, deletes: int, now: datetime) -> No
     """As a poll of the table does it."""
     with database.write() as session:
         table, health = get_table(session, table_id, for_update=True), session.get_one(TableHealth, table_id)
+        last = keep_last_look(session, SETTINGS, health, now)
         health.measured_at, health.pending_equality_deletes = now, deletes
         health.pending_equality_delete_files = min(deletes, 1)
-        record_sample(session, table, health, effective_policy(session, table), now)
+        record_sample(session, table, health, effective_policy(session, table), (), last, now)
 
 
 class World(NamedTuple):
