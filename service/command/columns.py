@@ -15,6 +15,8 @@ Json = dict[str, Any]
 _LISTS = {
     "find_candidates": "table reads equality_deletes equality_delete_files oldest"
     " | bytes format_version table_id",
+    "get_table_policy": "setting value level policy | place",
+    "get_timeline": "table status most_pending longest_lag runs last_run ran_on waiting_jobs | table_id",
     "list_api_keys": "name role state used age | expires_at created_by prefix scopes id",
     "list_attachments": "policy level table catalog namespace | updated_at",
     "list_audit_entries": "at principal outcome action target | role request_id id",
@@ -33,6 +35,7 @@ _LISTS = {
     " | files policy branch paused measured_at format_version id",
     "list_webhooks": "name enabled pending dead delivered age | url id",
     "list_workers": "name alive seen age version | hostname pid job_id id",
+    "replay_table_policy": "figure happened present edited off",
 }
 """Before the bar those of `table`, after it those that `wide` has as well. On a narrow terminal, those are
 left out for which the ones before them leave no room."""
@@ -170,6 +173,27 @@ def progress(row: Json) -> str | None:
     return f"{told['stage']}{done}"
 
 
+def _most(name: str, unit: str) -> Callable[[Json], str | None]:
+    """The greatest that was measured in a span of time."""
+    return lambda row: shown(unit, max((one for one in row[name] if one is not None), default=None))
+
+
+def _runs(row: Json) -> str | None:
+    """How many attempts at jobs a span of time has."""
+    return f"{len(row['runs']):,}{'+' if row['has_more_runs'] else ''}" if row["runs"] else None
+
+
+def _last_run(row: Json) -> str | None:
+    if not row["runs"]:
+        return None
+    last = row["runs"][-1]
+    return f"{last['kind']} {last['status']} {_ago(last['ended_at'] or last['started_at'])} ago"
+
+
+def _ran_on(row: Json) -> str | None:
+    return ", ".join(dict.fromkeys(one["worker_name"] for one in row["runs"])) or None
+
+
 def _count(*names: str) -> Callable[[Json], str | None]:
     """The first of these figures that an item has."""
     return lambda row: next((shown("", row[name]) for name in names if row.get(name) is not None), None)
@@ -187,11 +211,16 @@ _OWN: dict[str, tuple[str, Callable[[Json], str | None], bool]] = {
     "jobs": ("jobs", lambda row: _by_status(row.get("jobs")), False),
     "keys": ("keys", _count("keys"), True),
     "lag": ("lag", _lag, True),
+    "last_run": ("last run", _last_run, False),
     "latency": ("latency", lambda row: shown("seconds", _of_health("latency_seconds")(row)), True),
+    "longest_lag": ("lag", _most("lag_seconds", "seconds"), True),
+    "most_pending": ("pending", _most("pending_equality_deletes", ""), True),
     "oldest": ("oldest", _since("oldest_at"), True),
     "pending": ("pending", _count("pending_equality_deletes", "pending"), True),
     "progress": ("progress", progress, False),
+    "ran_on": ("ran on", _ran_on, False),
     "requests": ("requests", lambda row: shown("", _of_health("requests")(row)), True),
+    "runs": ("runs", _runs, True),
     "since": ("since", lambda row: _ago(_of_health("since")(row)), True),
     "status": ("status", _status, False),
     "tables": ("tables", lambda row: _by_status(_of_health("tables")(row)), False),
@@ -200,6 +229,7 @@ _OWN: dict[str, tuple[str, Callable[[Json], str | None], bool]] = {
     "table": ("table", table_name, False),
     "took": ("took", _took, True),
     "used": ("used", _since("last_used_at"), True),
+    "waiting_jobs": ("waiting", _count("waiting_jobs"), True),
 }
 """Columns that are no field as it stands: heading, value, and whether it is a figure."""
 

@@ -33,7 +33,10 @@ It is complete once all jobs have ended, and then it is the same to the byte eac
     "get_overview": "Tell how all tables are doing together, and what needs attention.",
     "get_pattern": "Show one standing pattern.",
     "get_table": "Show one enrolled table.",
-    "get_timeline": "Show tables over time: what was pending, how old it was, and which jobs ran where.",
+    "get_timeline": (
+        "Show what was pending at most in a span of time, how old it was, and which jobs ran where; -o json "
+        "shows it over time."
+    ),
     "get_webhook": "Show one webhook.",
     "live": "Tell whether the service runs.",
     "list_audit_entries": """\

@@ -16,7 +16,16 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from service.command.columns import OF_TABLES, Column, columns, reason_heading, reason_of, shown
+from service.command.answers import as_shown
+from service.command.columns import (
+    OF_TABLES,
+    Column,
+    columns,
+    reason_heading,
+    reason_of,
+    shown,
+    table_name,
+)
 from service.command.operations import Json, Output
 
 _REASON_CELLS = 24
@@ -31,6 +40,13 @@ _NAMES = ("table", "action", "target")
 _GAP = 2
 _LINE_CELLS = 60
 """Of a list of words, what is longer has a line for each."""
+_UNFOLDED = 5
+"""A list of more things within an answer is a table."""
+_THINGS = 20
+"""So many of them are shown."""
+_WHOLE = frozenset({"remedy", "matches"})
+"""What says what to do, or has rows of a table, loses nothing to columns."""
+_BRANCH_CELLS = 4
 _WIDEST = 100_000
 _STYLES = {
     **dict.fromkeys(("healthy", "succeeded", "delivered", "active", "reachable"), "green"),
@@ -58,7 +74,10 @@ def print_answer(answer: Any, output: Output, operation_id: str = "") -> None:
         if answer.get("next_cursor"):
             Console(stderr=True).print(_how_many_more(answer), style="dim")
     elif isinstance(answer, dict):
-        _print_tree(answer)
+        fields, rows = as_shown(operation_id, answer)
+        _print_tree(fields)
+        if rows:
+            print_rows(rows, operation_id, wide=output is Output.WIDE)
     elif answer is None:
         Console(stderr=True).print("Done.", style="dim")
     else:
@@ -149,15 +168,18 @@ def _cell(heading: str, word: str) -> Text:
 def _print_tree(answer: Json) -> None:
     console = Console(highlight=False)
     tree = Tree("", hide_root=True, guide_style="dim")
-    _grow(tree, answer)
+    _grow(tree, answer, console.width if console.is_terminal else None)
     if not console.is_terminal:
         console = Console(highlight=False, width=_WIDEST, soft_wrap=True)
     console.print(tree)
 
 
-def _grow(tree: Tree, fields: Mapping[str, Any], above: str = "") -> None:
-    """What is nested becomes branches; the names of what is not are as wide as each other. above: that of the
-    columns of a table, if these are some."""
+def _grow(tree: Tree, fields: Mapping[str, Any], room: int | None, above: str = "") -> None:
+    """What is nested becomes branches; the names of what is not are as wide as each other.
+
+    room: so many cells are left of a line. above: that of the columns of a table, if these are some.
+    """
+    fields = fields if above else _named_in_full(fields)
     flat = [str(name) for name, value in fields.items() if not _branches(value)]
     width = max((cell_len(_plain(name)) for name in flat), default=0)
     for name, value in fields.items():
@@ -166,24 +188,50 @@ def _grow(tree: Tree, fields: Mapping[str, Any], above: str = "") -> None:
         of_table = above or (f"{name}." if f"{name}." in OF_TABLES else "")
         if branches := _branches(value):
             branch = tree.add(Text(label, style="bold"))
+            within = None if room is None else room - _BRANCH_CELLS
+            if not of_table and _has_columns(value):
+                branch.add(rows_table(value[:_THINGS], "", width=within))
+                branches = branches[_THINGS:]
             for under, one in branches:
                 if isinstance(one, Mapping) and one:
-                    _grow(branch.add(Text(under, style="dim")) if under else branch, one, of_table)
+                    deeper = branch.add(Text(under, style="dim")) if under else branch
+                    _grow(deeper, one, within and within - _BRANCH_CELLS * bool(under), of_table)
                 else:
                     branch.add(_leaf(under, one, 0, of_table))
         else:
             tree.add(_leaf(label, value, width, f"{above}{name}"))
 
 
+def _named_in_full(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """With a table's name as commands take it."""
+    name = "table" if "table" in fields else "name" if "identifier" in fields else None
+    if name is None or not isinstance(fields[name], str) or not fields.get("catalog"):
+        return fields
+    return {one: fields[one] for one in fields if one != "catalog"} | {name: table_name(dict(fields))}
+
+
 def _branches(value: Any) -> list[tuple[str, Any]]:
     """The parts of what has several, with what each is called; of a list, by its name or number."""
     if isinstance(value, Mapping):
         return [("", value)] if value else []
-    if isinstance(value, list) and (
-        any(isinstance(one, Mapping | list) for one in value) or sum(map(len, map(str, value))) > _LINE_CELLS
-    ):
-        return [(_called(one, number), one) for number, one in enumerate(value, 1)]
-    return []
+    if not isinstance(value, list):
+        return []
+    if any(isinstance(one, Mapping | list) for one in value):
+        told = [(_called(one, number), one) for number, one in enumerate(value[:_THINGS], 1)]
+        more = len(value) - len(told)
+        return [*told, ("and", f"{more:,} more: -o json shows them")] if more else told
+    are_words = any(isinstance(one, str) for one in value) and sum(map(len, map(str, value))) > _LINE_CELLS
+    return [(str(number), one) for number, one in enumerate(value, 1)] if are_words else []
+
+
+def _has_columns(value: Any) -> bool:
+    """Whether a list of things is told as a table."""
+    return (
+        isinstance(value, list)
+        and len(value) > _UNFOLDED
+        and all(isinstance(one, Mapping) and _WHOLE.isdisjoint(one) for one in value)
+        and bool(columns("", value, wide=False))
+    )
 
 
 def _called(one: Any, number: int) -> str:

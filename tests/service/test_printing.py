@@ -24,8 +24,10 @@ STEERING = "a\x1b[31mb\x9bc\u202ed\r"
 """Colours, an escape of C1, text from right to left, and a carriage return."""
 OF_OWN = {"age", "bytes", "deletes", "delivered", "files", "lag", "oldest", "pending", "progress", "reads"}
 OF_OWN |= {"answered", "heard", "latency", "requests", "seen", "since", "status", "table", "tables"}
-OF_OWN |= {"took", "used"}
+OF_OWN |= {"took", "used", "last run", "ran on", "runs", "waiting"}
 """Headings of columns that are made of several fields, or of times."""
+OF_ROWS = ("look_up_keys", "tell_key_history")
+"""Calls whose answers have rows of tables, which are told whole."""
 REASON = "2 equality delete files cannot be converted: the key column price is of type double."
 
 
@@ -133,6 +135,136 @@ def test_what_is_nested_is_a_tree(capsys: pytest.CaptureFixture[str]) -> None:
         "└── rows deleted  12,345",
         "progress  -",
     ]
+
+
+def examples() -> Iterator[tuple[str, Any]]:
+    """Answers that are no lists, with the calls that they are of."""
+    document = load_document()
+    for operation in operations(document):
+        answers = document["paths"][operation.path][operation.method.lower()]["responses"]
+        contents = [said.get("content", {}) for status, said in answers.items() if status.startswith("2")]
+        for content in contents:
+            example = content.get("application/json", {}).get("example")
+            if operation.page_items is None and isinstance(example, dict):
+                yield operation.id, example
+
+
+def many(part: Any) -> Any:
+    """The same with a hundred times as many things in each list."""
+    if isinstance(part, dict):
+        return {name: many(value) for name, value in part.items()}
+    if isinstance(part, list):
+        return [many(one) for one in part] * (100 if any(isinstance(one, dict | int) for one in part) else 1)
+    return part
+
+
+def test_no_list_within_an_answer_unfolds_by_hundreds_of_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    known = {name: example for name, example in examples() if name not in OF_ROWS}
+    assert len(known) > 30
+    for name, example in known.items():
+        print_answer(many(example), Output.TABLE, name)
+        assert len(capsys.readouterr().out.splitlines()) < 200, name
+    print_answer({"parts": [{"at": number} for number in range(84)], "ids": [1] * 500}, Output.TABLE)
+    told = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert told[:3] == ["parts", "├── at", "│   0"]
+    assert told[-2] == "└── and  64 more: -o json shows them"
+    assert len(told) == 24
+    # What to do is left out of no column.
+    steps = [{"name": "connect", "status": "failed", "remedy": REASON}] * 6
+    print_answer({"steps": steps}, Output.TABLE)
+    assert capsys.readouterr().out.count(REASON) == 6
+
+
+def test_a_table_within_an_answer_is_as_wide_as_there_is_room(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    stage = {"name": "plan", "rows": 12_345, **{f"seconds_of_{part}": 90.0 for part in range(6)}}
+    print_answer({"attempts": [{"status": "failed", "stages": [stage] * 6}]}, Output.TABLE)
+    told = Text.from_ansi(capsys.readouterr().out).plain.splitlines()
+    assert len(told) == 11
+    assert "plan  12,345  1m" in told[-1]
+    assert max(map(len, told)) <= 60
+    assert not any("…" in line for line in told)
+
+
+def test_a_replay_is_told_on_a_screen_side_by_side(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    answer = dict(examples())["replay_table_policy"]
+    for number, outcome in enumerate(("happened", "present", "edited"), 1):
+        kinds = [{"kind": kind, "jobs": number, "seconds": 90.0} for kind in ("index", "convert")]
+        over_time = {name: answer[outcome][name] * 84 for name in ("reads", "intervals")}
+        figures = {"jobs": kinds, "write_amplification": 1.23456, **over_time}
+        answer = answer | {outcome: answer[outcome] | figures}
+    answer["edited"]["jobs"].pop(0)
+    print_answer(answer, Output.TABLE, "replay_table_policy")
+    told = Text.from_ansi(capsys.readouterr().out).plain.splitlines()
+    assert len(told) <= 24
+    assert max(map(len, told)) <= 80
+    assert "over time   84 intervals, 84 reads: -o json shows them" in told
+    words = [line.split() for line in told]
+    assert ["figure", "happened", "present", "edited", "off"] in words
+    assert ["jobs", "2", "4", "3", "1.02x"] in words
+    assert ["write", "amplification", "1.23", "1.23", "1.23", "-"] in words
+    assert ["index", "seconds", "1m", "1m", "-", "-"] in words
+
+
+def test_a_policy_has_a_line_for_each_setting_with_its_source(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = dict(examples())["get_table_policy"]
+    own = {"level": "table", "place": "enrolment of table sales.orders", "policy": None}
+    window = {"days": ["mon"], "start": "01:00", "end": "02:00"}
+    answer = answer | {
+        "values": {
+            **answer["values"],
+            "publish.from": {"value": "staging", "source": own},
+            "index.age_seconds": {"value": 90.0, "source": own | {"policy": "prompt"}},
+            "schedule.windows": {"value": [window, window], "source": own | {"policy": "prompt"}},
+        }
+    }
+    print_answer(answer, Output.TABLE, "get_table_policy")
+    assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
+        ["table", "id", answer["table_id"]],
+        ["policy", "standard"],
+        ["setting", "value", "level", "policy"],
+        ["convert.delete_files", "10", "system", "standard"],
+        ["publish.from", "staging", "table", "-"],
+        ["index.age_seconds", "1m", "table", "prompt"],
+        ["schedule.windows", "2", "windows", "table", "prompt"],
+    ]
+    print_answer(answer, Output.WIDE, "get_table_policy")
+    assert "enrolment of table sales.orders" in capsys.readouterr().out
+
+
+def test_a_timeline_tells_of_each_table_what_its_span_had(capsys: pytest.CaptureFixture[str]) -> None:
+    run = {"kind": "index", "status": "succeeded", "worker_name": "w1", "started_at": "2020-01-01T00:00:00Z"}
+    runs = [run, {**run, "kind": "convert", "status": "running", "worker_name": "w2", "ended_at": None}]
+    busy = {"catalog": "lake", "table": "shop.orders", "status": "lagging", "waiting_jobs": 2}
+    busy |= {"pending_equality_deletes": [None, 7_000, 3], "lag_seconds": [None, 90.0, 30.0]}
+    busy |= {"runs": runs, "has_more_runs": True}
+    unseen = {"pending_equality_deletes": [None], "lag_seconds": [None], "runs": [], "has_more_runs": False}
+    print_answer({"items": [busy, {**busy, **unseen}]}, Output.TABLE, "get_timeline")
+    heading, first, second = capsys.readouterr().out.splitlines()
+    assert " ".join(heading.split()) == "table status pending lag runs last run ran on waiting"
+    assert re.fullmatch(
+        r"lake\.shop\.orders +lagging +7,000 +1m +2\+ +convert running \S+ ago +w1, w2 +2", first.rstrip()
+    )
+    assert second.split() == ["lake.shop.orders", "lagging", "-", "-", "-", "-", "-", "2"]
+
+
+def test_a_table_is_called_as_commands_take_it(capsys: pytest.CaptureFixture[str]) -> None:
+    job = {"table": "sales.orders", "catalog": "lake", "kind": "convert"}
+    enrolled = {"catalog": "lake", "identifier": ["sales", "orders"], "name": "sales.orders"}
+    sender = {"name": "flink", "catalog": "lake"}
+    print_answer({"job": job, "enrolled": enrolled, "sender": sender}, Output.TABLE)
+    told = [line.lstrip("│└├─ ").split() for line in capsys.readouterr().out.splitlines()]
+    assert ["table", "lake.sales.orders"] in told
+    assert ["name", "lake.sales.orders"] in told
+    assert ["name", "flink"] in told
+    assert told.count(["catalog", "lake"]) == 1, "of what is no table"
 
 
 def test_what_needs_several_lines_stays_beside_its_name(
