@@ -49,19 +49,21 @@ _JOBS = {
     ),
 }
 """Of jobs that are requested or retried, by their kind."""
+_DROPPED = "A job deletes the files of its index."
 _OF_JOBS = ("request_job", "retry_job")
 
 
 def words_before(operation_id: str, body: Mapping[str, Any] = MappingProxyType({})) -> str | None:
     """What a call of the API would do that is to be asked about first; None for all others.
 
-    body: as it is sent; of a retry, the job that is to run again. A policy takes the place of another one
-    only where one is, which is for the caller to look at.
+    body: as it is sent, and what its query says; of a retry, the job that is to run again. A policy takes the
+    place of another one only where one is, which is for the caller to look at.
     """
     if body.get("dry_run"):
         return None
     if operation_id not in _OF_JOBS:
-        return _CALLS.get(operation_id)
+        words = _CALLS.get(operation_id)
+        return f"{words} {_DROPPED}" if body.get("drop_index") and words else words
     if body.get("kind") == "publish" and "skip" not in (body.get("parameters") or {}):
         return None
     return _JOBS.get(str(body.get("kind")))

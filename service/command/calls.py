@@ -66,7 +66,7 @@ def call(operation: Operation, given: Json, output: Output, *, is_sure: bool) ->
         if operation.id == "enroll_table":
             given = client.split_name(given)
         path, query, body = client.fill(operation, given)
-        if not is_sure and (words := client.words_before(operation, path, body or {})):
+        if not is_sure and (words := client.words_before(operation, path, query | (body or {}))):
             _make_sure(client, operation, given, body or {}, words)
         if operation.is_stream:
             client.follow(path, query)

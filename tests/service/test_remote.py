@@ -273,6 +273,8 @@ def test_a_question_names_what_would_be_gone(call: Call, monkeypatch: pytest.Mon
 
     keys = ("--keys", '[{"id": 1}, {"id": 2}]')
     assert "2 keys, from 1 table: local.db.t." in asked("erasures", "create", "--pattern", "d*", *keys)
+    assert "files of its index" in asked("tables", "delete", "db.t", "--drop-index")
+    assert "files of its index" not in asked("tables", "delete", "db.t")
     assert "2 keys.\n" in asked("rows", "delete", "db.t", *keys)
     attach = ("policies", "attach", "--level", "table", "--table", "db.t", "--policy")
     assert "manual is attached there. The policy" in asked(*attach, "")
