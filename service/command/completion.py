@@ -27,7 +27,10 @@ def names_of(path: str) -> Complete:
         catalog = _catalog(context) if path == "/tables" else None
 
         def read(ask: Ask) -> list[str]:
-            return [name for one in _listed(ask, path, incomplete, catalog) for name in _names(one)]
+            listed = _listed(ask, path, incomplete, catalog)
+            if path != "/tables":
+                return [one["name"] for one in listed]
+            return [name for one in listed for name in (table_name(one), one["name"]) if name]
 
         known = _asked(read)
         found = _offered(known, incomplete)
@@ -103,10 +106,6 @@ def _listed(ask: Ask, path: str, incomplete: str, catalog: str | None) -> list[A
         # What the first and the last one have in common is what a shell may fill in.
         items += ask("GET", path, params={**asked, "sort": "-name"})["items"]
     return items
-
-
-def _names(one: Any) -> set[str]:
-    return {name for name in (table_name(one), one["name"]) if name}
 
 
 def _offered(known: Iterable[str], incomplete: str) -> list[str]:

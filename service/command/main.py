@@ -14,6 +14,7 @@ import typer
 
 from service import __version__
 from service.command import api_commands
+from service.command.completion import names_of
 from service.command.operations import Output, argument
 
 if TYPE_CHECKING:
@@ -205,7 +206,14 @@ def lookup() -> None:
 
 @app.command()
 def accept(
-    catalog: Annotated[str, typer.Option(metavar="NAME", help="By the name that it is registered with.")],
+    catalog: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="By the name that it is registered with.",
+            autocompletion=names_of("/catalogs"),
+        ),
+    ],
     namespace: Annotated[
         str, typer.Option(metavar="NAME", help="Where the tables go; it is made if it is not there.")
     ] = "icestream_acceptance",

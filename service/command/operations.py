@@ -42,9 +42,9 @@ _COMPLETED = {
     **dict.fromkeys(("policy", "policy_id"), "/policies"),
     **dict.fromkeys(("table_id", "job_id", "tables"), "/tables"),
     "worker": "/workers",
-    **{name: path for name, (path, _) in NAMED.items()},
+    **{name: path for name, (path, field) in NAMED.items() if field == "name"},
 }
-"""Where names are listed that a shell can complete."""
+"""Where names are listed that a shell can complete: it would take a pattern for its own."""
 _HIDDEN = frozenset({"cursor"})
 """Lists are read to the end, or to --limit."""
 DOTTED = frozenset({"identifier", "namespace"})

@@ -312,8 +312,9 @@ def completed(typed: str) -> list[str]:
 
 
 def test_shells_complete_names_that_the_service_knows(
-    call: Call, service: Running, iceberg: IcebergCatalog
+    call: Call, service: Running, iceberg: IcebergCatalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("WEBHOOK_FLINK", new_secret())
     for name in ("db.$(reboot)", "db.`x`", "db.a b"):
         iceberg.create(name)
         service.enroll(name)
@@ -324,7 +325,13 @@ def test_shells_complete_names_that_the_service_knows(
     assert completed("icestream jobs wait local.") == ["local.db.t"]
     assert completed("icestream tables get db.") == ["db.t"]
     assert completed("icestream tables list --catalog l") == ["local"]
+    assert completed("icestream accept --catalog l") == ["local"]
     assert completed("icestream policies get st") == ["standard"]
+    signed = {"name": "flink", "catalog": "local", "secret": "env:WEBHOOK_FLINK"}
+    service.admin.post("/notification-senders", json=signed).raise_for_status()
+    assert completed("icestream notifications delete-sender ") == ["flink"], "as it is taken"
+    service.admin.post("/patterns", json={"catalog": "local", "pattern": "x.y"}).raise_for_status()
+    assert completed("icestream discovery get-pattern x") == []
     with service.database.write() as session:
         row = session.get_one(EnrolledTable, table["id"]).model_dump()
         for number in range(130):
