@@ -298,9 +298,12 @@ class Client:
         names = [one["name"] for one in catalogs]
         # A catalog's name may have dots itself.
         before = [name for name in names if named.startswith(f"{name}.")]
+        if not before and len(names) == 1:
+            return {**given, "catalog": names[0], "identifier": [named]}
         if not before:
             known = ", ".join(names) or "none yet"
-            end(UnknownNameError(f"No catalog's name begins {named}; there are: {known}.", "Write it first."))
+            what_to_do = f"Write it first, as {names[0]}.{named}." if names else "Register one first."
+            end(UnknownNameError(f"No catalog's name begins {named}; there are: {known}.", what_to_do))
         catalog = max(before, key=len)
         return {**given, "catalog": catalog, "identifier": [named.removeprefix(f"{catalog}.")]}
 

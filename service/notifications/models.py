@@ -21,7 +21,7 @@ class CatalogNotification(Message):
     model_config = ConfigDict(json_schema_extra=example({"tables": ["db.t"]}))
 
     tables: list[_Text] = ModelField(default_factory=list, max_length=TABLES_AT_MOST)
-    """Dotted names, without the catalog's."""
+    """Dotted names, with the catalog's before them or without."""
     locations: list[_Text] = ModelField(default_factory=list, max_length=FILES_AT_MOST)
     """Files were written at these places, such as `s3://lake/db/t/metadata/00012-….metadata.json`: each means
     the tables under whose locations it lies."""

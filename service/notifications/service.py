@@ -4,6 +4,7 @@ Whoever may notify can make the service look at a table, and nothing else: what 
 is enrolled, and never opened.
 """
 
+import re
 from collections.abc import Iterable, Iterator
 
 from sqlmodel import Session, col, select
@@ -30,10 +31,12 @@ def notify_of_table(session: Session, table: EnrolledTable) -> Notified:
 
 def notify_of_tables(session: Session, catalog: Catalog, told: CatalogNotification) -> Notified:
     """Of names, and of places where metadata files were written."""
-    by_name = _enrolled(session, catalog, "name", told.tables)
+    # As commands take them, too: a namespace may have the catalog's name.
+    names = {name: {name, re.sub(f"^{re.escape(catalog.name)}[./]", "", name)} for name in told.tables}
+    by_name = _enrolled(session, catalog, "name", {one for each in names.values() for one in each})
     parents = {place: set(_parents(place)) for place in told.locations}
     by_place = _enrolled(session, catalog, "location", {one for each in parents.values() for one in each})
-    known = sum(name in by_name for name in told.tables)
+    known = sum(not names[name].isdisjoint(by_name) for name in told.tables)
     known += sum(not each.isdisjoint(by_place) for each in parents.values())
     found = {table_id for ids in (*by_name.values(), *by_place.values()) for table_id in ids}
     session.add_all(Notification(table_id=table_id) for table_id in sorted(found))

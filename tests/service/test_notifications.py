@@ -207,10 +207,10 @@ def test_tables_are_told_by_names_and_by_metadata_files(
         return sorted(one.table_id for one in found)
 
     both = sorted([table["id"], branch["id"]])
-    assert notify(service, path, {"tables": ["db.t", "db.none", "local.db.t"]}) == {
-        "notified": 2,
-        "unknown": 2,
-    }
+    names = ["db.t", "db.none", "local.db.t", "local/db.t", "other.db.t"]
+    assert notify(service, path, {"tables": names}) == {"notified": 2, "unknown": 2}
+    assert taken() == both
+    assert notify(service, path, {"tables": ["local.db.t"]}) == {"notified": 2, "unknown": 0}
     assert taken() == both
     place = location.removeprefix("file://")
     files = [f"{place}/metadata/1.metadata.json", f"file://{place}/metadata/2.gz.metadata.json"]

@@ -103,6 +103,11 @@ def test_a_table_is_enrolled_changed_and_removed_by_its_name(call: Call, service
     assert "No table is named db.t." in gone.stderr
 
 
+def test_where_there_is_one_catalog_a_table_is_enrolled_without_it(call: Call) -> None:
+    assert answer(call("tables", "enroll", "db.t", "-o", "json"))["identifier"] == ["db", "t"]
+    assert answer(call("tables", "get", "db.t", "-o", "json"))["catalog"] == "local"
+
+
 @pytest.mark.parametrize("name", [(), ("db.t",), ("db", "t"), ('["db", "t"]',)])
 def test_a_table_is_enrolled_by_its_name_with_dots_or_in_parts(call: Call, name: tuple[str, ...]) -> None:
     given = [word for part in name for word in ("--identifier", part)]
@@ -183,6 +188,7 @@ def test_the_catalog_of_a_name_is_the_longest_that_there_is(
     nowhere = call("tables", "enroll", "elsewhere.db.t")
     assert nowhere.exit_code == 1
     assert "No catalog's name begins elsewhere.db.t; there are: local, local.db." in nowhere.stderr
+    assert "Write it first, as local.elsewhere.db.t." in nowhere.stderr
     assert call("tables", "enroll").exit_code == 2
     twice = call("tables", "enroll", "local.db.t", "--identifier", "db.t")
     assert (twice.exit_code, "Name the table once" in twice.stderr) == (2, True)
