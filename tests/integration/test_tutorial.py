@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.integration.upsert_stream import UpsertStream
 from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.server_process import free_port
 
@@ -26,6 +27,27 @@ SHIMS = {
     ),
     "kubectl": 'echo "$@" >> "$LAKE/secrets"',
 }
+CHECKS = """
+nothing_is_pending() {
+    for attempt in $(seq 600); do
+        pending=$(icestream tables get lake.shop.payments -o json | python -c 'import json, sys
+told = json.load(sys.stdin)
+print(told["pending_equality_delete_files"], told["measured_at"] is not None)')
+        if [ "$pending" = "0 True" ]; then echo "Nothing is pending."; return; fi
+        sleep 1
+    done
+    return 1
+}
+"""
+AFTER = {5: "nothing_is_pending\n"}
+"""What is looked at once a step has been followed, beside what it says."""
+AT_LAST = """
+nothing_is_pending
+for attempt in $(seq 100); do grep -q webhook.test "$LAKE/alerts.log" && break; sleep 0.2; done
+icestream status
+"""
+FIRST = UpsertStream(records=20_000, keys=4_000)
+"""What Flink writes in step 3."""
 
 
 def blocks() -> list[tuple[int, str]]:
@@ -55,7 +77,8 @@ def test_the_tutorial_does_what_it_says(tmp_path: Path) -> None:
     lake, port, receiver = tmp_path / "lake", free_port(), free_port()
 
     def here(commands: str) -> str:
-        places = {"$HOME/lake": str(lake), "127.0.0.1:8000": f"127.0.0.1:{port}", "9009": str(receiver)}
+        places = {"$HOME/lake": str(lake), "$HOME/icestream": str(ROOT)}
+        places |= {"127.0.0.1:8000": f"127.0.0.1:{port}", "9009": str(receiver)}
         for place, other in places.items():
             commands = commands.replace(place, other)
         return commands
@@ -87,14 +110,17 @@ def test_the_tutorial_does_what_it_says(tmp_path: Path) -> None:
             # A person reads what `up` says before they open another terminal.
             said = tmp_path / "up.log"
             wait_until(lambda: "The worker is ready" in said.read_text(), "the worker to be ready")
-            timed = [f'{commands}\necho "{step} $EPOCHSECONDS" >> "$LAKE/steps"' for step, commands in others]
+            timed = [
+                f'{commands}\n{AFTER.get(step, "")}echo "{step} $EPOCHSECONDS" | tee -a "$LAKE/steps"'
+                for step, commands in others
+            ]
             script = "\n".join(timed).replace(
                 "source .venv/bin/activate", f"PATH={tmp_path}/bin:{Path(sys.executable).parent}:$PATH"
             )
             # What it has started goes with it.
-            script = f"trap 'kill $(jobs -p) 2>/dev/null || true' EXIT\n{script}\n{checks()}"
+            script = f"trap 'kill $(jobs -p) 2>/dev/null || true' EXIT\n{CHECKS}\n{script}\n{AT_LAST}"
             done = subprocess.run(
-                [*bash, script], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+                [*bash, script], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
             )
             assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-6000:]
         finally:
@@ -107,23 +133,16 @@ def test_the_tutorial_does_what_it_says(tmp_path: Path) -> None:
     kinds = [one["type"] for one in received]
     assert kinds == ["icestream.webhook.test", "icestream.job.failed"]
     assert has_all_of(received[1], shown_alert())
-    assert "converted" in done.stdout
+    told = re.split(r"^(\d+) \d{9,}$", done.stdout, flags=re.MULTILINE)
+    of_step = dict(zip(map(int, told[1::2]), told[::2], strict=False))
+    candidates, converted = of_step[4], of_step[5]
+    assert re.search(r"^lake\.shop\.payments .* \d+,\d{3} ", candidates, re.MULTILINE), candidates
+    assert "Nothing is pending." in converted, "before a policy holds"
+    (row,) = [row for row in FIRST.expected_rows() if row[0] == 17]
+    live = re.findall(r"^17 +yes .* (\d+) *$", converted, re.MULTILINE)
+    assert live == [str(row[2])], converted
+    assert "Nothing is pending." in told[-1], "the policy has converted what Flink wrote last"
     manifests = list(yaml.safe_load_all((lake / "manifests.yaml").read_text()))
     named = set(re.findall(r"'secret(?:Key)?Ref': \{[^}]*'name': '([\w-]+)'", str(manifests)))
     made = set(re.findall(r"secret generic (\S+)", (lake / "secrets").read_text()))
     assert named == made, "what the page makes is what the chart needs"
-
-
-def checks() -> str:
-    """What must be so once the page has been followed: the policy has converted what Flink wrote last."""
-    return """
-for attempt in $(seq 600); do
-    pending=$(icestream tables get lake.shop.payments -o json | python -c 'import json, sys
-told = json.load(sys.stdin)
-print(told["pending_equality_delete_files"], told["measured_at"] is not None)')
-    if [ "$pending" = "0 True" ]; then echo converted; break; fi
-    sleep 1
-done
-for attempt in $(seq 100); do grep -q webhook.test "$LAKE/alerts.log" && break; sleep 0.2; done
-icestream status
-"""
