@@ -206,7 +206,7 @@ class Conversion:
                 return pin_table(job)
             # By path, as Iceberg removes them: one of these may have been committed once more.
             paths = {file.path for file in batch}
-            still = [file for file in table.files.equality_deletes if file.path in paths]
+            still = list(table.files.equality_deletes.with_paths(paths))
             plan = Plan(job, table, self._warehouse, self._plans, still, commits_left=commits_left)
             try:
                 if still and not plan.dry_run:
