@@ -55,11 +55,14 @@ def _kept(value: Any) -> Any:
 
 def java_object(neighbour: JavaObject, source: Path, name: str, *arguments: object) -> JavaObject:
     """An object of a class of ours, which its source file has, beside another. Raises Java's errors."""
-    values = jvm_of(neighbour).java.util.ArrayList()
-    for argument in arguments:
-        values.add(argument)
-    (constructor,) = _classes(neighbour._gateway_client, source).loadClass(name).getConstructors()
-    return constructor.newInstance(values.toArray())
+    values = jvm_of(neighbour).java.util.List.of(*arguments)
+    return _constructor(neighbour._gateway_client, source, name).newInstance(values.toArray())
+
+
+@lru_cache(maxsize=64)
+def _constructor(client: GatewayClient, source: Path, name: str) -> JavaObject:
+    (constructor,) = _classes(client, source).loadClass(name).getConstructors()
+    return constructor
 
 
 @lru_cache(maxsize=8)

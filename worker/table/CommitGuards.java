@@ -8,12 +8,18 @@ import java.util.HashSet;
 import java.util.Iterator;
 import java.util.List;
 import java.util.Map;
+import java.util.Queue;
 import java.util.Set;
 import java.util.concurrent.ConcurrentHashMap;
+import java.util.function.Consumer;
 import org.apache.iceberg.ContentFile;
+import org.apache.iceberg.DataFile;
+import org.apache.iceberg.DeleteFile;
+import org.apache.iceberg.RowDelta;
 import org.apache.iceberg.Snapshot;
 import org.apache.iceberg.SnapshotAncestryValidator;
 import org.apache.iceberg.SnapshotChanges;
+import org.apache.iceberg.SnapshotUpdate;
 import org.apache.iceberg.Table;
 import org.apache.iceberg.TableMetadata;
 import org.apache.iceberg.TableOperations;
@@ -183,6 +189,56 @@ public class GuardedOperations extends DelegatingOperations {
     public TableOperations temp(TableMetadata uncommitted) {
         return new GuardedOperations(
                 this.operations.temp(uncommitted), this.io, this.locations, this.folder, this.layout);
+    }
+}
+
+/** What a commit changes, given to it as lists: a call from Python takes longer than all else of it. */
+public class Changes {
+    private final RowDelta operation;
+
+    public Changes(RowDelta operation) {
+        this.operation = operation;
+    }
+
+    public void addRows(List files) {
+        for (Iterator each = files.iterator(); each.hasNext();) {
+            this.operation.addRows((DataFile) each.next());
+        }
+    }
+
+    public void addDeletes(List files) {
+        for (Iterator each = files.iterator(); each.hasNext();) {
+            this.operation.addDeletes((DeleteFile) each.next());
+        }
+    }
+
+    public void removeDeletes(List files) {
+        for (Iterator each = files.iterator(); each.hasNext();) {
+            this.operation.removeDeletes((DeleteFile) each.next());
+        }
+    }
+}
+
+/** The properties of a snapshot, and what keeps the manifests that Iceberg would delete with it. */
+public class Description implements Consumer {
+    private final Map properties;
+    private final Queue condemned;
+
+    public Description(Map properties, Queue condemned) {
+        this.properties = properties;
+        this.condemned = condemned;
+    }
+
+    public SnapshotUpdate of(SnapshotUpdate operation) {
+        for (Iterator each = this.properties.entrySet().iterator(); each.hasNext();) {
+            Map.Entry property = (Map.Entry) each.next();
+            operation.set((String) property.getKey(), (String) property.getValue());
+        }
+        return (SnapshotUpdate) operation.deleteWith(this);
+    }
+
+    public void accept(Object path) {
+        this.condemned.add(path);
     }
 }
 

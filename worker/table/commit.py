@@ -212,9 +212,9 @@ def check_clock(java_table: JavaObject) -> None:
     """
     with prepared():
         metadata = java_table.operations().current()
-        last = metadata.lastUpdatedMillis()
-        if metadata.snapshotLog():
-            last = max(last, metadata.snapshotLog()[-1].timestampMillis())
+        last, history = metadata.lastUpdatedMillis(), metadata.snapshotLog()
+        if history:
+            last = max(last, history[-1].timestampMillis())
         now = jvm_of(java_table).java.lang.System.currentTimeMillis()
     if now < last - 1000 * CLOCK_TOLERANCE_SECONDS:
         raise ClockBehindError(

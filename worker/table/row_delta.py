@@ -86,22 +86,20 @@ def java_row_delta(
     )
     if delta.starting_snapshot_id != NO_SNAPSHOT:
         operation.validateFromSnapshot(delta.starting_snapshot_id)
+    changes = _guard(java_table, "Changes", operation)
     if delta.rows:
-        delta.rows.forEach(_row_delta_consumer(operation, "addRows", "DataFile"))
-    add = _row_delta_consumer(operation, "addDeletes", "DeleteFile")
+        changes.addRows(delta.rows)
     for added in _slices(delta.added):
-        java_new_delete_files(java_table, added).forEach(add)
-    remove = _row_delta_consumer(operation, "removeDeletes", "DeleteFile")
+        changes.addDeletes(java_new_delete_files(java_table, added))
     for removed in _slices(delta.removed):
-        java_delete_files(java_table, removed).forEach(remove)
+        changes.removeDeletes(java_delete_files(java_table, removed))
     return described(operation, summary, condemned)
 
 
 def described(operation: JavaObject, summary: Mapping[str, str], condemned: JavaObject) -> JavaObject:
     """A snapshot's operation with its properties. condemned: gets the manifests that Iceberg would delete."""
-    for name, value in summary.items():
-        operation.set(name, value)
-    return operation.deleteWith(collector(condemned))
+    properties = java_map(jvm_of(operation), summary)
+    return _guard(operation, "Description", properties, condemned).of(operation)
 
 
 def loads_no_class(java_table: JavaObject, layout: str) -> JavaObject:
@@ -206,31 +204,6 @@ def java_list(jvm: JVMView, values: Sequence[str]) -> JavaObject:
     return whole
 
 
-def _row_delta_consumer(operation: JavaObject, method: str, file: str) -> JavaObject:
-    """A Java `Consumer` of DataFile or DeleteFile that calls a method of a `RowDelta`."""
-    row_delta = _java_class(operation, "org.apache.iceberg.RowDelta")
-    takes = _java_class(operation, f"org.apache.iceberg.{file}")
-    return _consumer(operation, row_delta, method, returns=row_delta, takes=takes)
-
-
-def collector(queue: JavaObject) -> JavaObject:
-    """A Java `Consumer<String>` that adds to a queue."""
-    java = jvm_of(queue).java.lang
-    object_class = java.Class.forName("java.lang.Object")
-    return _consumer(queue, queue.getClass(), "add", returns=java.Boolean.TYPE, takes=object_class)
-
-
-def _consumer(
-    target: JavaObject, owner: JavaObject, method: str, *, returns: JavaObject, takes: JavaObject
-) -> JavaObject:
-    """A Java `Consumer` that calls a method of an object, without a way back to Python."""
-    java = jvm_of(target).java.lang
-    method_type = java.invoke.MethodType.methodType(returns, takes)
-    handle = java.invoke.MethodHandles.publicLookup().findVirtual(owner, method, method_type)
-    consumer = java.Class.forName("java.util.function.Consumer")
-    return java.invoke.MethodHandleProxies.asInterfaceInstance(consumer, handle.bindTo(target))
-
-
 def validator_of(java_table: JavaObject, delta: RowDelta, referenced: JavaObject) -> JavaObject:
     """What says, of each head that Iceberg is about to build on, whether the delta still holds there."""
     if delta.staged is not None:
@@ -257,11 +230,6 @@ def head_unmoved(java_table: JavaObject, snapshot_id: int) -> JavaObject:
     return _guard(java_table, "HeadUnmoved", str(snapshot_id))
 
 
-def _guard(java_table: JavaObject, name: str, *arguments: object) -> JavaObject:
+def _guard(neighbour: JavaObject, name: str, *arguments: object) -> JavaObject:
     """An object of a class of CommitGuards.java."""
-    return java_object(java_table, _GUARDS, name, *arguments)
-
-
-def _java_class(neighbour: JavaObject, name: str) -> JavaObject:
-    """A class as the loader of `neighbour` sees it: Iceberg's JARs are known to Spark's own loader only."""
-    return neighbour.getClass().getClassLoader().loadClass(name)
+    return java_object(neighbour, _GUARDS, name, *arguments)

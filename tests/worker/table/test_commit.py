@@ -178,6 +178,41 @@ def test_equality_deletes_go_without_new_deletes_and_compaction_sees_it(new_plan
     assert len(plan.rows) == 8
 
 
+@contextmanager
+def calls_of_java(java_table: JavaObject) -> Iterator[list[int]]:
+    """How long each call is that Python makes meanwhile."""
+    client = java_table._gateway_client
+    lengths: list[int] = []
+    send = client.send_command
+
+    def measuring_send(command: str, *args: Any, **kwargs: Any) -> Any:
+        if not command.startswith(MEMORY_COMMAND_NAME):  # gives objects of any test back to Java
+            lengths.append(len(command))
+        return send(command, *args, **kwargs)
+
+    client.send_command = measuring_send
+    try:
+        yield lengths
+    finally:
+        del client.send_command
+
+
+def test_a_commit_takes_few_calls_of_java_whatever_it_says(new_plan: NewPlan) -> None:
+    plan = new_plan(2)
+    partition, java_table = PartitionKey(0, "[]"), plan.java_table
+
+    def calls(number: int, properties: int) -> int:
+        added = NewDeleteFile(f"file:/none/{number}.parquet", "parquet", partition, 1, 900, plan.first.path)
+        summary = {f"property-{number}": "" for number in range(properties)}
+        with calls_of_java(java_table) as lengths:
+            commit_row_delta(java_table, replace(plan.delta, added=[added], removed=(), summary=summary))
+        return len(lengths)
+
+    calls(0, 1)  # classes of ours are made once
+    assert calls(1, 100) == calls(2, 1)
+    assert calls(3, 1) <= 95
+
+
 def test_ten_thousand_files_cross_to_java_in_a_few_calls_of_bounded_length(
     new_plan: NewPlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,23 +223,11 @@ def test_ten_thousand_files_cross_to_java_in_a_few_calls_of_bounded_length(
         NewDeleteFile(f"file:/none/{n}.parquet", "parquet", partition, 1, 900, plan.first.path)
         for n in range(10_000)
     ]
-    client = plan.java_table._gateway_client
-    lengths = []
-    send = client.send_command
-
-    def measuring_send(command: str, *args: Any, **kwargs: Any) -> Any:
-        if not command.startswith(MEMORY_COMMAND_NAME):  # gives objects of any test back to Java
-            lengths.append(len(command))
-        return send(command, *args, **kwargs)
-
-    client.send_command = measuring_send
     paths = [plan.first.path] * len(added)
-    try:
+    with calls_of_java(plan.java_table) as lengths:
         committed = commit_row_delta(
             plan.java_table, replace(plan.delta, added=added, referenced_data_files=paths)
         )
-    finally:
-        del client.send_command
     assert committed.summary["added-delete-files"] == "10000"
     assert len(lengths) < 1000
     # As Java's strings are: no text holds them all.
