@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, NamedTuple
 
-from sqlalchemy import ColumnElement, bindparam, func
+from sqlalchemy import ColumnElement, TextClause, bindparam, func
 from sqlalchemy import select as columns
 from sqlmodel import Session, col, or_, select
+from sqlmodel.sql.expression import SelectOfScalar
 
 from service import __version__
 from service.auth.models import Principal
@@ -46,7 +47,19 @@ from service.policies.effective import effective_policy
 from service.policies.models import EffectivePolicy
 from service.records.catalogs import Catalog
 from service.records.health import TableHealth
-from service.records.jobs import FAILED, REQUEST, UNSUCCESSFUL, Attempt, Job, JobKind, JobStatus
+from service.records.jobs import (
+    COMMON_KINDS,
+    FAILED,
+    REQUEST,
+    REQUESTED,
+    UNCOMMON,
+    UNSUCCESSFUL,
+    Attempt,
+    AttemptStatus,
+    Job,
+    JobKind,
+    JobStatus,
+)
 from service.records.keys import Role
 from service.records.system import SystemState
 from service.records.tables import EnrolledTable, get_table
@@ -67,7 +80,7 @@ _UNSUCCESSFUL = frozenset((JobStatus.FAILED, JobStatus.CANCELLED))
 _COUNTED = 1_000
 """Of each status: what a page shows beside the list."""
 _FEW = 2_000
-"""Attempts of a worker, whose jobs are all looked at."""
+"""Jobs of which all are looked at, if no more of them fit one of the filters."""
 _LATEST = columns(
     col(Job.table_id),
     col(Job.id),
@@ -163,13 +176,16 @@ def list_jobs(
 ) -> Page[JobView]:
     """Jobs made from `since` until before `until`; `catalog` is a name or id, as is `worker`, which ran an
     attempt at them."""
-    chosen = _chosen(session, table_id, catalog, kinds, trigger, worker, since, until)
+    chosen = _chosen(session, table_id, catalog, kinds, trigger, worker, since, until, statuses)
     query = select(Job).where(*chosen.of_table, *chosen.of_catalog, *chosen.of_any_status, *chosen.rest)
-    if JobStatus.SUCCEEDED in statuses or (statuses and {*statuses} <= _UNSUCCESSFUL):
+    leads_by_status = bool(statuses) and JobStatus.SUCCEEDED not in statuses and not chosen.are_few
+    if not leads_by_status and (page.sort or SORTING.default).removeprefix("-") == "created_at":
+        query = query.where(*chosen.by_creation)
+    if statuses and (not leads_by_status or {*statuses} <= _UNSUCCESSFUL):
         # Many have: an index of statuses would lead to all of these jobs, to be sorted for the first page.
         others = [one.value for one in JobStatus if one not in statuses]
         query = query.where(col(Job.status).not_in(others))
-        if JobStatus.SUCCEEDED not in statuses:
+        if leads_by_status:
             query = query.where(UNSUCCESSFUL)
     elif statuses:
         query = query.where(col(Job.status).in_([status.value for status in statuses]))
@@ -206,9 +222,12 @@ class _Chosen:
     of_catalog: list[ColumnElement[bool]]
     """An index leads to these of a status, and to the table's of a time; none to the catalog's of a time."""
     of_any_status: list[ColumnElement[bool]]
-    """An index leads to these, but not to those of a status: of a time, or of a worker that ran few."""
+    """An index leads to these, but not to those of a status: of a time, or the few that fit one filter."""
+    by_creation: list[ColumnElement[bool] | TextClause]
+    """An index has these in the order in which they were made: of a kind, or requested by somebody."""
     rest: list[ColumnElement[bool]]
-    """No index leads to these."""
+    """What `by_creation` says, and all else, in words for which no index is looked at."""
+    are_few: bool
 
 
 def _count_by_status(session: Session, chosen: _Chosen, *, most: int) -> dict[JobStatus, Total]:
@@ -221,7 +240,8 @@ def _count_by_status(session: Session, chosen: _Chosen, *, most: int) -> dict[Jo
             for status in JobStatus
         }
     # No index has status and time: to look for the hour's succeeded ones would be to look at all that have.
-    newest = select(Job).where(*chosen.of_table, *chosen.of_any_status).order_by(col(Job.created_at).desc())
+    newest = select(Job).where(*chosen.of_table, *chosen.of_any_status, *chosen.by_creation)
+    newest = newest.order_by(col(Job.created_at).desc())
     conditions = (*chosen.of_catalog, *chosen.rest)
     found = count_rows_by(session, newest, col(Job.status), *conditions, most=most * len(JobStatus))
     none = Total(0, any(one.is_least for one in found.values()))
@@ -237,11 +257,19 @@ def _chosen(
     worker: str | None,
     since: datetime | None,
     until: datetime | None,
+    statuses: Sequence[JobStatus] = (),
 ) -> _Chosen:
     of_table, of_catalog, of_any_status, rest = [], [], within(col(Job.created_at), since, until), []
+    by_creation: list[ColumnElement[bool] | TextClause] = []
+    ids: list[SelectOfScalar[str]] = []
+    if statuses and JobStatus.SUCCEEDED not in statuses:
+        ids.append(select(Job.id).where(col(Job.status).in_([status.value for status in statuses])))
     if catalog is not None:
         found = find_catalog(session, catalog)
         of_catalog.append(col(Job.catalog_id) == (found.id if found else ""))
+        ids.append(
+            select(Job.id).where(*of_catalog, col(Job.status).in_([status.value for status in JobStatus]))
+        )
     if table_id is not None:
         table = session.get(EnrolledTable, table_id)
         of_table.append(col(Job.table_id) == table_id)
@@ -249,19 +277,36 @@ def _chosen(
         of_catalog.append(col(Job.catalog_id) == (table.catalog_id if table else ""))
     if trigger is not None:
         rest.append((col(Job.trigger) == REQUEST) if trigger == REQUEST else (col(Job.trigger) != REQUEST))
+    if trigger == REQUEST:
+        by_creation.append(REQUESTED)
+        ids.append(select(Job.id).where(REQUESTED))
     if kinds:
-        rest.append(col(Job.kind).in_([kind.value for kind in kinds]))
+        rest.append(col(Job.kind).not_in([kind.value for kind in JobKind if kind not in kinds]))
+        if not COMMON_KINDS.intersection(kinds):
+            of_kinds = (UNCOMMON, col(Job.kind).in_([kind.value for kind in kinds]))
+            ids.append(select(Job.id).where(*of_kinds))
+            if len({*kinds}) == 1:
+                by_creation.extend(of_kinds)
     if worker is not None:
         named = or_(col(Worker.id) == worker, col(Worker.name) == worker)
         ran = select(Attempt.job_id).where(col(Attempt.worker_id).in_(select(Worker.id).where(named)))
-        if count_rows(session, ran, most=_FEW).is_least:
-            # To sort all of them for the first page takes long: they are among those that it could have run.
-            last_seen_at = select(func.max(Worker.last_seen_at)).where(named).scalar_subquery()
-            of_any_status.append(col(Job.created_at) <= last_seen_at)
-            rest.append(ran.where(col(Attempt.job_id) == col(Job.id)).correlate(Job).exists())
-        else:
-            of_any_status.append(col(Job.id).in_(ran))
-    return _Chosen(of_table, of_catalog, of_any_status, rest)
+        if statuses and JobStatus.SUCCEEDED not in statuses:
+            ended = [status.value for status in AttemptStatus if status is not AttemptStatus.SUCCEEDED]
+            ran = ran.where(col(Attempt.status).in_(ended))
+        rest.append(ran.where(col(Attempt.job_id) == col(Job.id)).correlate(Job).exists())
+        ids.append(ran)
+    if table_id is not None:
+        # It has few enough itself.
+        return _Chosen(of_table, of_catalog, of_any_status, [], rest, are_few=False)
+    few = next((each for each in ids if not count_rows(session, each, most=_FEW).is_least), None)
+    if few is not None:
+        of_any_status.append(col(Job.id).in_(few))
+        by_creation = []
+    elif worker is not None:
+        # To sort all of them for the first page takes long: they are among those that it could have run.
+        last_seen_at = select(func.max(Worker.last_seen_at)).where(named).scalar_subquery()
+        of_any_status.append(col(Job.created_at) <= last_seen_at)
+    return _Chosen(of_table, of_catalog, of_any_status, by_creation, rest, are_few=few is not None)
 
 
 def active_jobs(session: Session, number: int) -> list[JobView]:

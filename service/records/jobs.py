@@ -138,6 +138,11 @@ FAILED = text("status = 'failed'")
 """Written out: with a parameter, no database takes the index of those that failed."""
 UNSUCCESSFUL = text("status NOT IN ('queued', 'running', 'succeeded')")
 """Likewise; by what they are not, since SQLite would look for what is named in the index of all statuses."""
+COMMON_KINDS = frozenset((JobKind.CONVERT, JobKind.INDEX))
+UNCOMMON = text("kind NOT IN ('convert', 'index')")
+"""Likewise, of kinds that not every table has jobs of. Who looks for any kind does not come upon them."""
+REQUESTED = text("\"trigger\" = 'request'")
+"""Likewise: most jobs are those of policies."""
 _RUNNING_WRITER = text("status = 'running' AND writes")
 _NEVER_STARTED = text("status = 'queued' AND attempt = 0 AND kind NOT IN ('upsert', 'delete', 'erase')")
 _MAY_HAVE_LEFT_FILES = text("plans IS NOT NULL")
@@ -192,8 +197,11 @@ class Job(SQLModel, table=True):
         ),
         Index("ix_jobs_status_catalog_id_table_id", "status", "catalog_id", "table_id"),
         Index("ix_jobs_table_id_created_at", "table_id", "created_at"),
-        Index("ix_jobs_table_id_ended_at", "table_id", "ended_at"),
+        # With what is asked of those that ended, so that it is read from here alone.
+        Index("ix_jobs_table_id_ended_at", "table_id", "ended_at", "started_at", "id"),
         Index("ix_jobs_created_at_id", "created_at", "id"),
+        Index("ix_jobs_uncommon", "kind", "created_at", sqlite_where=UNCOMMON, postgresql_where=UNCOMMON),
+        Index("ix_jobs_requested", "created_at", "id", sqlite_where=REQUESTED, postgresql_where=REQUESTED),
         Index("ix_jobs_ended_at", "ended_at"),
         Index("ix_jobs_failed", "status", "ended_at", sqlite_where=FAILED, postgresql_where=FAILED),
         Index(

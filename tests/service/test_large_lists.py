@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from fastapi import Request
-from sqlalchemy import insert
+from sqlalchemy import insert, update
 from sqlmodel import Session, col, delete, select
 
 from service.auth.audit import list_entries
@@ -24,7 +24,7 @@ from service.policies.places import namespace_target
 from service.policies.service import tables_under
 from service.records.audit import AuditEntry
 from service.records.health import HealthStatus, TableHealth
-from service.records.jobs import Job, JobKind, JobStatus
+from service.records.jobs import REQUEST, Job, JobKind, JobStatus
 from service.records.policies import Policy, PolicyAttachment
 from service.records.tables import EnrolledTable
 from service.records.workers import Worker
@@ -207,11 +207,20 @@ def test_a_policy_reaches_tables_of_any_name(database: Database) -> None:
         assert len(reached()) == 5
 
 
-def test_jobs_of_the_status_that_most_have_are_neither_all_read_nor_sorted(database: Database) -> None:
+def test_jobs_of_the_status_that_most_have_are_neither_all_read_nor_sorted(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "_FEW", 0)
+    request(database, add_tables(database, ["a"])[0], JobKind.INDEX, START)
+    with database.write() as session:
+        session.exec(update(Job).values(status=JobStatus.FAILED.value))
+
     def plan_of(read: Callable[[Session], object]) -> str:
         with statements_of(database) as asked, database.read() as session:
             read(session)
-        statement, values = next(pair for pair in asked if "FROM jobs" in pair[0])
+        statement, values = next(
+            pair for pair in asked if "FROM jobs" in pair[0] and "AS fits" not in pair[0]
+        )
         with database.engine.connect() as connection:
             steps = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", values).all()
         return "; ".join(step for *_, step in steps)
@@ -228,7 +237,7 @@ def test_jobs_of_the_status_that_most_have_are_neither_all_read_nor_sorted(datab
     assert "ix_jobs_table_id" in plan_of(lambda session: list_conversion_times(session, "t", START))
     later = START + timedelta(days=1)
     ran = plan_of(lambda session: attempts_within(session, ["t"], START, later, of_each=9))
-    assert ran.count("ix_jobs_table_id_ended_at (table_id=? AND ended_at>?") == 2, ran
+    assert ran.count("COVERING INDEX ix_jobs_table_id_ended_at (table_id=? AND ended_at>?") == 2, ran
 
 
 def test_a_total_looks_at_so_many_rows_and_says_whether_there_may_be_more(database: Database) -> None:
@@ -275,25 +284,78 @@ def test_jobs_by_status_are_counted_up_to_so_many_by_walking_an_index(
         ({"since": START}, "ix_jobs_created_at_id (created_at>?)"),
         ({"until": START, "catalog": "local"}, "ix_jobs_created_at_id (created_at<?)"),
         ({"since": START, "table_id": "t"}, "ix_jobs_table_id_created_at (table_id=? AND created_at>?)"),
-        ({"kinds": [JobKind.VERIFY]}, "ix_jobs_created_at_id"),
-        ({"trigger": "request", "catalog": "local"}, "ix_jobs_created_at_id"),
+        ({"kinds": [JobKind.VERIFY]}, "ix_jobs_uncommon (kind=?"),
+        pytest.param({"kinds": [JobKind.VERIFY, JobKind.INDEX]}, "ix_jobs_created_at_id", id="two-kinds"),
+        ({"trigger": "request", "catalog": "local"}, "ix_jobs_requested"),
         ({"trigger": "policy", "table_id": "t"}, "ix_jobs_table_id_created_at (table_id=?)"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
 def test_no_filter_makes_a_count_walk_all_jobs_that_succeeded(
-    database: Database, filters: dict[str, Any], is_found_by: str
+    database: Database, monkeypatch: pytest.MonkeyPatch, filters: dict[str, Any], is_found_by: str
 ) -> None:
-    add_tables(database, ["a"])
+    monkeypatch.setattr(jobs, "_FEW", 0)
+    (table,) = add_tables(database, ["a"])
+    for kind in (JobKind.VERIFY, JobKind.INDEX):
+        request(database, table, kind, START)
     with statements_of(database) as asked, database.read() as session:
         jobs.count_by_status(session, **filters)
-    counts = [pair for pair in asked if "count(*)" in pair[0]]
+    # The others look at one job, to see whether few fit.
+    counts = [pair for pair in asked if "count(*)" in pair[0] and pair[1][-2] > 1]
     assert counts
     with database.engine.connect() as connection:
         for statement, values in counts:
             plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", values).all()
             assert is_found_by in str(plan), plan
             assert "ORDER BY" not in str(plan), plan
+
+
+@pytest.mark.parametrize(
+    ("filters", "few", "many"),
+    [
+        ({"kinds": [JobKind.VERIFY]}, "ix_jobs_uncommon (kind=?)", "ix_jobs_uncommon (kind=?)"),
+        pytest.param(
+            {"kinds": [JobKind.VERIFY, JobKind.DELETE]},
+            "ix_jobs_uncommon (kind=?)",
+            None,
+            id="two-kinds",
+        ),
+        ({"trigger": "request"}, "ix_jobs_requested", "ix_jobs_requested"),
+        ({"catalog": "b"}, "ix_jobs_status_catalog_id_table_id (status=? AND catalog_id=?)", None),
+        ({"statuses": [JobStatus.CANCELLED]}, "ix_jobs_status_catalog_id_table_id (status=?)", None),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_jobs_that_fit_a_filter_are_listed_without_a_walk_through_the_others(
+    database: Database,
+    monkeypatch: pytest.MonkeyPatch,
+    filters: dict[str, Any],
+    few: str,
+    many: str | None,
+) -> None:
+    *others, _ = add_tables(database, ["a", "b", "c", "d"])
+    for table in others:
+        request(database, table, JobKind.CONVERT, START)
+    found = request(database, add_tables(database, ["a"], "b")[0], JobKind.VERIFY, START)
+    with database.write() as session:
+        for job in session.exec(select(Job)):
+            job.trigger = REQUEST if job.id == found else "It was time."
+            job.status = (JobStatus.CANCELLED if job.id == found else JobStatus.SUCCEEDED).value
+    for most, index in ((2, few), (0, many)):
+        monkeypatch.setattr(jobs, "_FEW", most)
+        for sort in ("-created_at", "created_at", "-ended_at"):
+            with statements_of(database) as asked, database.read() as session:
+                page = list_jobs(session, PageRequest(limit=9, sort=sort), **filters)
+            assert [job.id for job in page.items] == [found], sort
+            if index is None or (most == 0 and sort == "-ended_at"):
+                continue
+            statement, values = next(pair for pair in asked if "jobs.progress" in pair[0])
+            with database.engine.connect() as connection:
+                plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", values).all()
+            steps = [str(step[-1]) for step in plan]
+            assert [step for step in steps if index in step], steps
+            assert not [step for step in steps if "SCAN jobs" in step and index not in step], steps
+            assert most > 0 or not [step for step in steps if step.endswith("B-TREE FOR ORDER BY")], steps
 
 
 @pytest.mark.parametrize("few", [3, 2], ids=["few", "many"])
@@ -321,6 +383,7 @@ def test_the_jobs_of_a_worker_are_listed_and_counted_without_a_walk_through_all_
             ({}, ran[2::-1]),
             ({"statuses": [JobStatus.SUCCEEDED]}, [ran[2], ran[0]]),
             ({"statuses": [JobStatus.FAILED]}, [ran[1]]),
+            ({"statuses": [JobStatus.FAILED], "kinds": [JobKind.INDEX]}, []),
             ({"table_id": tables[2]}, [ran[2]]),
             ({"until": START}, []),
         ):
@@ -344,6 +407,7 @@ def test_the_jobs_of_a_worker_are_listed_and_counted_without_a_walk_through_all_
 def test_jobs_of_a_catalog_are_counted_among_its_own_and_those_of_a_time_among_the_newest(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(jobs, "_FEW", 0)
     monkeypatch.setattr(jobs, "_COUNTED", 3)
     monkeypatch.setattr(jobs, "COUNTED", 3)
     for table in add_tables(database, [f"a{number}" for number in range(20)]):
@@ -361,7 +425,7 @@ def test_jobs_of_a_catalog_are_counted_among_its_own_and_those_of_a_time_among_t
         every = jobs.count_by_status(session, since=START)
         assert every[JobStatus.QUEUED] == Total(15, is_least=True)
         assert every[JobStatus.FAILED] == Total(0, is_least=True)
-        # Of a kind, those are counted that the list begins with.
+        # Of a kind that is common, those are counted that the list begins with.
         indexing = jobs.count_by_status(session, kinds=[JobKind.INDEX])
         assert indexing[JobStatus.QUEUED] == Total(1, is_least=True)
         # None of those that are looked at, and yet there are more than are shown.

@@ -507,7 +507,25 @@ def _create_tables() -> None:
         "ix_jobs_status_catalog_id_table_id", "jobs", ["status", "catalog_id", "table_id"], unique=False
     )
     op.create_index("ix_jobs_table_id_created_at", "jobs", ["table_id", "created_at"], unique=False)
-    op.create_index("ix_jobs_table_id_ended_at", "jobs", ["table_id", "ended_at"], unique=False)
+    op.create_index(
+        "ix_jobs_table_id_ended_at", "jobs", ["table_id", "ended_at", "started_at", "id"], unique=False
+    )
+    op.create_index(
+        "ix_jobs_uncommon",
+        "jobs",
+        ["kind", "created_at"],
+        unique=False,
+        sqlite_where=sa.text("kind NOT IN ('convert', 'index')"),
+        postgresql_where=sa.text("kind NOT IN ('convert', 'index')"),
+    )
+    op.create_index(
+        "ix_jobs_requested",
+        "jobs",
+        ["created_at", "id"],
+        unique=False,
+        sqlite_where=sa.text("\"trigger\" = 'request'"),
+        postgresql_where=sa.text("\"trigger\" = 'request'"),
+    )
     op.create_index(
         "ix_jobs_turn",
         "jobs",
