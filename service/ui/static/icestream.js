@@ -41,7 +41,7 @@ function enliven(part) {
   for (const time of part.querySelectorAll("time")) {
     time.textContent = inViewersZone(new Date(time.dateTime));
   }
-  for (const control of part.querySelectorAll("button[data-copy], #choose-all")) control.hidden = false;
+  for (const control of part.querySelectorAll("button.copy, #choose-all")) control.hidden = false;
   // Of a table's latest jobs, Tab stops at the last one, and arrows lead to the others.
   for (const cell of part.querySelectorAll(".cells a:not(:last-child)")) cell.tabIndex = -1;
   part.dispatchEvent(new Event("enlivened", { bubbles: true }));
@@ -455,9 +455,10 @@ document.addEventListener("click", closeOthers);
 document.addEventListener("keydown", closeOthers);
 enliven(document);
 document.addEventListener("click", async (event) => {
-  const button = event.target.closest("button[data-copy]");
+  const button = event.target.closest("button.copy");
   if (!button) return;
-  await copy(button.dataset.copy);
+  const shown = button.previousElementSibling;
+  await copy(shown.title || shown.textContent);
   button.classList.add("done");
   button.setAttribute("aria-label", "Copied");
   setTimeout(() => {

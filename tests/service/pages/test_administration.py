@@ -443,7 +443,7 @@ def test_a_key_is_shown_once_rotated_and_revoked(service: Running, admin: Person
     assert listed["expires_at"] == "2099-01-01T00:00:00Z"
 
     def secret() -> str:
-        return admin.page.html.partition('data-copy="ice_')[2].partition('"')[0]
+        return admin.page.html.partition("<code>ice_")[2].partition("<")[0]
 
     def is_good(key: str) -> bool:
         answer = service.client_with({"Authorization": f"Bearer ice_{key}"}).get("/me")
@@ -623,7 +623,7 @@ def test_a_sender_is_made_heard_refused_and_removed_on_its_pages(
 ) -> None:
     assert "There is no sender yet" in admin.open("/senders").text
     made = admin.follow("New sender")
-    (key,) = re.findall(r'data-copy="(whsec_[^"]*)"', made.html)
+    (key,) = re.findall(r"<code>(whsec_[^<]*)<", made.html)
     typed = {"name": "flink", "catalog": "local"}
     refused = admin.send("/senders/new", **typed, secret=key)
     assert (refused.status, "is no reference" in refused.text) == (422, True)
@@ -633,7 +633,7 @@ def test_a_sender_is_made_heard_refused_and_removed_on_its_pages(
     row = listed.text.partition("flink")[2]
     assert row.count("never") == 2
     assert key not in listed.html
-    (address,) = re.findall(r'data-copy="([^"]*/commit-events)"', listed.html)
+    (address,) = re.findall(r'title="([^"]*/commit-events)"', listed.html)
     body, at = b'{"tables": ["db.none"]}', utc_now()
     signed = {
         "content-type": "application/json",
