@@ -38,10 +38,10 @@ from service.records.erasures import Erasure, ErasureTable
 from service.records.jobs import Job, JobKind, JobStatus
 from service.records.keys import Role
 from service.records.reports import ErasureReport
-from service.records.tables import EnrolledTable, get_table, not_enrolled
+from service.records.tables import EnrolledTable, full_name, get_table, not_enrolled
 from service.rows.service import refuse_too_many
 from service.settings import Settings
-from service.tables.names import Pair, are_named, enrolled_tables, full_name, only_one
+from service.tables.names import Pair, are_named, enrolled_tables, only_one
 
 SORTING = Sorting({"created_at": Erasure.created_at}, key=Erasure.id, default="-created_at")
 _RECEIPT: Any = Erasure.receipt

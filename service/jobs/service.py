@@ -62,7 +62,7 @@ from service.records.jobs import (
 )
 from service.records.keys import Role
 from service.records.system import SystemState
-from service.records.tables import EnrolledTable, get_table
+from service.records.tables import EnrolledTable, audited_name, get_table
 from service.records.workers import Worker
 
 SORTING = Sorting(
@@ -127,7 +127,14 @@ def request_job(session: Session, principal: Principal, table_id: str, request: 
     kind = JobKind(request.kind)
     # Whoever removes the table waits, and cancels this job then.
     table = get_table(session, table_id, for_update=True)
-    authorize(session, principal, Role.OPERATOR, f"job.{kind.value}", table.name, dry_run=request.dry_run)
+    authorize(
+        session,
+        principal,
+        Role.OPERATOR,
+        f"job.{kind.value}",
+        audited_name(session, table),
+        dry_run=request.dry_run,
+    )
     _check_dry_run(kind, dry_run=request.dry_run)
     policy = effective_policy(session, table)
     parameters = request.parameters

@@ -14,9 +14,9 @@ from service.lookups.metadata_locations import MetadataLocation
 from service.lookups.models import LookupOptions
 from service.lookups.servers import OutdatedError
 from service.records.catalogs import Catalog
-from service.records.tables import EnrolledTable, get_table, not_enrolled
+from service.records.tables import EnrolledTable, full_name, get_table, not_enrolled
 from service.settings import Settings
-from service.tables.names import are_named, enrolled_tables, full_name, only_one
+from service.tables.names import are_named, enrolled_tables, only_one
 
 
 def asked_about(session: Session, caller: Principal, named: str) -> tuple[EnrolledTable, Catalog]:

@@ -10,6 +10,7 @@ from sqlmodel import Field, Session, SQLModel
 
 from service.db.database import FOR_UPDATE, Json, UtcDateTime, new_id, utc_now
 from service.errors import NotFoundError
+from service.records.catalogs import Catalog
 from service.records.health import TableHealth
 
 
@@ -82,6 +83,15 @@ def get_table(session: Session, table_id: str, *, for_update: bool = False) -> E
     if row is None or row.deleted_at is not None:
         raise not_enrolled(table_id)
     return row
+
+
+def full_name(table: EnrolledTable, catalog: Catalog) -> str:
+    return f"{catalog.name}.{table.name}"
+
+
+def audited_name(session: Session, table: EnrolledTable) -> str:
+    """What was done to the table is listed by this: another catalog may have one of the same name."""
+    return full_name(table, session.get_one(Catalog, table.catalog_id))
 
 
 def not_enrolled(named: str) -> NotFoundError:

@@ -14,7 +14,7 @@ from service.jobs.views import view
 from service.policies.effective import effective_policy
 from service.records.jobs import Job, JobKind, JobStatus
 from service.records.keys import Role
-from service.records.tables import EnrolledTable, get_table
+from service.records.tables import EnrolledTable, audited_name, get_table
 from service.rows.models import DeleteRequest, UpsertRequest, WriteRequest
 from service.settings import Settings
 
@@ -54,7 +54,7 @@ def _write(
     sent = request.sent
     source = {"files": request.files} if sent is None else {"rows": len(sent)}
     told = {**source, "dry_run": request.dry_run}
-    authorize(session, caller, Role.OPERATOR, f"rows.{kind.value}", table.name, **told)
+    authorize(session, caller, Role.OPERATOR, f"rows.{kind.value}", audited_name(session, table), **told)
     for location in request.files or ():
         check_location(settings, location)
     refuse_paused(session, table)

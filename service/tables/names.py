@@ -8,13 +8,9 @@ from sqlmodel.sql.expression import Select
 
 from service.errors import InvalidError
 from service.records.catalogs import Catalog
-from service.records.tables import EnrolledTable, not_enrolled
+from service.records.tables import EnrolledTable, full_name, not_enrolled
 
 Pair = tuple[EnrolledTable, Catalog]
-
-
-def full_name(table: EnrolledTable, catalog: Catalog) -> str:
-    return f"{catalog.name}.{table.name}"
 
 
 def enrolled_tables() -> Select[EnrolledTable, Catalog]:

@@ -35,7 +35,7 @@ from service.records.health import GRAVITY, HealthStatus, TableHealth, age_secon
 from service.records.jobs import Job, JobKind
 from service.records.keys import Role
 from service.records.policies import Policy, PolicyAttachment
-from service.records.tables import EnrolledTable, get_table
+from service.records.tables import EnrolledTable, audited_name, get_table
 from service.settings import Settings
 from service.tables.models import Staging, TableFilter, TablePatch, TableView
 
@@ -196,7 +196,7 @@ def update_table(
         lock_enrolments(session)
     row = get_table(session, table_id, for_update=True)
     said = {"fields": sorted(patch.model_fields_set), "leave_staged": leave_staged}
-    authorize(session, principal, Role.OPERATOR, "table.update", row.name, **said)
+    authorize(session, principal, Role.OPERATOR, "table.update", audited_name(session, row), **said)
     check_version(if_match, row.version)
     before = staging_branches(session, [row]).get(row.id)
     if "policy" in patch.model_fields_set:
@@ -242,7 +242,13 @@ def pause_table(
 ) -> TableView:
     """While paused, none of its jobs starts; a running one ends as usual."""
     row = get_table(session, table_id, for_update=True)
-    authorize(session, principal, Role.OPERATOR, "table.pause" if paused else "table.resume", row.name)
+    authorize(
+        session,
+        principal,
+        Role.OPERATOR,
+        "table.pause" if paused else "table.resume",
+        audited_name(session, row),
+    )
     if row.paused == paused:
         return view(session, settings, row)
     row.paused = paused
@@ -270,7 +276,7 @@ def delete_table(
     """
     row = get_table(session, table_id, for_update=True)
     said = {"drop_index": drop_index, "leave_staged": leave_staged}
-    authorize(session, principal, Role.OPERATOR, "table.delete", row.name, **said)
+    authorize(session, principal, Role.OPERATOR, "table.delete", audited_name(session, row), **said)
     check_version(if_match, row.version)
     if drop_index:
         check_index_unused(session, row)

@@ -21,10 +21,11 @@ from service.records.catalogs import Catalog
 from service.records.health import TableHealth
 from service.records.jobs import JobKind
 from service.records.policies import Level, Policy
+from service.records.tables import full_name
 from service.scheduling.models import PolicyReplay, ReplayedInterval, ReplayedOutcome
 from service.scheduling.replay import replay
 from service.settings import CurrentSettings, Settings
-from service.tables.names import find_table, full_name
+from service.tables.names import find_table
 from service.ui import formats
 from service.ui.formats import POLICY_SECTIONS, POLICY_SETTINGS, setting
 from service.ui.forms import Form, Typed, see

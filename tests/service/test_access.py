@@ -264,7 +264,7 @@ def test_the_audit_log_is_found_by_who_what_where_when_and_how_it_ended(
     paused, denied = ("operator", "table.pause"), ("viewer", "POST /tables/{table_id}/pause")
     assert found(principal="operator") == [paused]
     assert found(action="table.pause") == [paused]
-    assert found(target="db.t", action="table.pause") == [paused]
+    assert found(target="local.db.t", action="table.pause") == [paused]
     assert found(outcome="denied") == [denied]
     assert found(outcome="denied", principal="operator") == []
     at = next(entry["at"] for entry in everything if entry["action"] == "table.pause")

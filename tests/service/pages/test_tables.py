@@ -236,7 +236,9 @@ def test_a_table_tells_what_was_done_to_it_and_why_its_jobs_ran(
     found = [next(number for number, page in enumerate(pages) if one in page) for one in sentences]
     assert found == sorted(set(found)), "one on each page"
     admin.open(f"/tables/{geese['id']}")
-    assert "table.pause" in admin.follow("Who changed it").text
+    changed = admin.follow("Who changed it").text
+    assert "table.pause" in changed
+    assert "table.enroll" in changed
 
 
 def test_the_plan_says_what_starts_by_itself_and_why(
