@@ -28,6 +28,8 @@ router = APIRouter(route_class=PageRoute)
 _SPANS = {1: "1 hour", 6: "6 hours", 24: "24 hours", 168: "7 days", 720: "30 days"}
 """By hours."""
 _SHORTEST = timedelta(minutes=10)
+_TABLES = 25
+"""At most, as each of them takes some kilobytes."""
 _LATEST = 12
 """Jobs of each table, as cells that lead to them."""
 _TIME = "%Y-%m-%d %H:%M UTC"
@@ -49,6 +51,7 @@ def show_timeline(
     colour: Literal["pending", "lag"] = "pending",
 ) -> Response:
     hours = hours if hours in _SPANS else 24
+    page = replace(page, limit=min(page.limit, _TABLES))
     is_moved = bool(since and until)
     if is_moved and "sort" not in request.query_params:
         # What is pending now says nothing of last night.

@@ -477,3 +477,10 @@ def test_what_the_page_draws_is_short_with_all_runs_that_are_shown() -> None:
         runs[3].kind.value.replace("_", " "),
     )
     assert (told["statuses"][status], start, end, job) == (runs[3].status, 180, 210, runs[3].job_id)
+
+
+def test_a_page_draws_some_kilobytes_for_each_table_and_so_not_more_of_them(service: Running) -> None:
+    tables = add_tables(service.database, [f"t{number}" for number in range(26)])
+    with Person(service) as admin:
+        html = admin.open("/timeline?limit=100").html
+    assert sum(f'href="/tables/{table}"' in html for table in tables) == 25
