@@ -11,21 +11,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from html import unescape
+from pathlib import Path
 from typing import Any
 
 import httpx
 
+from service import ui
 from service.db.database import Database, utc_now
 from service.webhooks.outbox import write_event
 from tests.benchmarks.measure import cpu_seconds
 from tests.benchmarks.servers import KEY
 
 VIEWERS = 20
-_EARNED_MS = 0.25
-_REQUEST_MS = 12.0
-_UNTOLD_SECONDS = 90.0
+_SCRIPT = Path(ui.__file__).with_name("static") / "icestream.js"
+_EARNED_MS, _REQUEST_MS, _UNTOLD_MS = (
+    float(re.search(rf"^const {name} = ([\d._]+);$", _SCRIPT.read_text(), re.MULTILINE)[1])  # type: ignore[index]
+    for name in ("EARNED_MS", "REQUEST_MS", "UNTOLD_MS")
+)
+_UNTOLD_SECONDS = _UNTOLD_MS / 1000
 _MOST_OWED = _EARNED_MS * _UNTOLD_SECONDS
-"""As static/icestream.js has them."""
 SECONDS = 90.0
 
 
