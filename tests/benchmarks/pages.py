@@ -357,18 +357,25 @@ def _fill(session: Session, tables: int, jobs: int) -> Mapping[str, str]:
         "tables by pending deletes": "/tables?sort=-pending_equality_deletes",
         "tables by status": "/tables?sort=-status",
         "tables by a part of the name": "/tables?search=ders_12",
+        "tables of a namespace": "/tables?namespace=team_1",
+        "tables of a catalog": f"/tables?catalog={catalog.name}",
         "table": f"/tables/{table}",
         "table, 30 days": f"/tables/{table}?days=30",
         "X-ray of an index": f"/tables/{table}/index",
         "jobs": "/jobs",
         "jobs that failed": "/jobs?status=failed",
         "jobs of a kind": "/jobs?kind=compact",
+        "jobs of a kind that few are of": "/jobs?kind=rebuild",
+        "jobs that people asked for": "/jobs?trigger=request",
+        "jobs of a worker that failed": f"/jobs?worker={workers[1].name}&status=failed",
+        "jobs of a worker, before a time": _jobs_before(workers[1].name, now - _SPAN / 2),
         "job": f"/jobs/{told_much}",
         "job that runs": f"/jobs/{running}",
         "search": "/search?search=orders_12",
         "catalogs": "/catalogs",
         "catalog": f"/catalogs/{catalog.id}",
         "policies": "/policies",
+        "erasures": "/erasures",
         "workers": "/workers",
         "audit": "/audit",
         "metrics": "/metrics",
@@ -379,6 +386,11 @@ def _timeline(since: datetime, span: timedelta) -> str:
     """As dragging over a stretch of time leads to it."""
     words = {"since": rfc3339(since), "until": rfc3339(since + span)}
     return f"/timeline?{urlencode(words)}"
+
+
+def _jobs_before(worker: str, until: datetime) -> str:
+    """As a worker's row of a timeline leads to them."""
+    return f"/jobs?{urlencode({'worker': worker, 'until': rfc3339(until)})}"
 
 
 def _fill_index(session: Session, table_id: str) -> None:
