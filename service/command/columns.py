@@ -202,11 +202,11 @@ def _count(*names: str) -> Callable[[Json], str | None]:
 _OWN: dict[str, tuple[str, Callable[[Json], str | None], bool]] = {
     "answered": ("answered", lambda row: _ago(_of_health("answered_at")(row)), True),
     "age": ("age", lambda row: _since("created_at")(row) or _since("registered_at")(row), True),
-    "bytes": ("bytes", lambda row: shown("bytes", row.get("equality_delete_bytes")), True),
+    "bytes": ("bytes", lambda row: shown("bytes", row.get("equality_delete_bytes", row.get("bytes"))), True),
     "delivered": ("delivered", _since("last_delivered_at"), True),
     "equality_delete_files": ("files", _count("equality_delete_files"), True),
     "equality_deletes": ("deletes", _count("equality_deletes"), True),
-    "files": ("files", _count("pending_equality_delete_files"), True),
+    "files": ("files", _count("pending_equality_delete_files", "files"), True),
     "heard": ("heard", _since("last_heard_at"), True),
     "jobs": ("jobs", lambda row: _by_status(row.get("jobs")), False),
     "keys": ("keys", _count("keys"), True),

@@ -32,9 +32,10 @@ def names_of(path: str) -> Complete:
                 return [one["name"] for one in listed]
             return [name for one in listed for name in (table_name(one), one["name"]) if name]
 
-        known = _asked(read)
-        found = _offered(known, incomplete)
-        # Of a name that can be told with its catalog or without, the one that says more.
+        found = _offered(_asked(read), incomplete)
+        if path != "/tables":
+            return found
+        # Of a table's name, that can be told with its catalog or without, the one that says more.
         return [name for name in found if not any(other.endswith(f".{name}") for other in found)]
 
     return offer

@@ -44,8 +44,10 @@ _UNFOLDED = 5
 """A list of more things within an answer is a table."""
 _THINGS = 20
 """So many of them are shown."""
-_WHOLE = frozenset({"remedy", "matches"})
-"""What says what to do, or has rows of a table, loses nothing to columns."""
+_THINGS_WITH_PARTS = 10
+"""And so many of those that take several lines each."""
+_WHOLE = frozenset({"remedy", "matches", "refused_because"})
+"""What says what to do or why not, or has rows of a table, loses nothing to columns."""
 _BRANCH_CELLS = 4
 _WIDEST = 100_000
 _STYLES = {
@@ -123,7 +125,8 @@ def rows_table(
     table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0))
     for column, its_width in widths.items():
         side: Literal["left", "right"] = "right" if column.is_number else "left"
-        table.add_column(column.heading, justify=side, width=its_width, no_wrap=True, overflow="ellipsis")
+        heading = Text(_plain(column.heading))
+        table.add_column(heading, justify=side, width=its_width, no_wrap=True, overflow="ellipsis")
     if reason_width:
         table.add_column(reason_heading(rows), width=reason_width, no_wrap=True, overflow="ellipsis")
     for index, reason in enumerate(reasons):
@@ -191,7 +194,7 @@ def _grow(tree: Tree, fields: Mapping[str, Any], room: int | None, above: str = 
             within = None if room is None else room - _BRANCH_CELLS
             if not of_table and _has_columns(value):
                 branch.add(rows_table(value[:_THINGS], "", width=within))
-                branches = branches[_THINGS:]
+                branches = _left_out(value, _THINGS)
             for under, one in branches:
                 if isinstance(one, Mapping) and one:
                     deeper = branch.add(Text(under, style="dim")) if under else branch
@@ -217,11 +220,17 @@ def _branches(value: Any) -> list[tuple[str, Any]]:
     if not isinstance(value, list):
         return []
     if any(isinstance(one, Mapping | list) for one in value):
-        told = [(_called(one, number), one) for number, one in enumerate(value[:_THINGS], 1)]
-        more = len(value) - len(told)
-        return [*told, ("and", f"{more:,} more: -o json shows them")] if more else told
+        are_rows = any(isinstance(one, Mapping) and "matches" in one for one in value)
+        most = len(value) if are_rows else _THINGS_WITH_PARTS  # what was asked for is told of each
+        told = [(_called(one, number), one) for number, one in enumerate(value[:most], 1)]
+        return told + _left_out(value, most)
     are_words = any(isinstance(one, str) for one in value) and sum(map(len, map(str, value))) > _LINE_CELLS
     return [(str(number), one) for number, one in enumerate(value, 1)] if are_words else []
+
+
+def _left_out(things: Sequence[Any], most: int) -> list[tuple[str, Any]]:
+    more = len(things) - most
+    return [("and", f"{more:,} more: -o json shows them")] if more > 0 else []
 
 
 def _has_columns(value: Any) -> bool:
@@ -229,8 +238,17 @@ def _has_columns(value: Any) -> bool:
     return (
         isinstance(value, list)
         and len(value) > _UNFOLDED
-        and all(isinstance(one, Mapping) and _WHOLE.isdisjoint(one) for one in value)
+        and all(isinstance(one, Mapping) and not _has_parts(one) for one in value)
         and bool(columns("", value, wide=False))
+    )
+
+
+def _has_parts(thing: Mapping[str, Any]) -> bool:
+    """Whether columns would not tell all that matters of it."""
+    return not _WHOLE.isdisjoint(thing) or any(
+        (isinstance(value, Mapping) and value)
+        or (isinstance(value, list) and any(isinstance(one, Mapping) for one in value))
+        for value in thing.values()
     )
 
 
