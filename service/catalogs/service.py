@@ -197,9 +197,10 @@ def update_catalog(
 ) -> CatalogView:
     """Change a catalog that nobody changed meanwhile."""
     row = get_catalog(session, catalog_id, for_update=True)
-    authorize(
-        session, principal, Role.ADMIN, "catalog.update", row.name, fields=sorted(patch.model_fields_set)
-    )
+    # What is done to tables is written with the catalog's name: so is what that becomes.
+    said: dict[str, object] = {"fields": sorted(patch.model_fields_set)}
+    said |= {"name": patch.name} if patch.name else {}
+    authorize(session, principal, Role.ADMIN, "catalog.update", row.name, **said)
     check_version(if_match, row.version)
     properties = dict(row.properties)
     for key, value in (patch.properties or {}).items():

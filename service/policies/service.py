@@ -25,7 +25,7 @@ from service.records.catalogs import Catalog
 from service.records.keys import Role
 from service.records.patterns import EnrollmentPattern
 from service.records.policies import Level, Policy, PolicyAttachment
-from service.records.tables import EnrolledTable
+from service.records.tables import EnrolledTable, audited_name
 from service.settings import Settings
 
 SORTING = Sorting(
@@ -199,7 +199,8 @@ def attach_policy(
         target, catalog_id, table = _target_of(session, request, for_update=True)
         needed = _needed_at(is_system=request.level is Level.SYSTEM)
         said = {"policy": request.policy, "leave_staged": leave_staged}
-        authorize(session, principal, needed, "policy.attach", target, **said)
+        place = target if table is None else audited_name(session, table)
+        authorize(session, principal, needed, "policy.attach", place, **said)
         if request.policy is None and request.level is Level.SYSTEM:
             raise InvalidError("system-needs-policy", "Detaching it would leave values without a source.")
         row = _attach(

@@ -160,3 +160,18 @@ def test_what_was_allowed_and_came_to_nothing_leaves_no_entry(
     result = service.admin.post("/tables/enroll-by-pattern", json=by_pattern).json()
     assert (result["enrolled"], [one["identifier"] for one in result["failed"]]) == ([], [["db", "u"]])
     assert written.read() == [("catalog.update", "allowed"), ("table.enroll_pattern", "allowed")]
+
+
+def test_what_is_done_to_a_table_is_found_by_one_name(service: Running, iceberg: IcebergCatalog) -> None:
+    service.register(iceberg)
+    table = service.enroll()
+    attached = {"level": "table", "table_id": table["id"], "policy": "manual"}
+    assert service.admin.put("/policy-attachments", json=attached).status_code == 200
+    service.admin.post(f"/tables/{table['id']}/pause")
+    entries = service.admin.get("/audit", params={"target": "local.db.t"}).json()["items"]
+    assert {entry["action"] for entry in entries} == {"table.enroll", "policy.attach", "table.pause"}
+    # From here on it is another name, which the log tells.
+    renamed = service.admin.patch("/catalogs/local", json={"name": "lake"}, headers={"If-Match": "*"})
+    assert renamed.status_code == 200, renamed.text
+    (entry,) = service.admin.get("/audit", params={"action": "catalog.update"}).json()["items"]
+    assert (entry["target"], entry["fields"]["name"]) == ("local", "lake")
