@@ -201,16 +201,24 @@ class S3Object:
 
 def read_each(ranges: Sequence[tuple[S3Object, int, int]]) -> list[bytes | None]:
     """(object, start, end) of each in bytes, all at once, none of them longer than a part; None for one that
-    can't be read now."""
+    can't be read now.
+
+    Of a store that fails, no more is asked: each would wait for it as long as the first.
+    """
 
     async def one(at: S3Object, start: int, end: int) -> bytes | None:
         try:
             return await at._range(start, end)
-        except (BaseError, FileNotFoundError, _NoAnswerError):
+        except (NotFoundError, FileNotFoundError):
             return None
 
     async def all_of_them() -> list[bytes | None]:
-        return await asyncio.gather(*(one(*each) for each in ranges))
+        reads = [asyncio.ensure_future(one(*each)) for each in ranges]
+        await asyncio.wait(reads, return_when=asyncio.FIRST_EXCEPTION)
+        for read in reads:
+            read.cancel()
+        await asyncio.wait(reads)
+        return [None if read.cancelled() or read.exception() else read.result() for read in reads]
 
     if not ranges:
         return []

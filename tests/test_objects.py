@@ -264,6 +264,25 @@ def test_what_is_read_ahead_is_asked_for_at_once_and_once(store: SlowStore, stor
     assert limited.read_ahead(ranges) is limited
 
 
+def test_of_a_store_that_fails_no_more_is_read_ahead() -> None:
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_error(403)
+
+        def log_message(self, *_: object) -> None:
+            """Into nobody's terminal."""
+
+    ranges = [(f"s3://lake/{number}", 0, 8) for number in range(2_000)]
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as port:
+        given = {"s3.endpoint": f"http://127.0.0.1:{port}", "s3.anonymous": "true"}
+        storage = Storage(given)
+        assert storage.read_ahead(ranges) is storage
+    assert 0 < len(asked) < 1_000
+
+
 def test_a_large_range_comes_in_parts(store: SlowStore, storage: Storage) -> None:
     content = bytes(range(256)) * (40 * 1024)
     place, end = put(store, content), len(content)

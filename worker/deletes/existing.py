@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, islice
 from typing import TypeVar
 
 import numpy as np
@@ -41,7 +41,7 @@ SMALL_FILES_AT_ONCE = 32
 _SMALL_BYTES = 1024**2
 _RUN_BYTES = 1024**2
 """Of vectors of a file that are read together; a larger one is read by itself."""
-_AHEAD_BYTES = 32 * 1024**2
+_AHEAD_BYTES, _AHEAD_RANGES = 32 * 1024**2, 4096
 """Of vectors of many files that are asked for at once."""
 
 
@@ -86,7 +86,7 @@ def existing_deletes(
     file_scoped: dict[DataFile, list[DeleteFile]] = defaultdict(list)
     file_scoped_positions: dict[DataFile, BitMap64] = defaultdict(BitMap64)
     runs = _in_runs(dict.fromkeys(vectors.values()))
-    ahead = storage.read_ahead(_small_ranges(runs))
+    ahead = storage.read_ahead(islice(_small_ranges(runs), _AHEAD_RANGES))
     are_small = all(file.file_size_bytes <= _SMALL_BYTES for file in files)
     with Threads(SMALL_FILES_AT_ONCE if are_small else FILES_AT_ONCE) as threads:
         read_vectors = threads.map(lambda run: _read_vectors(storage, ahead, run), runs)
