@@ -301,6 +301,7 @@ def index_key_set(
             bytes_written += sum(run.size_bytes for run in runs)
         with job.stage("commit_index"):
             confirm = job.reporter.confirm_lease
+            forget_index(job, key_set)
             index = commit_index(index, runs, readable, replaced, confirm_lease=confirm)
         keep_index(job, table, warehouse, index)
         files_indexed += len(readable)

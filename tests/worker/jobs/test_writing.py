@@ -25,6 +25,7 @@ from tests.jobs import Jobs
 from tests.readers import duckdb_rows
 from tests.thorough import V2_FIRST
 from worker.contract.control_plane import AnnouncedPlan, StaleAttemptError
+from worker.index.commit import commit_index
 from worker.process.errors import JobCancelledError, JobError
 from worker.table import row_delta
 from worker.table.commit import find_commits
@@ -412,6 +413,24 @@ def test_keys_with_more_rows_than_a_write_may_hold_are_refused(
         write.delete(1)
     assert (refused.value.code, refused.value.retryable) == ("too_many_rows", False)
     assert rows_of(table) == in_order(row(1, 1), row(1, 2))
+
+
+def test_an_index_whose_commit_was_not_heard_of_is_looked_at_before_it_is_told(
+    new_table: NewTable, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = new_table()
+    table.append([row(1, 1)])
+    jobs.run("index", key_sets=[["id"]])
+
+    def commit(*what: Any, **how: Any) -> None:
+        commit_index(*what, **how)
+        raise OSError("no answer")
+
+    monkeypatch.setattr("worker.jobs.indexing.commit_index", commit)
+    outcome = jobs.run("upsert", rows=[row(2, 2)], parameters={"key_columns": ["id"]})
+    assert any("not indexed yet" in told for told in outcome.result["decisions"])
+    (told,) = outcome.health["key_sets"]
+    assert (told["files_covered"], told["files_total"]) == (2, 2)
 
 
 def test_a_write_that_is_cancelled_after_its_commit_has_succeeded(
