@@ -27,9 +27,9 @@ from worker.process.errors import JobError
 
 pytestmark = pytest.mark.integration
 
-# Where others act, each at the start of a stage: the table is pinned, the deletes are read, their rows are
-# looked for, found, and written.
-PINNED, READ, FIND, DELETES, COMMIT = BOUNDARIES = ("pinned", "read", "find", "deletes", "commit")
+# Where others act, each at the start of a stage: the table is pinned, before its index is opened and deletes
+# are read; their rows are looked for, found, and written.
+READ, FIND, DELETES, COMMIT = BOUNDARIES = ("read", "find", "deletes", "commit")
 _STAGES = {"lookup": FIND, "scan": FIND, "read": READ, "deletes": DELETES}
 
 Row = dict[str, Any]
@@ -41,15 +41,12 @@ class InterruptedReporter(RecordingReporter):
     def __init__(self, boundary: str, act: Callable[[], object], *, always: bool = False) -> None:
         super().__init__()
         self._boundary, self._act, self._always = boundary, act, always
-        self._plans = 0
         self.acted = 0
 
     def progress(self, stage: str, done: int, total: int, unit: str, message: str | None = None) -> None:
         super().progress(stage, done, total, unit, message)
-        # A conversion begins two stages of this name: it pins the table, and opens the index.
-        self._plans += stage == "plan"
         if stage != COMMIT:  # that one comes when the lease is confirmed
-            self._reached(PINNED if stage == "plan" and self._plans == 2 else _STAGES.get(stage, stage))
+            self._reached(_STAGES.get(stage, stage))
 
     def confirm_lease(self, *, anew: bool = False) -> None:
         self._reached(COMMIT)
@@ -291,8 +288,7 @@ PLANS_AGAIN = "plans again"
 # Event -> for V2 and V3: where it happens, and whether the table is indexed.
 # What the job says; "": that it need not plan again; None: either is right.
 MATRIX: Mapping[str, tuple[Event, str | None, Mapping[int, tuple[str, bool]]]] = {
-    "compaction, pinned": (compact_all, PLANS_AGAIN, {2: (PINNED, True)}),
-    "compaction, read": (compact_all, PLANS_AGAIN, {3: (READ, True)}),
+    "compaction, read": (compact_all, PLANS_AGAIN, {2: (READ, True), 3: (READ, True)}),
     "compaction, find": (compact_all, PLANS_AGAIN, {2: (FIND, True)}),
     "compaction, deletes": (compact_all, PLANS_AGAIN, {3: (DELETES, False)}),
     "compaction, commit": (compact_all, PLANS_AGAIN, {2: (COMMIT, True), 3: (COMMIT, False)}),
@@ -321,10 +317,10 @@ MATRIX: Mapping[str, tuple[Event, str | None, Mapping[int, tuple[str, bool]]]] =
         {2: (COMMIT, True)},
     ),
     "expiry of the pinned snapshot": (expire_pinned, PLANS_AGAIN, {2: (READ, True), 3: (COMMIT, False)}),
-    "compaction and expiry, pinned": (
+    "compaction and expiry, read": (
         compact_and_expire_all,
         PLANS_AGAIN,
-        {3: (PINNED, True)},
+        {3: (READ, True)},
     ),
     "compaction and expiry, find": (
         compact_and_expire_all,
@@ -339,8 +335,8 @@ MATRIX: Mapping[str, tuple[Event, str | None, Mapping[int, tuple[str, bool]]]] =
     "new column": (add_column, "", {2: (FIND, False)}),
     "renamed key": (rename_key, "", {3: (READ, False)}),
     "dropped key": (drop_key, "", {2: (READ, True), 3: (COMMIT, False)}),
-    "wider key": (widen_key, "", {3: (PINNED, True)}),
-    "other partitions": (evolve_partitions, "", {2: (PINNED, True), 3: (COMMIT, False)}),
+    "wider key": (widen_key, "", {3: (READ, True)}),
+    "other partitions": (evolve_partitions, "", {2: (READ, True), 3: (COMMIT, False)}),
     "upgrade": (upgrade, PLANS_AGAIN, {2: (COMMIT, False)}),
     "early upgrade": (upgrade, PLANS_AGAIN, {2: (READ, True)}),
     "more deletes": (delete_more, "", {2: (COMMIT, True), 3: (READ, False)}),
@@ -356,7 +352,7 @@ OFTEN = {
     "compaction, deletes",
     "rollback to before the equality deletes",
     "rollback to some of the deletes",
-    "compaction and expiry, pinned",
+    "compaction and expiry, read",
     "compaction and expiry, deletes",
     "early upgrade",
     "partial compaction",

@@ -242,7 +242,7 @@ def test_writes_are_audited_whether_allowed_or_denied(service: Running, table: d
     entries = service.admin.get("/audit").json()["items"]
     shown = [(entry["principal"], entry["action"], entry["target"], entry["outcome"]) for entry in entries]
     assert shown[:3] == [
-        ("bootstrap", "job.convert", "db.t", "allowed"),
+        ("bootstrap", "job.convert", "local.db.t", "allowed"),
         ("anonymous", "DELETE /tables/{table_id}", f"/api/v1/tables/{table['id']}", "denied"),
         ("viewer", "POST /tables/{table_id}/jobs", f"/api/v1/tables/{table['id']}/jobs", "denied"),
     ]

@@ -90,7 +90,7 @@ def check_table(service: Running, name: str, other: str) -> None:
     assert found(search=name) == [table["id"]], "what it is searched by is text, and no pattern"
     assert found(catalog=name) == []
     dotted = f"db.{name}"
-    assert service.admin.get("/audit", params={"target": dotted}).json()["items"]
+    assert service.admin.get("/audit", params={"target": f"local.{dotted}"}).json()["items"]
     found_by_name, of_table = f"/tables?search={quote(name)}", f"/tables/{table['id']}"
     candidates = "/catalogs/local/candidates?all_tables=true"
     for path in ("/", found_by_name, of_table, f"{of_table}/edit", f"/jobs/{job['id']}", "/jobs", candidates):
