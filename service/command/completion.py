@@ -20,25 +20,26 @@ _UNQUOTED = re.compile(r"[\w./-]+", re.ASCII)
 
 
 def names_of(path: str) -> Complete:
-    """What completes a word to the name of something that is listed at `path` of the API; of a table, in the
-    catalog that the line names."""
+    """What completes a word to the name of something that is listed at `path` of the API."""
 
-    def offer(context: Context, incomplete: str) -> list[str]:
-        catalog = _catalog(context) if path == "/tables" else None
+    def offer(_: Context, incomplete: str) -> list[str]:
+        known = _asked(lambda ask: [one["name"] for one in _listed(ask, path, incomplete)])
+        return _offered(known, incomplete)
 
-        def read(ask: Ask) -> list[str]:
-            listed = _listed(ask, path, incomplete, catalog)
-            if path != "/tables":
-                return [one["name"] for one in listed]
-            return [name for one in listed for name in (table_name(one), one["name"]) if name]
+    return _enrolled_tables if path == "/tables" else offer
 
-        found = _offered(_asked(read), incomplete)
-        if path != "/tables":
-            return found
-        # Of a table's name, that can be told with its catalog or without, the one that says more.
-        return [name for name in found if not any(other.endswith(f".{name}") for other in found)]
 
-    return offer
+def _enrolled_tables(context: Context, incomplete: str) -> list[str]:
+    """Of the catalog that the line names, if it does."""
+    catalog = _catalog(context)
+
+    def read(ask: Ask) -> list[str]:
+        listed = _listed(ask, "/tables", incomplete, catalog)
+        return [name for one in listed for name in (table_name(one), one["name"]) if name]
+
+    found = _offered(_asked(read), incomplete)
+    # Of a name that can be told with its catalog or without, the one that says more.
+    return [name for name in found if not any(other.endswith(f".{name}") for other in found)]
 
 
 def tables_to_enroll(context: Context, incomplete: str) -> list[str]:
@@ -96,7 +97,7 @@ def _asked(read: Callable[[Ask], list[str]]) -> list[str]:
         return []
 
 
-def _listed(ask: Ask, path: str, incomplete: str, catalog: str | None) -> list[Any]:
+def _listed(ask: Ask, path: str, incomplete: str, catalog: str | None = None) -> list[Any]:
     """What is listed at a path of the API, and may be what a word begins to name."""
     asked = {"prefix" if path == "/tables" else "search": incomplete, "limit": _MOST}
     if catalog is not None:
