@@ -185,7 +185,7 @@ def list_jobs(
     attempt at them."""
     chosen = _chosen(session, table_id, catalog, kinds, trigger, worker, since, until, statuses)
     query = select(Job).where(*chosen.of_table, *chosen.of_catalog, *chosen.of_any_status, *chosen.rest)
-    leads_by_status = bool(statuses) and JobStatus.SUCCEEDED not in statuses and not chosen.are_few
+    leads_by_status = _leave_out_most(statuses) and not chosen.are_few
     if not leads_by_status and (page.sort or SORTING.default).removeprefix("-") == "created_at":
         query = query.where(*chosen.by_creation)
     if statuses and (not leads_by_status or {*statuses} <= _UNSUCCESSFUL):
@@ -255,6 +255,11 @@ def _count_by_status(session: Session, chosen: _Chosen, *, most: int) -> dict[Jo
     return {status: found.get(status.value, none) for status in JobStatus}
 
 
+def _leave_out_most(statuses: Sequence[JobStatus]) -> bool:
+    """Whether only jobs of these are asked for, and nearly all others are there: those that succeeded."""
+    return bool(statuses) and JobStatus.SUCCEEDED not in statuses
+
+
 def _chosen(
     session: Session,
     table_id: str | None,
@@ -269,7 +274,7 @@ def _chosen(
     of_table, of_catalog, of_any_status, rest = [], [], within(col(Job.created_at), since, until), []
     by_creation: list[ColumnElement[bool] | TextClause] = []
     ids: list[SelectOfScalar[str]] = []
-    if statuses and JobStatus.SUCCEEDED not in statuses:
+    if _leave_out_most(statuses):
         ids.append(select(Job.id).where(col(Job.status).in_([status.value for status in statuses])))
     if catalog is not None:
         found = find_catalog(session, catalog)
@@ -297,7 +302,7 @@ def _chosen(
     if worker is not None:
         named = or_(col(Worker.id) == worker, col(Worker.name) == worker)
         ran = select(Attempt.job_id).where(col(Attempt.worker_id).in_(select(Worker.id).where(named)))
-        if statuses and JobStatus.SUCCEEDED not in statuses:
+        if _leave_out_most(statuses):
             ended = [status.value for status in AttemptStatus if status is not AttemptStatus.SUCCEEDED]
             ran = ran.where(col(Attempt.status).in_(ended))
         rest.append(ran.where(col(Attempt.job_id) == col(Job.id)).correlate(Job).exists())

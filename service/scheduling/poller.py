@@ -27,11 +27,7 @@ from sqlmodel import Session, col, select
 from service import __version__
 from service.catalogs.egress import check_location
 from service.catalogs.iceberg import IcebergCatalogs, budget_seconds
-from service.catalogs.measure import (
-    ManifestCache,
-    Measurement,
-    measure,
-)
+from service.catalogs.measure import ManifestCache, Measurement, measure
 from service.catalogs.metadata_locations import AT_ONCE, Identifier, MetadataLocations
 from service.catalogs.staged import Staged, measure_staged
 from service.db.database import Database, utc_now
