@@ -220,6 +220,19 @@ _OF_STATUS = _of_status()
 """As `tables_with_status` reads them."""
 
 
+def with_most_pending(session: Session, number: int) -> list[str]:
+    """Ids of so many enrolled tables at most that have pending deletes, those with the most first."""
+    pending = col(TableHealth.pending_equality_deletes)
+    return list(
+        session.scalars(
+            select(TableHealth.table_id)
+            .where(pending > 0, ~col(TableHealth.is_removed))
+            .order_by(pending.desc(), col(TableHealth.table_id).desc())
+            .limit(number)
+        )
+    )
+
+
 @dataclass(frozen=True)
 class FailedPoll:
     """A table that cannot be looked at, and why."""

@@ -11,7 +11,13 @@ from service.auth.access import Admin, Viewer
 from service.catalogs import service as catalogs
 from service.db.database import CurrentDatabase, ReadSession, utc_now
 from service.http.paging import EVERYTHING, PageRequest
-from service.index_health.summary import Troubled, summarize, tables_with_status, total_pending
+from service.index_health.summary import (
+    Troubled,
+    summarize,
+    tables_with_status,
+    total_pending,
+    with_most_pending,
+)
 from service.jobs import service as jobs
 from service.jobs.conversions import converted_since
 from service.overview.endpoints import trouble_of_lookups
@@ -102,13 +108,15 @@ def _gravest_tables(
     numbers: Mapping[HealthStatus, int],
     troubled: Mapping[HealthStatus, Sequence[Troubled]],
 ) -> list[TableView]:
-    """Those in trouble first, of a status by name.
+    """Those in trouble first, of a status by name; then those with the most pending deletes, then by name.
 
     numbers: how many tables there are, by status. troubled: the first ones of some, as many as are shown.
     """
-    ids: list[str] = []
+    ids: dict[str, None] = {}
     for status in reversed(GRAVITY):
         if numbers[status] and len(ids) < _SHOWN:
+            if status is HealthStatus.HEALTHY:
+                ids |= dict.fromkeys(with_most_pending(session, len(ids) + _SHOWN))
             first = troubled.get(status) or tables_with_status(session, status, _SHOWN)
-            ids += [table.table_id for table in first[: _SHOWN - len(ids)]]
-    return tables.views_of(session, settings, ids)
+            ids |= dict.fromkeys(table.table_id for table in first)
+    return tables.views_of(session, settings, list(ids)[:_SHOWN])

@@ -102,7 +102,7 @@ def test_lists_show_all_their_columns_also_in_less_than_a_desks_width(
     sign_in(context, service)
     page = context.new_page()
     found = {}
-    for name in ("audit", "jobs", "tables"):
+    for name in ("audit", "erasure", "jobs", "tables"):
         page.goto(service.url + pages.signed_in[name])
         if name != "audit":
             expect(page.locator("#connection-words")).to_have_text("Live")  # it takes room

@@ -809,7 +809,7 @@ def test_the_overview_adds_up_all_tables_and_says_when_all_is_well(
     assert "All is well" in admin.page.text
 
 
-def test_the_overview_shows_tables_in_trouble_first_and_of_a_status_by_name(
+def test_the_overview_shows_tables_in_trouble_first_then_what_is_pending_then_names(
     service: Running, admin: Person, table: str
 ) -> None:
     added = {"m": "degraded", "p": "blocked", "q": "lagging", "z": "blocked"} | dict.fromkeys(
@@ -821,7 +821,8 @@ def test_the_overview_shows_tables_in_trouble_first_and_of_a_status_by_name(
             copied = row.model_dump() | {"id": new_id(), "name": f"a.{name}", "branch": name}
             session.add(EnrolledTable.model_validate(copied))
             session.flush()
-            session.add(TableHealth(table_id=copied["id"], status=status))
+            pending = {"h": 2**40, "g": 2**41, "z": 2**42}.get(name, 0)
+            session.add(TableHealth(table_id=copied["id"], status=status, pending_equality_deletes=pending))
             added[name] = copied["id"]
     enrolled = len(service.admin.get("/tables").json()["items"])
     page = admin.open("/")
@@ -829,9 +830,9 @@ def test_the_overview_shows_tables_in_trouble_first_and_of_a_status_by_name(
     # Other tests leave tables of other names and statuses.
     shown = "".join(re.findall(r'class="head"><a href="/tables/[^"]+">a\.<wbr>([a-z])<', listed))
     assert shown.startswith("pz")
-    assert "pzqmabcdef".startswith(shown)
-    assert f"10 of {enrolled}, those in trouble first." in page.text
-    first = admin.follow("All tables in this order")
+    assert "pzqmghabcd".startswith(shown)
+    assert f"10 of {enrolled}, those in trouble first, then those with the most pending deletes." in page.text
+    first = admin.follow("All tables by status")
     in_order = [name.removeprefix("a.") for name in first.links if re.fullmatch(r"a\.[a-z]", name)]
     assert (set(in_order[:2]), in_order[2:4]) == ({"p", "z"}, ["q", "m"])
     with service.database.write() as session:
