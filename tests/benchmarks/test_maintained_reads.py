@@ -1,6 +1,7 @@
 """What maintenance leaves to readers has the rows that were there, and no more to do with than a table
 that was just written; the report tells of each read."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,11 +9,25 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.benchmarks.maintained_reads import CASES, Case, Maintained, measure, report_of
+from tests.benchmarks.page import Part, read_part
 from tests.spark import spark as spark
 
-pytestmark = [pytest.mark.integration, pytest.mark.thorough]
 SMALL, _, LOW, _, V2 = CASES
 ROWS = 700_000  # so that a file of them is not small to a table that wants the least that it may
+MOST_TIMES = 1.1
+"""What a read of a table whose files were written anew may take, of one just written."""
+
+
+def test_where_files_were_written_anew_reads_take_what_they_take_of_a_table_just_written() -> None:
+    rows = re.findall(
+        r"^\| (.+) \| (?:Spark|DuckDB), \w+ \| .+ \| .+ \| (\d\.\d\d) \| \d\.\d\d \| \d\.\d\d \|$",
+        read_part(Part.MAINTAINED_READS),
+        re.M,
+    )
+    for case in CASES:
+        ratios = [float(ratio) for name, ratio in rows if name == case.name]
+        assert len(ratios) == 4, case
+        assert not case.is_rewritten or max(ratios) <= MOST_TIMES, case
 
 
 def maintained(spark: SparkSession, directory: Path, case: Case, rows: int = ROWS) -> Maintained:
@@ -20,6 +35,8 @@ def maintained(spark: SparkSession, directory: Path, case: Case, rows: int = ROW
     return measure(spark, directory, replace(case, checkpoints=1, changed_share=0.025), rows, rounds=1)
 
 
+@pytest.mark.integration
+@pytest.mark.thorough
 def test_a_maintained_table_has_what_a_table_just_written_has(spark: SparkSession, tmp_path: Path) -> None:
     found = maintained(spark, tmp_path, SMALL, 4_000)
     before, after, fresh = (one.shape for one in (found.before, found.after, found.fresh))
@@ -31,6 +48,8 @@ def test_a_maintained_table_has_what_a_table_just_written_has(spark: SparkSessio
     assert report.count("| all files are small | DuckDB, point |") == 1
 
 
+@pytest.mark.integration
+@pytest.mark.thorough
 def test_a_low_threshold_leaves_no_deletes_to_readers_of_large_files(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -40,6 +59,8 @@ def test_a_low_threshold_leaves_no_deletes_to_readers_of_large_files(
     assert found.after.shape.rows == found.fresh.shape.rows
 
 
+@pytest.mark.integration
+@pytest.mark.thorough
 def test_by_standard_large_files_of_format_v2_keep_their_position_delete_files(
     spark: SparkSession, tmp_path: Path
 ) -> None:
