@@ -1,17 +1,28 @@
 """What ran lately, table by table, for pages and programs that show many tables at once."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import cache
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
-from sqlalchemy import BindParameter, ColumnElement, CompoundSelect, Select, bindparam, func, union_all
+from sqlalchemy import (
+    BindParameter,
+    ColumnElement,
+    CompoundSelect,
+    Select,
+    bindparam,
+    func,
+    join,
+    true,
+    union_all,
+)
 from sqlalchemy import select as columns
 from sqlmodel import Session, col, or_, select
 
 from service.db.database import UtcDateTime
 from service.records.jobs import Attempt, Job, JobStatus
+from service.records.tables import EnrolledTable
 
 _UNFINISHED = [status.value for status in JobStatus if not status.is_final]
 _LOOKED_AT = 200
@@ -26,28 +37,62 @@ def latest_jobs_of_each(
     found: dict[str, list[tuple[str, str, bool, str, datetime]]] = {}
     if not table_ids:
         return found
-    rows = session.execute(_latest_of(len(table_ids)), _named(table_ids) | {"number": number}).all()
+    rows = _of_each(session, table_ids, _latest_of, number=number)
     for table_id, _, job_id, *others, ended_at in sorted(rows, key=itemgetter(1, 2)):
         found.setdefault(table_id, []).append((job_id, *others, ended_at))
     return found
 
 
-@cache
-def _latest_of(tables: int) -> CompoundSelect[Any]:
-    """Made once, as `_ended_of` is."""
+def _latest_of(table: ColumnElement[bool]) -> list["_Part"]:
     at = func.coalesce(col(Job.ended_at), col(Job.created_at)).label("at")
     told = (Job.table_id, Job.created_at, Job.id, Job.kind, Job.dry_run, Job.status)
-    every = columns(*map(col, told), at).order_by(col(Job.created_at).desc()).limit(bindparam("number"))
-    return union_all(*(columns(every.where(each).subquery()) for each in _each_table(tables)))
+    every = columns(*map(col, told), at).where(table)
+    return [_Part(every.order_by(col(Job.created_at).desc()).limit(bindparam("number")))]
 
 
-def _each_table(tables: int) -> Iterator[ColumnElement[bool]]:
-    return (col(Job.table_id) == bindparam(f"table_{number}") for number in range(tables))
+class _Part(NamedTuple):
+    """Some jobs of one table, and which of these are wanted."""
+
+    of_table: Select[*tuple[Any, ...]]
+    where: Callable[[Any], ColumnElement[bool]] = lambda _: true()
+    """By the columns of `of_table`."""
 
 
-def _named(table_ids: Sequence[str]) -> dict[str, Any]:
-    """As `_each_table` names them."""
-    return {f"table_{number}": table_id for number, table_id in enumerate(table_ids)}
+def _of_each(
+    session: Session,
+    table_ids: Sequence[str],
+    parts: Callable[[ColumnElement[bool]], list[_Part]],
+    **values: object,
+) -> Sequence[Any]:
+    """Rows of the parts of each table. parts: from a condition, that a job is of the table."""
+    dialect = session.get_bind().dialect.name
+    if dialect == "sqlite":
+        named: dict[str, Any] = {f"table_{number}": table_id for number, table_id in enumerate(table_ids)}
+        return session.execute(_of_each_named(len(table_ids), parts), named | values).all()
+    return session.execute(_of_each_lateral(parts), {"table_ids": table_ids, **values}).all()
+
+
+@cache
+def _of_each_named(tables: int, parts: Callable[[ColumnElement[bool]], list[_Part]]) -> CompoundSelect[Any]:
+    """For SQLite, which has no LATERAL. Made once, as making it takes longer than asking."""
+    every = (parts(col(Job.table_id) == bindparam(f"table_{number}")) for number in range(tables))
+    found = ((part.of_table.subquery(), part.where) for some in every for part in some)
+    return union_all(*(columns(rows).where(where(rows.c)) for rows, where in found))
+
+
+@cache
+def _of_each_lateral(parts: Callable[[ColumnElement[bool]], list[_Part]]) -> CompoundSelect[Any]:
+    """For PostgreSQL, which would plan the same part of each table anew, for longer than it reads."""
+    table_id = col(EnrolledTable.id)
+    found = ((part.of_table.lateral(), part.where) for part in parts(col(Job.table_id) == table_id))
+    return union_all(
+        *(
+            columns(rows)
+            .select_from(join(EnrolledTable, rows, true()))
+            .where(table_id.in_(bindparam("table_ids", expanding=True)), where(rows.c))
+            for rows, where in found
+        )
+    )
 
 
 class Ran(NamedTuple):
@@ -136,9 +181,8 @@ def _ended_within(
     with_more: set[str] = set()
     if not table_ids:
         return chosen, with_more
-    span = {"since": since, "until": until}
     ended: dict[str, list[Any]] = {}
-    for job in session.execute(_ended_of(len(table_ids)), _named(table_ids) | span).all():
+    for job in _of_each(session, table_ids, _ended_of, since=since, until=until):
         ended.setdefault(job.table_id, []).append(job)
     for table_id, jobs in ended.items():
         found = sorted(jobs, key=attrgetter("ended_at"), reverse=True)
@@ -150,18 +194,14 @@ def _ended_within(
     return chosen, with_more
 
 
-@cache
-def _ended_of(tables: int) -> CompoundSelect[Any]:
-    """Of so many tables, those that `_ended_within` looks at; made once, as making it takes longer than
-    asking."""
+def _ended_of(table: ColumnElement[bool]) -> list[_Part]:
+    """Those that `_ended_within` looks at."""
     ended = col(Job.ended_at)
     since: BindParameter[datetime] = bindparam("since")
     until: BindParameter[datetime] = bindparam("until")
-    parts: list[Select[Any]] = []
-    for each in _each_table(tables):
-        of_table = columns(col(Job.table_id), col(Job.id), col(Job.started_at), ended)
-        of_table = of_table.where(each, col(Job.started_at).is_not(None))
-        within = of_table.where(ended >= since, ended < until).order_by(ended.desc()).limit(_LOOKED_AT)
-        after = of_table.where(ended >= until).order_by(ended).limit(_LOOKED_AT).subquery()
-        parts += [columns(within.subquery()), columns(after).where(after.c.started_at < until)]
-    return union_all(*parts)
+    every = columns(col(Job.table_id), col(Job.id), col(Job.started_at), ended)
+    every = every.where(table, col(Job.started_at).is_not(None)).limit(_LOOKED_AT)
+    return [
+        _Part(every.where(ended >= since, ended < until).order_by(ended.desc())),
+        _Part(every.where(ended >= until).order_by(ended), lambda job: job.started_at < until),
+    ]

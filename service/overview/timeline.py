@@ -1,6 +1,7 @@
 """Tables over time, and what ran for them, on one axis."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -87,7 +88,8 @@ def get_timeline(
     if (page.sort or "").removeprefix("-") == MOST_IN_TIME[1:]:
         found = _by_most(session, page, chosen, intervals)
     else:
-        found = read_page(session, chosen, page, tables.SORTING, lambda rows: _shown(session, rows))
+        uncounted = replace(page, counts=False)
+        found = read_page(session, chosen, uncounted, tables.SORTING, lambda rows: _shown(session, rows))
     ids = [table.id for table in found.items]
     of_tables = strips(session, ids, intervals, now, unseen_after(settings))
     runs: dict[str, list[Run]] = {table_id: [] for table_id in ids}
