@@ -32,6 +32,8 @@ def view(session: Session, job: Job) -> JobView:
 
 def views(session: Session, jobs: Sequence[Job]) -> list[JobView]:
     """Jobs with their attempts, in the given order."""
+    if not jobs:
+        return []
     session.flush()
     attempts: dict[str, list[AttemptView]] = {job.id: [] for job in jobs}
     rows = select(Attempt).where(col(Attempt.job_id).in_(list(attempts))).order_by(col(Attempt.attempt))

@@ -1,7 +1,7 @@
 """The pages of tables: the list, one table with its plots and plans, and what can be done with it."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Annotated, Any, Literal
@@ -156,7 +156,9 @@ def _table_page(
         no_index=None if stored.key_sets else _why_no_index(session, stored),
         published=_last_published(session, row.id),
         jobs=jobs.list_jobs(session, _LATEST_JOBS, table_id=table_id).items,
-        events=events.list_events(session, shown, table_id=table_id, but_for=tuple(UNTOLD)),
+        events=events.list_events(
+            session, replace(shown, counts=False), table_id=table_id, but_for=tuple(UNTOLD)
+        ),
         now=now,
     )
 

@@ -101,7 +101,7 @@ def _views(session: Session, settings: Settings, rows: Sequence[Worker], now: da
     running = select(Attempt.worker_id, Attempt.job_id).where(
         col(Attempt.worker_id).in_([row.id for row in rows]), Attempt.status == AttemptStatus.RUNNING.value
     )
-    jobs = dict(session.exec(running).all())
+    jobs = dict(session.exec(running).all()) if rows else {}
     return [
         WorkerView(
             **row.model_dump(),

@@ -34,7 +34,7 @@ def tables(service: Running) -> list[str]:
 
 @pytest.mark.parametrize(
     ("path", "most"),
-    [("/", 34), ("/tables", 14), ("/tables/{table}", 32), ("/timeline", 14), ("/jobs", 14)],
+    [("/", 34), ("/tables", 8), ("/tables/{table}", 30), ("/timeline", 13), ("/jobs", 12)],
     ids=["overview", "tables", "table", "timeline", "jobs"],
 )
 def test_a_page_takes_few_statements(
