@@ -7,6 +7,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+MIGRATING_BACK = (
+    "The columns and tables that the older schema does not know are dropped, with what is in them. That "
+    "can't be undone: see first that there is a backup of the control database."
+)
 _CALLS = {
     "attach_policy": "The policy that is attached there no longer applies there.",
     "create_erasure": "The rows are erased for good, from old snapshots too. That can't be undone.",

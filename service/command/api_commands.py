@@ -16,7 +16,7 @@ from service.command.operations import Field, Operation, Output, argument, load_
 from service.confirmations import may_ask
 
 OutputOption = Annotated[Output, typer.Option("--output", "-o", help="How it is printed.")]
-_YES = Annotated[bool, typer.Option("--yes", "-y", help="Do it without a question.", show_default=False)]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do it without a question.", show_default=False)]
 _PANEL = "What the service does"
 _TABLE_TO_ENROL = Annotated[
     str | None,
@@ -63,7 +63,7 @@ def _command(operation: Operation) -> Callable[..., None]:
     if operation.id == "enroll_table":
         parameters.append(_parameter("table", _TABLE_TO_ENROL, None))
     if may_ask(operation.id):
-        parameters.append(_parameter("yes", _YES, False))
+        parameters.append(_parameter("yes", Yes, False))
     if not operation.is_stream:
         parameters.append(_parameter("output", OutputOption, Output.TABLE))
     parameters.sort(key=lambda one: one.default is not inspect.Parameter.empty)

@@ -8,7 +8,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from getpass import getpass
 from pathlib import Path
@@ -67,7 +67,7 @@ def call(operation: Operation, given: Json, output: Output, *, is_sure: bool) ->
             given = client.split_name(given)
         path, query, body = client.fill(operation, given)
         if not is_sure and (words := client.words_before(operation, path, query | (body or {}))):
-            _make_sure(client, operation, given, body or {}, words)
+            _make_call_sure(client, operation, given, body or {}, words)
         if operation.is_stream:
             client.follow(path, query)
         elif operation.page_items is not None:
@@ -84,18 +84,22 @@ def call(operation: Operation, given: Json, output: Output, *, is_sure: bool) ->
             print_answer(client.send(operation.method, path, query, body, version), output, operation.id)
 
 
-def _make_sure(
+def _make_call_sure(
     client: "Client", operation: Operation, given: Mapping[str, Any], body: Json, words: str
 ) -> None:
-    """Ends the program unless somebody is there and says yes. words: why that is asked."""
     named = [str(given[field.python_name]) for field in operation.fields if field.place == "path"]
     kind = ["--kind", body["kind"]] if operation.id == "request_job" else []
     command = " ".join([operation.group, operation.name, *named, *kind])
+    make_sure(command, words, lambda: client.told_before(operation, body))
+
+
+def make_sure(command: str, words: str, told: Callable[[], list[str]] = list) -> None:
+    """Ends the program unless somebody is there and says yes. words: why that is asked; told: more of it."""
     if not sys.stdin.isatty():
         say(f"Nobody can be asked whether {command} is meant: say so with --yes. Nothing was done.")
         raise typer.Exit(2)
     say(words)
-    for line in client.told_before(operation, body):
+    for line in told():
         say(line)
     if not typer.confirm(harmless(f"{command}: is that what you want?", lines=False), err=True):
         say("Nothing was done.")

@@ -233,7 +233,7 @@ def accept(
         ),
     ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the tables there.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask whether that is meant.")] = False,
+    yes: api_commands.Yes = False,
     remove_leftovers: Annotated[
         bool,
         typer.Option("--remove-leftovers", help="Remove what earlier runs have left in it, and end."),
@@ -267,12 +267,16 @@ def accept(
 
 
 @app.command()
-def migrate(down_to: DownTo = None) -> None:
+def migrate(down_to: DownTo = None, yes: api_commands.Yes = False) -> None:
     """Bring the control database to this version's schema, or back to an older one."""
     from service.app import prepare
+    from service.command.calls import make_sure
+    from service.confirmations import MIGRATING_BACK
     from service.db import database, private_files
 
     settings = _settings()
+    if down_to is not None and not yes:
+        make_sure(f"migrate --down-to {down_to}", MIGRATING_BACK)
     private_files.tighten_data_directory(settings.data_dir)
     with _one_sentence():
         if down_to is None:

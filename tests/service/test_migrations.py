@@ -1,8 +1,10 @@
 """Migrations go up and down, on either database, and lose nothing that both versions know."""
 
 import shutil
+import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
+from io import StringIO
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,9 @@ import pytest
 from alembic import command
 from alembic.config import Config
 from sqlalchemy import MetaData, Table, text
+from typer.testing import CliRunner
 
+from service.command.main import app
 from service.db.database import _MIGRATIONS, Database, _alembic_config, _scripts, migrate
 from service.errors import StartError
 from tests.service.conftest import DATABASES
@@ -187,4 +191,36 @@ def test_an_older_version_leaves_a_newer_database_alone_and_says_how_to_get_it_b
             refuse()
     with database.engine.connect() as connection:
         assert connection.execute(text("SELECT version_num FROM alembic_version")).scalar() == "9999"
+    database.dispose()
+
+
+def test_nobody_goes_back_to_an_older_schema_without_a_yes(
+    new_database_url: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = Database(new_database_url("sqlite"))
+    release_another(tmp_path, monkeypatch)
+    migrate(database.url)
+    monkeypatch.setenv("ICESTREAM_DATABASE_URL", database.url)
+    monkeypatch.setenv("ICESTREAM_DATA_DIR", str(tmp_path))
+
+    def revision() -> Any:
+        with database.engine.connect() as connection:
+            return connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
+
+    back = ("migrate", "--down-to", "0001")
+    unasked = CliRunner().invoke(app, back)
+    assert unasked.exit_code == 2
+    assert "say so with --yes" in " ".join(unasked.stderr.split())
+    # On a terminal, whoever is there is asked.
+    for typed, code, left in (("n\n", 1, "next"), ("y\n", 0, "0001")):
+        assert revision() == "next"
+        terminal = StringIO(typed)
+        monkeypatch.setattr(terminal, "isatty", lambda: True)
+        monkeypatch.setattr(sys, "stdin", terminal)
+        with pytest.raises(SystemExit) as ended:
+            app(back)
+        assert (ended.value.code, revision()) == (code, left)
+    migrate(database.url)
+    assert CliRunner().invoke(app, (*back, "--yes")).exit_code == 0
+    assert revision() == "0001"
     database.dispose()
