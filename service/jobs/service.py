@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, NamedTuple
 
-from sqlalchemy import ColumnElement, TextClause, bindparam, func
+from sqlalchemy import ColumnElement, Select, TextClause, bindparam, func, literal, union_all
 from sqlalchemy import select as columns
 from sqlmodel import Session, col, or_, select
 from sqlmodel.sql.expression import SelectOfScalar
@@ -81,6 +81,8 @@ _COUNTED = 1_000
 """Of each status: what a page shows beside the list."""
 _FEW = 2_000
 """Jobs of which all are looked at, if no more of them fit one of the filters."""
+_EVERY = columns(literal(JobStatus.SUCCEEDED.value), columns(func.count()).select_from(Job).scalar_subquery())
+"""Under the name of what nearly all are."""
 _LATEST = columns(
     col(Job.table_id),
     col(Job.id),
@@ -352,13 +354,24 @@ def latest_jobs(session: Session, table_ids: Sequence[str]) -> dict[str, LatestJ
     return found
 
 
-def count_jobs(session: Session, statuses: Sequence[JobStatus] = tuple(JobStatus)) -> Counter[JobStatus]:
-    query = (
-        select(Job.status, func.count())
-        .where(col(Job.status).in_([status.value for status in statuses]))
-        .group_by(Job.status)
-    )
-    return Counter({JobStatus(status): count for status, count in session.exec(query)})
+def count_active(session: Session) -> Counter[JobStatus]:
+    """Jobs that have not ended."""
+    return _count_of(session, (JobStatus.RUNNING, JobStatus.QUEUED))
+
+
+def count_jobs(session: Session) -> Counter[JobStatus]:
+    """All jobs. Nearly all have succeeded, so these are what is left of all of them: SQLite counts the rows
+    of a table page by page, and those of a status one by one."""
+    counts = _count_of(session, [status for status in JobStatus if status is not JobStatus.SUCCEEDED], _EVERY)
+    counts[JobStatus.SUCCEEDED] -= counts.total() - counts[JobStatus.SUCCEEDED]
+    return counts
+
+
+def _count_of(session: Session, statuses: Sequence[JobStatus], *more: Select[Any]) -> Counter[JobStatus]:
+    """In one statement, so that all of it is of one moment."""
+    query = columns(col(Job.status), func.count()).where(col(Job.status).in_([one.value for one in statuses]))
+    found = session.execute(union_all(query.group_by(col(Job.status)), *more))
+    return Counter({JobStatus(status): count for status, count in found})
 
 
 def count_queued(session: Session) -> Counter[JobKind]:

@@ -39,7 +39,7 @@ def get_overview(
     """trouble_of_lookups: as `concerns` has it."""
     now = utc_now()
     summary = index_health.summarize(session, now)
-    active = jobs.count_jobs(session, (JobStatus.RUNNING, JobStatus.QUEUED))
+    active = jobs.count_active(session)
     known = workers.list_workers(session, settings, PageRequest(limit=EVERYTHING)).items
     alive = sum(worker.alive for worker in known)
     troubled = tables_in_trouble(session, summary.tables)

@@ -53,7 +53,7 @@ def show_overview(
     now = utc_now()
     summary = summarize(session, now)
     enrolled = summary.tables.total()
-    numbers = jobs.count_jobs(session, (JobStatus.RUNNING, JobStatus.QUEUED))
+    numbers = jobs.count_active(session)
     troubled = tables_in_trouble(session, summary.tables)
     known_workers = workers.list_workers(session, settings, PageRequest(limit=EVERYTHING)).items
     since = now - timedelta(days=days)

@@ -2,16 +2,23 @@
 
 import re
 import time
+from collections import Counter
+from datetime import timedelta
 
 from prometheus_client.parser import text_string_to_metric_families
+from sqlmodel import select
 
 from service.db.database import Database
+from service.jobs.service import count_jobs
 from service.lookups.metrics import LookupMetrics
 from service.metrics import render_metrics
+from service.records.jobs import Job, JobKind, JobStatus
+from service.scheduling.retention import forget
 from service.settings import Settings
 from tests.patience import PATIENCE_SECONDS
 from tests.service.conftest import Running, alike_on_both
 from tests.service.iceberg_tables import IcebergCatalog
+from tests.service.queue_calls import START, add_tables, request, statements_of
 
 # Figures are counts and sums of a few rows.
 database_kind = alike_on_both
@@ -150,3 +157,30 @@ def test_both_databases_answer_a_scrape(database: Database) -> None:
         assert b'icestream_tables{status="unknown"} 0.0' in render_metrics(
             session, Settings(), LookupMetrics()
         )
+
+
+def test_jobs_that_succeeded_are_counted_with_all_others_and_not_one_by_one(database: Database) -> None:
+    tables = add_tables(database, [f"t{number}" for number in range(12)])
+    for table in tables:
+        request(database, table, JobKind.VERIFY, START, dry_run=True)
+    ends = dict(zip(tables, [*JobStatus, JobStatus.SUCCEEDED] * 2, strict=True))
+    with database.write() as session:
+        for job in session.exec(select(Job)):
+            job.status, job.ended_at = ends[job.table_id].value, START
+
+    def counted() -> Counter[JobStatus]:
+        with statements_of(database) as asked, database.read() as session:
+            found = count_jobs(session)
+            one_by_one = Counter(JobStatus(status) for status in session.exec(select(Job.status)))
+        assert found == one_by_one
+        statement, values = next(pair for pair in asked if "count(*)" in pair[0])
+        if database.is_sqlite:
+            with database.engine.connect() as connection:
+                program = connection.exec_driver_sql(f"EXPLAIN {statement}", values).all()
+            assert "Count" in {step[1] for step in program}
+        return found
+
+    assert counted() == Counter([*JobStatus, JobStatus.SUCCEEDED] * 2)
+    while forget(database, Settings(), START + timedelta(days=10_000)):
+        pass
+    assert counted() == Counter([JobStatus.QUEUED, JobStatus.RUNNING] * 2)
