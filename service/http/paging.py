@@ -7,7 +7,7 @@ also names the sort and the filters that it was made with: with others it would 
 import base64
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, Generic, NamedTuple, TypeVar
@@ -15,7 +15,7 @@ from typing import Annotated, Any, Generic, NamedTuple, TypeVar
 from fastapi import Query, Request
 from pydantic import AfterValidator, ConfigDict, TypeAdapter
 from pydantic import Field as ModelField
-from sqlalchemy import ColumnElement, TypeDecorator, and_, case, func, literal, or_, tuple_
+from sqlalchemy import ColumnElement, TypeDecorator, and_, case, func, literal, tuple_
 from sqlalchemy import select as select_columns
 from sqlalchemy.orm import Mapped, QueryableAttribute
 from sqlmodel import Session
@@ -160,12 +160,13 @@ def read_page(
     if isinstance(column, Joined):
         column, key = column.column, column.key
         query = query.join(key.class_, key == sorting.key)
-    if page.cursor is not None:
-        query = query.where(_follows(column, key, _decode(page, sort, column, key), sort))
+    last = None if is_first else _decode(page, sort, column, key)
     order: list[ColumnElement[Any]] = [part.desc() if is_descending else part.asc() for part in (column, key)]
-    if _is_nullable(column):
-        order.insert(0, column.is_(None))
-    rows = session.execute(query.add_columns(column, key).order_by(*order).limit(page.limit + 1)).all()
+    ordered = query.add_columns(column, key).order_by(*order)
+    rows: list[Any] = []
+    for conditions in _parts(column, key, last, sort):
+        if (missing := page.limit + 1 - len(rows)) > 0:
+            rows += session.execute(ordered.where(*conditions).limit(missing)).all()
     shown = [row[0] for row in rows[: page.limit]]
     following = make_cursor(page, sort, *rows[page.limit - 1][1:]) if len(rows) > page.limit else None
     counted = Total(None)
@@ -229,18 +230,27 @@ def within(
     return conditions
 
 
-def _follows(
-    column: Ordered, key: QueryableAttribute[Any], last: tuple[Any, Any], sort: str
-) -> ColumnElement[bool]:
-    """Whether a row comes after the one with the sort value and key `last`."""
-    value, last_key = last
-    is_descending = sort.startswith("-")
-    if value is None:
-        return and_(column.is_(None), key < last_key if is_descending else key > last_key)
-    # As one comparison of rows, which an index answers.
-    place, reached = tuple_(column, key), tuple_(literal(value, column.type), literal(last_key, key.type))
-    beyond: ColumnElement[bool] = place < reached if is_descending else place > reached
-    return or_(beyond, column.is_(None)) if _is_nullable(column) else beyond
+def _parts(
+    column: Ordered, key: QueryableAttribute[Any], last: tuple[Any, Any] | None, sort: str
+) -> Iterator[list[ColumnElement[bool]]]:
+    """The conditions of rows that come after the one with the sort value and key `last`, or of all rows:
+    those that have a value, then those that have none. Together, no index would have their order."""
+    beyond: list[ColumnElement[bool]] = []
+    if last is not None:
+        value, last_key = last
+        place: Any = key
+        reached: Any = literal(last_key, key.type)
+        if value is not None:
+            # As one comparison of rows, which an index answers.
+            place, reached = tuple_(column, key), tuple_(literal(value, column.type), reached)
+        beyond.append(place < reached if sort.startswith("-") else place > reached)
+    if not _is_nullable(column):
+        yield beyond
+    elif last is None or last[0] is not None:
+        yield [column.is_not(None), *beyond]
+        yield [column.is_(None)]
+    else:
+        yield [column.is_(None), *beyond]
 
 
 def _is_nullable(column: Ordered) -> bool:
