@@ -11,7 +11,7 @@ from sqlalchemy.orm import defer
 from sqlmodel import Session, col, select
 
 from service.auth.models import Principal
-from service.auth.service import authorize
+from service.auth.service import authorize, require_role
 from service.catalogs.egress import check_location
 from service.catalogs.service import find_catalog
 from service.db.database import FOR_UPDATE, Database, utc_now
@@ -38,7 +38,7 @@ from service.records.erasures import Erasure, ErasureTable
 from service.records.jobs import Job, JobKind, JobStatus
 from service.records.keys import Role
 from service.records.reports import ErasureReport
-from service.records.tables import EnrolledTable, full_name, get_table, not_enrolled
+from service.records.tables import EnrolledTable, audited_name, full_name, get_table, not_enrolled
 from service.rows.service import refuse_too_many
 from service.settings import Settings
 from service.tables.names import Pair, are_named, enrolled_tables, only_one
@@ -59,13 +59,15 @@ def create_erasure(
 
     Neither the audit log nor the jobs tell the keys.
     """
-    target = request.pattern or ", ".join(request.tables or ())
-    told = {"keys": len(request.keys)} if request.keys is not None else {"files": request.files}
-    authorize(session, caller, Role.OPERATOR, "erasure.create", target, **told, dry_run=request.dry_run)
+    require_role(caller, Role.OPERATOR, "erasure.create", request.pattern or ", ".join(request.tables or ()))
     secret, _ = secrets_of(settings)
     for location in request.files or ():
         check_location(settings, location)
     found = _tables_of(session, request)
+    told = {"keys": len(request.keys)} if request.keys is not None else {"files": request.files}
+    for table, _ in found:
+        name = audited_name(session, table)
+        authorize(session, caller, Role.OPERATOR, "erasure.create", name, **told, dry_run=request.dry_run)
     if request.dry_run:
         return ErasurePlan(tables=[_planned(session, table, catalog) for table, catalog in found])
     now = utc_now()

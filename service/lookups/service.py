@@ -14,7 +14,14 @@ from service.lookups.metadata_locations import MetadataLocation
 from service.lookups.models import LookupOptions
 from service.lookups.servers import OutdatedError
 from service.records.catalogs import Catalog
-from service.records.tables import EnrolledTable, full_name, get_table, not_enrolled
+from service.records.tables import (
+    EnrolledTable,
+    audited_name,
+    full_name,
+    get_table,
+    not_enrolled,
+    quoted_name,
+)
 from service.settings import Settings
 from service.tables.names import are_named, enrolled_tables, only_one
 
@@ -31,7 +38,7 @@ def asked_about(session: Session, caller: Principal, named: str) -> tuple[Enroll
         table = get_table(session, named)
         found = table, session.get_one(Catalog, table.catalog_id)
         if not _may_ask(caller, full_name(*found)):
-            raise _not_for(caller, full_name(*found))
+            raise _not_for(caller, audited_name(session, table))
         return found
     tables = session.exec(enrolled_tables().where(are_named([named]))).all()
     asked = [pair for pair in tables if _may_ask(caller, full_name(*pair))]
@@ -49,7 +56,9 @@ def record(
 
     counts: of keys, and what else the audit log tells.
     """
-    audit.record(session, caller, "table.look_up", full_name(table, catalog), "allowed", **counts)
+    audit.record(
+        session, caller, "table.look_up", quoted_name(catalog.name, table.identifier), "allowed", **counts
+    )
 
 
 def _may_ask(caller: Principal, table: str) -> bool:

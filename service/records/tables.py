@@ -3,6 +3,7 @@
 Parts of an identifier may hold dots, so dotted names are for people and filters; tables go by the parts.
 """
 
+from collections.abc import Iterable
 from datetime import datetime
 
 from sqlalchemy import BigInteger, Index, text
@@ -89,9 +90,15 @@ def full_name(table: EnrolledTable, catalog: Catalog) -> str:
     return f"{catalog.name}.{table.name}"
 
 
+def quoted_name(catalog: str, identifier: Iterable[str]) -> str:
+    """No other table's, whatever dots are in parts of names: these are quoted as in Spark's SQL."""
+    parts = (catalog, *identifier)
+    return ".".join(f"`{part.replace('`', '``')}`" if set(".`") & set(part) else part for part in parts)
+
+
 def audited_name(session: Session, table: EnrolledTable) -> str:
     """What was done to the table is listed by this: another catalog may have one of the same name."""
-    return full_name(table, session.get_one(Catalog, table.catalog_id))
+    return quoted_name(session.get_one(Catalog, table.catalog_id).name, table.identifier)
 
 
 def not_enrolled(named: str) -> NotFoundError:

@@ -28,7 +28,7 @@ from service.policies.staging import check_staging, lock_enrolments
 from service.problems import PROBLEM_PATH
 from service.records.catalogs import Catalog
 from service.records.keys import Role
-from service.records.tables import EnrolledTable, add_table
+from service.records.tables import EnrolledTable, add_table, quoted_name
 from service.settings import Settings
 from service.tables.models import PatternMiss, PatternRequest, PatternResult, TableRequest, TableView
 from service.tables.service import check_key_sets, view
@@ -82,9 +82,7 @@ def load_for_enrolment(
 
     Raises UnreachableError, or InvalidError when catalog, table, branch or key columns are not there.
     """
-    require_role(
-        principal, Role.OPERATOR, "table.enroll", f"{request.catalog}.{'.'.join(request.identifier)}"
-    )
+    require_role(principal, Role.OPERATOR, "table.enroll", quoted_name(request.catalog, request.identifier))
     catalog = catalog_of_request(database, request.catalog)
     identifier = tuple(request.identifier)
     table = catalogs.load(catalog, identifier)
@@ -102,13 +100,8 @@ def enroll_table(
     Raises ConflictError if it is enrolled already, or its branches are those of another enrolment, and
     InvalidError if its catalog was removed meanwhile.
     """
-    authorize(
-        session,
-        principal,
-        Role.OPERATOR,
-        "table.enroll",
-        f"{loaded.catalog.name}.{'.'.join(loaded.identifier)}",
-    )
+    name = quoted_name(loaded.catalog.name, loaded.identifier)
+    authorize(session, principal, Role.OPERATOR, "table.enroll", name)
     lock_enrolments(session)
     catalog = _catalog(session, loaded.catalog.id)
     check_places(settings, index_warehouse(settings, catalog), loaded.location, loaded.other_locations)

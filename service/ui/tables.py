@@ -30,7 +30,7 @@ from service.records.catalogs import Catalog
 from service.records.health import HealthStatus, Resolution, TableHealth
 from service.records.jobs import JobKind, JobStatus
 from service.records.reports import SnapshotId
-from service.records.tables import get_table
+from service.records.tables import audited_name, get_table
 from service.scheduling.preview import preview
 from service.settings import CurrentSettings, Settings
 from service.tables import service as tables
@@ -144,6 +144,7 @@ def _table_page(
         status_code=form.status_code,
         form=form,
         table=tables.view(session, settings, row),
+        audited=audited_name(session, row),
         keys=key_form(session, settings, row),
         health=health,
         policy_sections=policy_sections(explain_policy(session, row).values),

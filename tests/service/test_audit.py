@@ -1,6 +1,7 @@
 """What every write through the API leaves in the audit log; `test_access.py` has who is refused."""
 
 import base64
+from itertools import chain, product
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from sqlmodel import col, select
 
 from service.records.audit import AuditEntry
 from service.records.jobs import Job, JobStatus
+from service.records.tables import quoted_name
 from service.settings import Settings
 from tests.access import DECISIONS
 from tests.service.conftest import Running
@@ -167,11 +169,24 @@ def test_what_is_done_to_a_table_is_found_by_one_name(service: Running, iceberg:
     table = service.enroll()
     attached = {"level": "table", "table_id": table["id"], "policy": "manual"}
     assert service.admin.put("/policy-attachments", json=attached).status_code == 200
+    # By its id, as any other name: the log has its own.
+    erased = {"keys": [{"id": 1}], "tables": [table["id"]]}
+    assert service.admin.post("/erasures", json=erased).status_code == 202
     service.admin.post(f"/tables/{table['id']}/pause")
     entries = service.admin.get("/audit", params={"target": "local.db.t"}).json()["items"]
-    assert {entry["action"] for entry in entries} == {"table.enroll", "policy.attach", "table.pause"}
+    actions = {"table.enroll", "policy.attach", "erasure.create", "table.pause"}
+    assert {entry["action"] for entry in entries} == actions
     # From here on it is another name, which the log tells.
     renamed = service.admin.patch("/catalogs/local", json={"name": "lake"}, headers={"If-Match": "*"})
     assert renamed.status_code == 200, renamed.text
     (entry,) = service.admin.get("/audit", params={"action": "catalog.update"}).json()["items"]
     assert (entry["target"], entry["fields"]["name"]) == ("local", "lake")
+
+
+def test_no_two_tables_have_one_name_in_the_log() -> None:
+    assert quoted_name("lake", ["shop", "orders"]) == "lake.shop.orders"
+    assert quoted_name("lake", ["a.b", "or`ders"]) == "lake.`a.b`.`or``ders`"
+    parts = ["".join(signs) for length in (1, 2, 3) for signs in product("a.`", repeat=length)]
+    names = chain(product(parts, parts), product(parts[:12], repeat=3))
+    named = [quoted_name(first, rest) for first, *rest in names]
+    assert len(set(named)) == len(named)

@@ -78,7 +78,7 @@ def test_a_question_that_is_given_up_ends_as_such_whatever_the_audit_log_says(
     monkeypatch.setattr("service.auth.audit.record", fail)
     state = SimpleNamespace(key_limits=KeyLimits(settings), database=database)
     request = Request({"type": "http", "app": SimpleNamespace(state=state), "state": {}})
-    request.state.asked_about = (SimpleNamespace(name="t"), SimpleNamespace(name="c"))
+    request.state.asked_about = (SimpleNamespace(identifier=["t"]), SimpleNamespace(name="c"))
 
     async def give_up() -> asyncio.Task[None]:
         caller = Principal("api_key", "one", "one", Role.VIEWER)
