@@ -161,6 +161,7 @@ def furnish(service: RunningService) -> Pages:
             "search": "/search?search=o",
             "policies": "/policies",
             "policy": "/policies/standard",
+            "policy-own": f"/policies/{policy}",
             "policy-form": f"/policies/{policy}/edit",
             "policy-new": "/policies/new?like=standard",
             "catalogs": "/catalogs",
@@ -340,6 +341,66 @@ def try_policy(page: Page) -> None:
     page.get_by_role("heading", name="What this would have made").wait_for()
 
 
+def refuse_window(page: Page) -> None:
+    page.locator("[name='settings.schedule.windows']").fill("at night")
+    page.get_by_role("button", name="Save").click()
+    page.get_by_role("alert").first.wait_for()
+
+
+def attach_over_another(page: Page) -> None:
+    page.get_by_role("button", name="Attach", exact=True).click()
+    page.get_by_role("button", name="Attach instead").wait_for()
+
+
+def ask_to_remove(page: Page) -> None:
+    page.locator("summary", has_text="Remove").click()
+
+
+def ask_to_rotate(page: Page) -> None:
+    page.locator("summary", has_text="Rotate").first.click()
+
+
+def make_key(page: Page) -> None:
+    """It is shown once."""
+    page.locator("[name=name]").fill("grafana")
+    page.get_by_role("button", name="Create key").click()
+    page.get_by_text("This is the only time that the key is shown").wait_for()
+
+
+def plan_erasure(page: Page) -> None:
+    page.locator("[name=keys]").fill('[{"id": 7}]')
+    page.locator("[name=pattern]").fill("sales.*")
+    page.get_by_role("button", name="Start").click()
+    page.get_by_role("heading", name="A dry run").wait_for()
+
+
+def look_for_matches(page: Page) -> None:
+    page.locator("[name=pattern]").fill("*")
+    page.get_by_role("button", name="Show what matches").click()
+    page.get_by_role("heading", name="tables match").wait_for()
+
+
+def enrol_again(page: Page) -> None:
+    page.locator("[name=pattern]").fill("sales.*")
+    page.get_by_role("button", name="Enrol these now").click()
+    page.get_by_text("was enrolled before").first.wait_for()
+
+
+def cancel_too_late(page: Page) -> None:
+    ended = page.get_by_role("row").filter(has_text="succeeded")
+    ended.first.get_by_role("checkbox").check()
+    page.get_by_role("button", name="Cancel the chosen ones").click()
+    page.get_by_text("refused", exact=True).wait_for()
+
+
+def be_signed_out(page: Page) -> None:
+    """While a form is filled in."""
+    page.get_by_label("Table", exact=True).fill("sales.order")
+    page.context.clear_cookies()
+    page.get_by_role("button", name="Enrol", exact=True).click()
+    page.get_by_text("You are not signed in any more").wait_for()
+
+
 def check_catalog(page: Page) -> None:
     page.get_by_role("button", name="Check", exact=True).click()
     page.get_by_role("heading", name="What the check found").wait_for()
@@ -361,7 +422,17 @@ ACTS = {
     "found": Act("find", find_key),
     "search-open": Act("overview", open_search, is_whole=False),
     "policy-tried": Act("policy-form", try_policy),
+    "policy-refused": Act("policy-form", refuse_window),
+    "policy-attach-asked": Act("policy-own", attach_over_another),
     "catalog-checked": Act("catalog", check_catalog),
+    "table-remove-asked": Act("table", ask_to_remove, is_whole=False),
+    "key-rotate-asked": Act("keys", ask_to_rotate),
+    "key-made": Act("key-new", make_key),
+    "erasure-planned": Act("erasure-new", plan_erasure),
+    "pattern-matches": Act("pattern-new", look_for_matches),
+    "pattern-enrolled": Act("pattern-new", enrol_again),
+    "jobs-refused": Act("jobs", cancel_too_late),
+    "signed-out": Act("register", be_signed_out),  # the last one, as it says
 }
 
 

@@ -839,15 +839,46 @@ def test_a_job_draws_its_attempts_stages_and_moments_and_says_them_by_keyboard(
         return story.evaluate(_ROW, [seconds, rows.index(row)])
 
     # 0.21 s of plan, then 6.84 s of indexing, from the first second on.
-    assert [at(0.5, "Waiting"), at(0.5, "Attempts"), at(2, "Waiting")] == ["muted", None, None]
-    assert [at(2, "Attempts"), at(8.5, "Attempts")] == ["good", "good"]
-    assert [at(1.1, "Plan"), at(2, "Plan")] == ["accent", None]
-    assert [at(1.1, "Index"), at(2, "Index"), at(8, "Index"), at(8.5, "Index")] == [
-        None,
-        "accent",
-        "accent",
-        None,
-    ]
+    expected = {
+        "Waiting": {0.5: "muted", 2: None},
+        "Attempts": {0.5: None, 2: "good", 8.5: "good"},
+        "Plan": {1.1: "accent", 2: None},
+        "Index": {1.1: None, 2: "accent", 8: "accent", 8.5: None},
+    }
+
+    def is_drawn(since: float = 0, until: float = 9) -> bool:
+        drawn = {row: {each: at(each, row) for each in told} for row, told in expected.items()}
+        return all(
+            drawn[row][each] == ink
+            for row, told in expected.items()
+            for each, ink in told.items()
+            if since <= each <= until
+        )
+
+    assert is_drawn()
+    signed_in.locator("#theme").click(click_count=2)
+    wait_until(is_drawn, "the story to be drawn in the other theme")
+    story.scroll_into_view_if_needed()  # from the button of themes
+    box = story.locator(".u-over").bounding_box()
+    assert box is not None
+    left, top = box["x"], box["y"]
+
+    def x_of(seconds: float) -> float:
+        return left + float(story.evaluate("(e, x) => CHARTS.get(e).valToPos(x, 'x')", seconds))
+
+    # A zoom by the mouse draws the same things where they are then.
+    before, span = x_of(1.2) - x_of(1), story.evaluate("e => CHARTS.get(e).scales.x.max")
+    signed_in.mouse.move(x_of(0.7), top + 12)
+    signed_in.mouse.down()
+    signed_in.mouse.move(x_of(3), top + 12, steps=4)
+    signed_in.mouse.up()
+    shown = story.evaluate("e => [CHARTS.get(e).scales.x.min, CHARTS.get(e).scales.x.max]")
+    assert shown == [pytest.approx(0.7, abs=0.05), pytest.approx(3, abs=0.05)]
+    assert x_of(1.2) - x_of(1) == pytest.approx(before * span / 2.3, rel=0.1)
+    wait_until(lambda: is_drawn(0.8, 2.9), "the part to be drawn")
+    signed_in.mouse.dblclick(left + 5, top + 12)
+    wait_until(is_drawn, "all of it to be drawn again")
+    signed_in.mouse.move(0, 0)
     readout = story.locator(".readout")
     story.focus()
     for _ in range(rows.index("Warnings") + 1):
@@ -861,9 +892,7 @@ def test_a_job_draws_its_attempts_stages_and_moments_and_says_them_by_keyboard(
     assert story.evaluate("e => CHARTS.get(e).scales.x.max - CHARTS.get(e).scales.x.min") < whole
     signed_in.keyboard.press("Escape")
     assert story.evaluate("e => CHARTS.get(e).scales.x.max - CHARTS.get(e).scales.x.min") == whole
-    box = story.locator(".u-over").bounding_box()
-    assert box is not None
-    signed_in.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 24 * (rows.index("Attempts") + 0.5))
+    signed_in.mouse.move(left + box["width"] * 0.5, top + 24 * (rows.index("Attempts") + 0.5))
     expect(readout).to_contain_text("Attempt 1 on worker-7: succeeded")
     looks = story.evaluate(_LOOKS, 0)
     assert story.evaluate(_LOOKS, 100) == looks > 0, "each ink is looked up once"

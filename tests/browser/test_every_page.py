@@ -120,10 +120,92 @@ def test_every_page_is_looked_at(furnished: tuple[RunningService, Pages]) -> Non
         assert set(ROUTES) - {route_of(path) for path in paths.values()} == set()
 
 
+_WITHOUT_EVENTS = "window.EventSource = class { addEventListener() {} close() {} };"
+"""What follows by itself would put other elements in the place of those that keys come to."""
+
+_FROM_THE_TOP = """() => {
+    window.stops = [];
+    document.addEventListener("focusin", ({ target }) => stops.push(target));
+    document.body.tabIndex = -1;
+    document.body.focus();
+    document.body.removeAttribute("tabindex");
+    const controls = "a, button, summary, input, select, textarea, .log, [tabindex]";
+    const seen = [...document.querySelectorAll(controls)].filter((control) => control.checkVisibility());
+    // A time has a stop for each of its parts.
+    return seen.length + 8 * seen.filter((control) => control.matches("[type^=date]")).length;
+}"""
+
+_WALKED = """() => {
+    const named = (element) => element.outerHTML.slice(0, 150);
+    const walked = [...new Set(stops)].filter((stop) => stop !== document.body);
+    const problems = [];
+    const controls = "a, button, summary, input, select, textarea, .log, [role=application]";
+    // Arrows lead through a row of cells.
+    const others = ":disabled, [type=hidden], .cells a:not(:last-child)";
+    for (const control of document.querySelectorAll(controls)) {
+        if (control.matches(others) || !control.checkVisibility() || walked.includes(control)) continue;
+        problems.push(`not come to: ${named(control)}`);
+    }
+    const placeOf = (element) => {
+        const { left, right, top, bottom } = element.getBoundingClientRect();
+        return { left: left + scrollX, right: right + scrollX, top: top + scrollY, bottom: bottom + scrollY };
+    };
+    const hangs = (stop) => getComputedStyle(stop.parentElement).position === "sticky";
+    walked.slice(1).forEach((stop, number) => {
+        if (hangs(stop) || hangs(walked[number])) return;  // over whatever has been scrolled to
+        const [before, after] = [placeOf(walked[number]), placeOf(stop)];
+        // And in no column further to the right.
+        const isAbove = after.bottom <= before.top && after.left < before.right;
+        const isInLine = after.top < before.bottom && before.top < after.bottom;
+        if (isAbove || (isInLine && after.right <= before.left))
+            problems.push(`out of order: ${named(walked[number])}, ${named(stop)}`);
+    });
+    for (const stop of walked) {
+        stop.focus();
+        const { outlineStyle, outlineWidth } = getComputedStyle(stop);
+        if (!stop.matches(":focus-visible") || outlineStyle === "none" || parseFloat(outlineWidth) < 2)
+            problems.push(`not seen to be come to: ${named(stop)}`);
+        const [box] = stop.getClientRects();
+        const x = (Math.max(box.left, 0) + Math.min(box.right, innerWidth)) / 2;
+        const y = (Math.max(box.top, 0) + Math.min(box.bottom, innerHeight)) / 2;
+        if (!stop.contains(document.elementFromPoint(x, y))) problems.push(`hidden: ${named(stop)}`);
+    }
+    return problems;
+}"""
+
+
+@first_always("width", list(WIDTHS))
+def test_tab_comes_to_all_that_a_page_has_in_the_order_of_reading_and_is_seen_there(
+    browser: Browser, furnished: tuple[RunningService, Pages], width: str
+) -> None:
+    service, pages = furnished
+    context = browser.new_context(viewport={"width": WIDTHS[width], "height": 900})
+    context.add_init_script(_WITHOUT_EVENTS)
+    page = context.new_page()
+
+    def walk(name: str, path: str) -> list[str]:
+        page.goto(service.url + path)
+        if name == "jobs":
+            # What can be done with the chosen ones hangs over the list then.
+            page.get_by_role("checkbox", name="Choose all").check()
+        number = page.evaluate(_FROM_THE_TOP)
+        for _ in range(number):
+            page.keyboard.press("Tab")
+        return list(page.evaluate(_WALKED))
+
+    found = {name: walk(name, path) for name, path in pages.anonymous.items()}
+    sign_in(context, service)
+    found |= {name: walk(name, path) for name, path in one_of_each_route(pages.signed_in).items()}
+    context.close()
+    assert {name: problems for name, problems in found.items() if problems} == {}
+
+
 TYPED = {
     "register": ("identifier", "sales.order"),
     "table-form": ("key_sets", "id,,region"),
     "find": ("value_0", "seven"),
+    "write": ("rows", "[{"),
+    "erasure-new": ("keys", "7"),
     "policy-new": ("settings.convert.age_seconds", "soon"),
     "policy-form": ("settings.schedule.windows", "at night"),
     "catalog-new": ("properties", "nowhere"),

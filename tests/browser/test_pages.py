@@ -575,6 +575,37 @@ def test_a_page_is_found_by_keyboard_from_any_other(signed_in: Page, service: Ru
     expect(words).to_be_hidden()
 
 
+def test_the_first_stop_of_a_page_leads_past_its_bar(signed_in: Page, service: RunningService) -> None:
+    signed_in.goto(f"{service.url}/jobs")
+    signed_in.keyboard.press("Tab")
+    expect(signed_in.get_by_role("link", name="Skip to content")).to_be_focused()
+    signed_in.keyboard.press("Enter")
+    signed_in.keyboard.press("Tab")
+    expect(signed_in.locator("main :focus")).to_be_visible()
+
+
+def test_what_asks_before_it_is_done_is_answered_by_keys_alone(
+    signed_in: Page, service: RunningService
+) -> None:
+    service.post("/api-keys", name="spare", role="viewer")
+    signed_in.goto(f"{service.url}/api-keys")
+    row = signed_in.get_by_role("row").filter(has_text="spare")
+    question = row.locator("summary", has_text="Revoke")
+    answer = row.get_by_role("button", name="Revoke key")
+    while not question.evaluate("question => question === document.activeElement"):
+        signed_in.keyboard.press("Tab")
+    for last, is_revoked in (("Escape", False), ("Enter", True)):
+        expect(answer).to_be_hidden()
+        signed_in.keyboard.press("Enter")
+        expect(answer).to_be_visible()
+        signed_in.keyboard.press("Tab")
+        expect(answer).to_be_focused()
+        signed_in.keyboard.press(last)
+        if not is_revoked:
+            expect(question).to_be_focused()
+    expect(row).to_contain_text("revoked")
+
+
 def test_a_search_that_fails_is_told_and_leaves_the_page_as_it_is(
     signed_in: Page, service: RunningService
 ) -> None:

@@ -429,11 +429,13 @@ for (const typed of document.querySelectorAll("input[type=datetime-local]")) {
   typed.addEventListener("change", () => { sent.value = typed.value && new Date(typed.value).toISOString(); });
   document.getElementById(`${typed.id}-zone`).textContent = Intl.DateTimeFormat().resolvedOptions().timeZone;
 }
-// What hangs over the page goes away as people expect.
+// What hangs over the page goes away as people expect; what asks in the midst of it is left open by a click, which
+// would move what was clicked at.
 function closeOthers(event) {
-  for (const open of document.querySelectorAll(".title details[open]")) {
+  for (const open of document.querySelectorAll(".confirm[open]")) {
+    const isLeft = event.type === "click" && open.matches(".title *") && !open.contains(event.target);
     if (event.key === "Escape" && open.contains(document.activeElement)) open.querySelector("summary").focus();
-    if (event.key === "Escape" || (event.type === "click" && !open.contains(event.target))) open.open = false;
+    if (event.key === "Escape" || isLeft) open.open = false;
   }
 }
 // In the grid of jobs, which end at the right: by as many to the left of the end, a row up or down.
