@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, NamedTuple
 
-from sqlalchemy import ColumnElement, Select, TextClause, bindparam, func, literal, union_all
+from sqlalchemy import ColumnElement, Select, TextClause, bindparam, case, func, literal, union_all
 from sqlalchemy import select as columns
 from sqlmodel import Session, col, or_, select
 from sqlmodel.sql.expression import SelectOfScalar
@@ -295,7 +295,8 @@ def _chosen(
         by_creation.append(REQUESTED)
         ids.append(select(Job.id).where(REQUESTED))
     if kinds:
-        rest.append(col(Job.kind).not_in([kind.value for kind in JobKind if kind not in kinds]))
+        # Compared one by one: a walk that passes over most jobs takes twice as long with a list of kinds.
+        rest.append(case({kind.value: True for kind in kinds}, value=col(Job.kind), else_=False))
         if not COMMON_KINDS.intersection(kinds):
             of_kinds = (UNCOMMON, col(Job.kind).in_([kind.value for kind in kinds]))
             ids.append(select(Job.id).where(*of_kinds))

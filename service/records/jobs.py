@@ -199,10 +199,11 @@ class Job(SQLModel, table=True):
         Index("ix_jobs_table_id_created_at", "table_id", "created_at"),
         # With what is asked of those that ended, so that it is read from here alone.
         Index("ix_jobs_table_id_ended_at", "table_id", "ended_at", "started_at", "id"),
-        Index("ix_jobs_created_at_id", "created_at", "id"),
+        # With the kind, so that jobs of some kinds are found in this order without a look at the others.
+        Index("ix_jobs_created_at_id_kind", "created_at", "id", "kind"),
+        Index("ix_jobs_ended_at_kind", "ended_at", "kind"),
         Index("ix_jobs_uncommon", "kind", "created_at", sqlite_where=UNCOMMON, postgresql_where=UNCOMMON),
         Index("ix_jobs_requested", "created_at", "id", sqlite_where=REQUESTED, postgresql_where=REQUESTED),
-        Index("ix_jobs_ended_at", "ended_at"),
         Index("ix_jobs_failed", "status", "ended_at", sqlite_where=FAILED, postgresql_where=FAILED),
         Index(
             "ix_jobs_unsuccessful",

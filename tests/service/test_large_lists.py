@@ -289,8 +289,8 @@ def test_jobs_by_status_are_counted_up_to_so_many_by_walking_an_index(
     [
         ({"catalog": "local"}, "ix_jobs_status_catalog_id_table_id (status=? AND catalog_id=?)"),
         ({"table_id": "t"}, "ix_jobs_status_catalog_id_table_id (status=? AND catalog_id=? AND table_id=?)"),
-        ({"since": START}, "ix_jobs_created_at_id (created_at>?)"),
-        ({"until": START, "catalog": "local"}, "ix_jobs_created_at_id (created_at<?)"),
+        ({"since": START}, "ix_jobs_created_at_id_kind (created_at>?)"),
+        ({"until": START, "catalog": "local"}, "ix_jobs_created_at_id_kind (created_at<?)"),
         ({"since": START, "table_id": "t"}, "ix_jobs_table_id_created_at (table_id=? AND created_at>?)"),
         ({"kinds": [JobKind.VERIFY]}, "ix_jobs_uncommon (kind=?"),
         pytest.param({"kinds": [JobKind.VERIFY, JobKind.INDEX]}, "ix_jobs_created_at_id", id="two-kinds"),
@@ -364,6 +364,24 @@ def test_jobs_that_fit_a_filter_are_listed_without_a_walk_through_the_others(
             assert [step for step in steps if index in step], steps
             assert not [step for step in steps if "SCAN jobs" in step and index not in step], steps
             assert most > 0 or not [step for step in steps if step.endswith("B-TREE FOR ORDER BY")], steps
+
+
+@pytest.mark.parametrize("sort", ["-created_at", "-ended_at"])
+def test_jobs_of_other_kinds_are_passed_over_in_the_index_alone(database: Database, sort: str) -> None:
+    page = PageRequest(limit=9, sort=sort)
+    with statements_of(database) as asked, database.read() as session:
+        list_jobs(session, page, kinds=[JobKind.INDEX])
+    statement, values = next(pair for pair in asked if "jobs.progress" in pair[0])
+    with database.engine.connect() as connection:
+        program = connection.exec_driver_sql(f"EXPLAIN {statement}", values).all()
+    # Rows of the table are sought when one of their columns is read: before that, the kind is, of the index.
+    sought = next(number for number, step in enumerate(program) if step[1] == "DeferredSeek")
+    of_index, *read_from = [
+        program[sought][2],
+        *(step[2] for step in program[sought:] if step[1] == "Column"),
+    ]
+    assert read_from[0] == of_index
+    assert {*read_from} > {of_index}
 
 
 @pytest.mark.parametrize("few", [3, 2], ids=["few", "many"])

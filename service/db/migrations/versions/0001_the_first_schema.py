@@ -485,8 +485,8 @@ def _create_tables() -> None:
         ),
         sa.PrimaryKeyConstraint("id"),
     )
-    op.create_index("ix_jobs_created_at_id", "jobs", ["created_at", "id"], unique=False)
-    op.create_index("ix_jobs_ended_at", "jobs", ["ended_at"], unique=False)
+    op.create_index("ix_jobs_created_at_id_kind", "jobs", ["created_at", "id", "kind"], unique=False)
+    op.create_index("ix_jobs_ended_at_kind", "jobs", ["ended_at", "kind"], unique=False)
     op.create_index(
         "ix_jobs_failed",
         "jobs",
