@@ -1,5 +1,6 @@
 """Spark's Python processes, forked from one that has imported what tasks of jobs need, if it is there."""
 
+import gc
 from contextlib import suppress
 
 from pyspark.daemon import manager
@@ -8,4 +9,6 @@ with suppress(ImportError):
     import worker.jobs.pipeline as _  # noqa: F401
 
 if __name__ == "__main__":
+    # Each of them looks for garbage after each task: among what was imported it would find none.
+    gc.freeze()
     manager()  # type: ignore[no-untyped-call]
