@@ -2,6 +2,7 @@
 
 import gc
 from contextlib import suppress
+from zipimport import zipimporter
 
 from pyspark.daemon import manager
 
@@ -11,4 +12,6 @@ with suppress(ImportError):
 if __name__ == "__main__":
     # Each of them looks for garbage after each task: among what was imported it would find none.
     gc.freeze()
+    # And before each task for new modules: it reads all names in PySpark's archive, for each package anew.
+    zipimporter.invalidate_caches = lambda self: None  # type: ignore[method-assign]
     manager()  # type: ignore[no-untyped-call]
