@@ -507,7 +507,8 @@ class TableBuilder:
         return [WrittenFile({**dv, "file-size-in-bytes": size}) for dv in written]
 
     def _new_path(self, extension: str) -> str:
-        return f"{self.java.location()}/data/{uuid.uuid4()}.{extension}"
+        java, _ = self.last_seen or (self.java, "")
+        return f"{java.location()}/data/{uuid.uuid4()}.{extension}"
 
     def _write(
         self,
