@@ -399,7 +399,9 @@ def cancel_job(session: Session, principal: Principal, job_id: str) -> JobView:
         return view(session, job)
     if not JobStatus(job.status).is_cancelable:
         raise ConflictError(
-            "job-not-cancelable", f"Job {job_id} is {job.status}.", "Nothing to do: it will not run again."
+            "job-not-cancelable",
+            f"The status of job {job_id} is {job.status}.",
+            "Nothing to do: it will not run again.",
         )
     queue.cancel(session, job, f"requested by {principal.name}", utc_now())
     return view(session, job)
@@ -418,7 +420,9 @@ def retry_job(session: Session, principal: Principal, job_id: str) -> JobView:
     authorize(session, principal, Role.OPERATOR, "job.retry", job_id)
     if not JobStatus(job.status).is_retryable:
         raise ConflictError(
-            "job-not-retryable", f"Job {job_id} is {job.status}.", "Request a new job of its table."
+            "job-not-retryable",
+            f"The status of job {job_id} is {job.status}.",
+            "Request a new job of its table.",
         )
     if job.kind == JobKind.ERASE.value:
         raise ConflictError(

@@ -322,11 +322,17 @@ _LEFT_OVER = """() => {
 }"""
 """Figures of which one is left over for a row of its own."""
 
+_AT_THE_BORDER = """() => [...document.querySelectorAll(".card")]
+    .filter((card) => card.checkVisibility() && parseFloat(getComputedStyle(card).paddingLeft) < 8)
+    .map((card) => card.outerHTML.slice(0, 150))"""
+"""What begins where the line around it is."""
+
 
 def _examine(page: Page) -> list[str]:
     problems = [f"out of reach: {control}" for control in page.evaluate(_OUT_OF_REACH)]
     page.evaluate("for (const folded of document.querySelectorAll('details')) folded.open = true")
     problems += [f"alone in its row: {figure}" for figure in page.evaluate(_LEFT_OVER)]
+    problems += [f"at the border: {card}" for card in page.evaluate(_AT_THE_BORDER)]
     if page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth"):
         problems.append("wider than the window")
     # What a script writes to the style of an element is none that the page brings along.

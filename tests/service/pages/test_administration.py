@@ -368,6 +368,7 @@ def test_a_policy_takes_the_place_only_of_the_one_that_was_shown(
     asked = admin.send("/attach", {"namespace": "taken"})
     assert (asked.status, there()) == (412, "manual")
     assert "manual is attached there since" in asked.text
+    assert "in the meantime" not in asked.text, "it is a question, and says what is there"
     admin.send("/attach", {"namespace": "taken", "catalog": "local"})
     assert there() == "second"
     # The button detaches this policy, not what somebody has attached instead.

@@ -77,6 +77,7 @@ def test_a_table_that_would_refuse_is_named_by_the_dry_run(
     page = person.send("/erasures/new", keys=KEYS, tables="erased.a, erased.b", dry_run="true")
     assert "table erased.b is paused" in page.text
     assert "would be refused as a whole because of 1 table" in page.text
+    assert 'class="remedy"' not in page.html, "a reason is nothing to do"
     page = person.send("/erasures/new", dry_run="false")
     assert page.status == 409
 
