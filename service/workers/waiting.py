@@ -104,16 +104,19 @@ class Claims:
     async def _serve(self, first: Sequence[_Waiting]) -> bool:
         """Answer the claims that wait longest; False if there was nothing for one of them."""
         here: list[_Waiting] = []
-        try:
-            for each in first:
+        for each in first:
+            try:
                 if await each.is_gone():
                     each.tell(None)
                 else:
                     here.append(each)
-            asks = [(each.ask, each.ask.worker_id) for each in here]
+            except Exception as error:
+                each.fail(error)
+        asks = [(each.ask, each.ask.worker_id) for each in here]
+        try:
             gets = await self._database.in_thread(self._claims.call_all, asks)
         except Exception as error:
-            for each in first:
+            for each in here:
                 each.fail(error)
             return True
         return all(await asyncio.gather(*map(self._tell, here, gets)))
