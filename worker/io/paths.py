@@ -63,6 +63,11 @@ class Paths(Sequence[str]):
     def __reduce__(self) -> tuple[object, ...]:
         return Paths, ([self._array],)
 
+    @property
+    def size_bytes(self) -> int:
+        """With their text, wherever it lies."""
+        return int(self._array.nbytes)
+
     def take(self, places: Int64Array) -> pa.Array:
         return self._array.take(pa.array(places))
 
@@ -94,24 +99,20 @@ class PathPlaces:
     def pairs(self, others: Iterable[pa.Array]) -> Iterator[tuple[Int64Array, Int64Array]]:
         """As `Paths.pairs`; of paths that are equal, the first comes first."""
         packed, place_bits = self._packed, self._place_bits
-        if not len(packed):
-            return
         start = 0
         for piece in others:
-            rows, wanted = np.arange(len(piece)), _hashes(piece) & ~place_bits
-            at = np.searchsorted(packed, wanted)
-            while True:
-                here = np.minimum(at, len(packed) - 1)
-                left = np.flatnonzero((at < len(packed)) & (packed[here] & ~place_bits == wanted))
-                if not len(left):
-                    break
-                rows, wanted, at = rows[left], wanted[left], at[left]
-                places = (packed[at] & place_bits).astype(np.int64)
+            wanted = _hashes(piece) & ~place_bits
+            first = np.searchsorted(packed, wanted)
+            counts = np.searchsorted(packed, wanted | place_bits, side="right") - first
+            ends = np.cumsum(counts)
+            for begin in range(0, int(counts.sum()), PIECE):
+                pairs = np.arange(begin, min(begin + PIECE, ends[-1]))
+                rows = np.searchsorted(ends, pairs, side="right")
+                places = (packed[first[rows] + pairs - (ends - counts)[rows]] & place_bits).astype(np.int64)
                 same = pc.equal(piece.take(pa.array(rows)), self._paths.take(places)).to_numpy(
                     zero_copy_only=False
                 )
                 yield start + rows[same], places[same]
-                at = at + 1
             start += len(piece)
 
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from worker.io import paths as paths_module
-from worker.io.paths import Paths
+from worker.io.paths import PathPlaces, Paths
 from worker.table.files import (
     DataFile,
     DataFiles,
@@ -157,6 +157,12 @@ def test_paths_are_paired_as_they_are_written(ours: list[str], others: list[str]
     assert sorted(found) == [
         (at, place) for at, other in enumerate(others) for place, path in enumerate(ours) if path == other
     ]
+
+
+def test_a_path_that_lies_in_many_places_is_found_in_them_at_once() -> None:
+    places = PathPlaces(Paths([pa.array(["a", "b"] * 500)]))
+    (pairs,) = places.pairs([pa.array(["b"], pa.large_string())])
+    assert [column.tolist() for column in pairs] == [[0] * 500, list(range(1, 1000, 2))]
 
 
 @given(st.lists(st.integers(0, 9)), st.integers(1, 5))
