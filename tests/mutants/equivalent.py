@@ -77,14 +77,6 @@ QUERY = (
         "an estimate of memory",
     ),
     Equivalent(
-        "worker/query/answers.py",
-        "return DATA_FILE_BYTES * len(files.data_files) + DELETE_FILE_BYTES * len(files.delete_files)"
-        " + 10_000",
-        "return DATA_FILE_BYTES * len(files.data_files) + DELETE_FILE_BYTES * len(files.delete_files)"
-        " // 10_000",
-        "an estimate of memory",
-    ),
-    Equivalent(
         "worker/query/places.py",
         "if len(wanted) == asked.num_rows:  # none are equal",
         "if len(wanted) > asked.num_rows:  # none are equal",

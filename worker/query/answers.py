@@ -49,7 +49,6 @@ from worker.query.json_keys import keys_of_json
 from worker.query.places import Coverage, Places
 from worker.query.snapshot import TableSnapshot, is_head_of, snapshot_of
 from worker.table.avro_files import CorruptMetadataError
-from worker.table.manifests import DATA_FILE_BYTES, DELETE_FILE_BYTES
 
 KEPT_BYTES = 320 * 1024**2
 _FILES_BYTES = 100_000
@@ -151,7 +150,7 @@ class Answers:
             table = self._cache.get(
                 ("snapshot", *name),
                 lambda: TableSnapshot(place.tables, metadata, snapshot, self._cache, is_head=is_head),
-                _snapshot_bytes,
+                lambda table: table.size_bytes,
             )
         except FileNotFoundError as error:  # of a manifest: another snapshot may have all of its own
             remedy = "Ask about a snapshot that has not expired, or restore the file."
@@ -275,11 +274,6 @@ def _database(place: TablePlace, metadata: TableMetadata) -> str:
 
 def _index_name(place: TablePlace, metadata: TableMetadata, key_set: KeySet) -> Hashable:
     return ("index", place.indexes, place.index_warehouse, _database(place, metadata), key_set)
-
-
-def _snapshot_bytes(table: TableSnapshot) -> int:
-    files = table.files
-    return DATA_FILE_BYTES * len(files.data_files) + DELETE_FILE_BYTES * len(files.delete_files) + 10_000
 
 
 def _index_bytes(opened: _OpenIndex) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -40,12 +40,13 @@ from worker.table.files import (
     SnapshotFiles,
 )
 from worker.table.manifests import read_snapshot_files
-from worker.table.plan import by_key_set
 
 _MATCHER_BYTES = 80  # of each key, once it was looked for
 _NO_DELETES = -2  # the number of a partition that no delete is of
 _KEY_BYTES = 25 + _MATCHER_BYTES  # of each key, beside its columns
 _PARTITION_BYTES = 200
+_PLACES_BYTES = 16  # of a delete file: among those of its kind, and among those that name a data file
+_SNAPSHOT_BYTES = 10_000  # beside its files
 _POSITION_BYTES = 20  # of a position delete, with the number of its path
 PENDING_BYTES = 300 * 1024**2
 """Of the equality deletes of one key set: more would not be kept, but read for each question."""
@@ -78,14 +79,19 @@ class TableSnapshot:
             files = NO_FILES if snapshot is None else read_snapshot_files(metadata, snapshot, storage.io)
         self.files = files
         self._named = self.files.delete_files.places_of_named()
-        self._by_partition: dict[PartitionKey, list[DeleteFile]] = defaultdict(list)
-        deletes = self.files.position_deletes
-        for delete in deletes.where(~deletes.are_file_scoped):
-            self._by_partition[delete.partition].append(delete)
+        positions, pending = self.files.position_deletes, self.files.equality_deletes
+        self._in_partitions = _ByPartition(positions.where(~positions.are_file_scoped))
         self._pending = [
-            (field_ids, DeleteFiles.of(deletes), _digest(metadata, field_ids, deletes))
-            for field_ids, deletes in by_key_set(self.files.equality_deletes)
+            (field_ids, deletes, _digest(metadata, field_ids, deletes))
+            for field_ids, deletes in _by_key_set(pending)
         ]
+
+    @property
+    def size_bytes(self) -> int:
+        """In memory, about."""
+        files = self.files
+        places = _PLACES_BYTES * len(files.delete_files)
+        return files.data_files.held_bytes + files.delete_files.held_bytes + places + _SNAPSHOT_BYTES
 
     @property
     def schema(self) -> Schema:
@@ -141,8 +147,34 @@ class TableSnapshot:
                 is_of_positions = delete.content is FileContent.POSITION_DELETES
                 if is_of_positions and delete.referenced_data_file is not None:
                     found[at].append(delete)
-        in_partition = (self._by_partition.get(file.partition, ()) for file in files)
-        return [(*of_file, *others) for of_file, others in zip(found, in_partition, strict=True)]
+        partitions = {file.partition for file in files}
+        others = {partition: tuple(self._in_partitions[partition]) for partition in partitions}
+        return [(*of_file, *others[file.partition]) for file, of_file in zip(files, found, strict=True)]
+
+
+class _ByPartition:
+    """Delete files of partitions, found by these."""
+
+    def __init__(self, deletes: DeleteFiles) -> None:
+        self._numbers: dict[PartitionKey, int] = {}
+        of_kind = [self._numbers.setdefault(kind.partition, len(self._numbers)) for kind in deletes.kinds]
+        numbers = np.array(of_kind, np.int64)[deletes.kind_of]
+        order = np.argsort(numbers, kind="stable")
+        self._deletes = deletes.select(order)
+        self._starts = np.searchsorted(numbers[order], np.arange(len(self._numbers) + 1))
+
+    def __getitem__(self, partition: PartitionKey) -> Sequence[DeleteFile]:
+        """In the order in which they came."""
+        if (number := self._numbers.get(partition)) is None:
+            return ()
+        return self._deletes[self._starts[number] : self._starts[number + 1]]
+
+
+def _by_key_set(deletes: DeleteFiles) -> Iterator[tuple[tuple[int, ...], DeleteFiles]]:
+    """Equality deletes by their ascending field ids, and these in order."""
+    for field_ids in sorted({kind.equality_ids for kind in deletes.present_kinds()}):
+        are_by = np.array([kind.equality_ids == field_ids for kind in deletes.kinds])
+        yield field_ids, deletes.where(are_by[deletes.kind_of])
 
 
 @dataclass(frozen=True, slots=True)

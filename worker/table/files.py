@@ -64,6 +64,10 @@ class FileKind(NamedTuple):
     names_data_file: bool = False
 
 
+_KIND_BYTES = 400
+"""That a kind takes in memory, about, beside the values of its partition."""
+
+
 class Files(Sequence[F]):
     """Files in columns, numbers beside their paths' text; each is made an object when asked for.
 
@@ -213,6 +217,14 @@ class Files(Sequence[F]):
     def paths(self) -> Iterator[str]:
         """In order."""
         return (path for piece in self.path_pieces() for path in piece.to_pylist())
+
+    @property
+    def held_bytes(self) -> int:
+        """That its columns take, which a selection holds whole."""
+        numbers = self._numbers.nbytes + self._kind_of.nbytes
+        texts = sum(text.size_bytes for text in self._texts)
+        kinds = sum(_KIND_BYTES + len(kind.partition.values) for kind in self.kinds)
+        return numbers + texts + kinds
 
     @property
     def kind_of(self) -> npt.NDArray[np.int32]:

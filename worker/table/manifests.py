@@ -82,8 +82,6 @@ READ_AHEAD = 64  # manifests whose files are held apart at most
 READ_FILES_BYTES = 4 * 1024**2  # of metadata that a job keeps for its commit
 _KEPT_BYTES = 96 * 1024**2
 _MANIFEST_BYTES = 3_000  # that one takes besides its files, once it was read
-DATA_FILE_BYTES, DELETE_FILE_BYTES = 250, 600
-"""That a live file of a snapshot takes in memory, about."""
 
 
 class MissingMetadataError(JobError):
@@ -155,8 +153,8 @@ def read_snapshot_files(
                 read = threads.map(lambda one: read_manifest(io, one, specs, kept), new)
                 for manifest, found in zip(some, known, strict=True):
                     of_manifest, deletes = found or next(read)
-                    size = DATA_FILE_BYTES * len(of_manifest) + DELETE_FILE_BYTES * len(deletes)
-                    take_memory(size)
+                    size = of_manifest.held_bytes + deletes.held_bytes
+                    take_memory(2 * size)  # apart, and joined
                     room -= size + _MANIFEST_BYTES
                     if found is None and room >= 0:
                         KEPT.put(name(manifest), (of_manifest, deletes), size + _MANIFEST_BYTES)

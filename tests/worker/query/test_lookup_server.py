@@ -405,7 +405,7 @@ POSITION_DELETE = DeleteFile(
         (Answers, "coverage"),  # what was sent
         (answers, "parse_table_metadata"),
         (manifests, "_files"),
-        (snapshot, "by_key_set"),  # what manifests tell
+        (snapshot, "_by_key_set"),  # what manifests tell
         (snapshot, "existing_deletes"),
         (key_set_index, "FileDictionary"),
         (KeyReader, "_to_key_batch"),

@@ -2,18 +2,24 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.service.iceberg_tables import IcebergCatalog
+from tests.worker.table.test_data_files import FILES, PARTITIONS, TEXTS
 from worker.contract.lookups import AskedKeys
+from worker.io.cache import Cache
 from worker.io.storage import Storage
 from worker.keys.read import KeyReader
 from worker.query import places, snapshot
 from worker.query.answers import Answers, TablePlace
 from worker.query.errors import NotCoveredError
-from worker.table.files import DeleteFile
+from worker.query.snapshot import TableSnapshot
+from worker.table.files import DataFile, DataFiles, DeleteFile, DeleteFiles, FileContent, SnapshotFiles
 
 
 @pytest.fixture
@@ -94,3 +100,38 @@ def test_pending_deletes_whose_keys_are_large_are_refused(
     iceberg.delete_keys("db.large", ["z" * 10_000], column="region")
     with pytest.raises(NotCoveredError, match="More equality deletes"):
         ask("db.large")
+
+
+DELETES = st.builds(
+    DeleteFile,
+    st.sampled_from(FileContent),
+    TEXTS,
+    st.just("parquet"),
+    PARTITIONS,
+    st.just(1),
+    st.just(1),
+    st.integers(1, 3),
+    st.sampled_from([(1,), (2,)]),
+    st.none() | TEXTS,
+)
+
+
+@given(st.lists(FILES, max_size=6), st.lists(DELETES, max_size=8))
+def test_position_deletes_are_those_of_a_file_and_of_its_partition(
+    files: list[DataFile], deletes: list[DeleteFile]
+) -> None:
+    of_table = SnapshotFiles(DataFiles.of(files), DeleteFiles.of(deletes), frozenset())
+    table = TableSnapshot(Storage(), MagicMock(), None, Cache(0), files=of_table)
+    positions = [one for one in deletes if one.content is FileContent.POSITION_DELETES]
+    assert table.deletes_of(files) == [
+        (
+            *(one for one in positions if one.referenced_data_file == file.path),
+            *(
+                one
+                for one in positions
+                if one.referenced_data_file is None and one.partition == file.partition
+            ),
+        )
+        for file in files
+    ]
+    assert table.size_bytes > sum(len(file.path) for file in files) + sum(len(one.path) for one in deletes)

@@ -165,6 +165,18 @@ def test_a_path_that_lies_in_many_places_is_found_in_them_at_once() -> None:
     assert [column.tolist() for column in pairs] == [[0] * 500, list(range(1, 1000, 2))]
 
 
+def test_what_files_hold_is_counted_with_their_text() -> None:
+    def held(path: str, partitions: int = 1) -> int:
+        keys = [PartitionKey(0, f"[{number}]") for number in range(partitions)]
+        numbers = range(100)
+        return DataFiles.of(
+            DataFile(path, "parquet", keys[number % partitions], 1, 1, 1) for number in numbers
+        ).held_bytes
+
+    assert held("a" * 1000) - held("a") >= 99_900
+    assert held("a", partitions=100) - held("a") >= 99 * 250
+
+
 @given(st.lists(st.integers(0, 9)), st.integers(1, 5))
 def test_groups_are_cut_in_order_where_they_are_full(counts: list[int], groups: int) -> None:
     cuts = balanced(np.array(counts, np.int64), groups)
