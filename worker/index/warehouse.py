@@ -40,7 +40,8 @@ class IndexWarehouse:
     def __init__(self, location: str, storage: Storage) -> None:
         self.location = location.rstrip("/")
         self.storage = storage
-        self._listed: dict[str, list[str]] = {}
+        self._listed: tuple[str, list[str]] | None = None
+        """Of the database that was listed last. A process may come to very many."""
         if storage.is_local(self.location):
             self._catalog: Catalog = CatalogFactory.create({"warehouse": self.location})
         else:
@@ -77,7 +78,7 @@ class IndexWarehouse:
             primary_keys=list(primary_key),
             options={**_TABLE_OPTIONS, TABLE_ID: uuid.uuid4().hex, **options},
         )
-        self._listed.pop(database, None)
+        self._listed = None
         with unwrapped():
             self._catalog.create_database(database, True)
             self._catalog.create_table(f"{database}.{name}", paimon_schema, True)
@@ -94,13 +95,13 @@ class IndexWarehouse:
             names = [name for name in self._catalog.list_tables(database) if name != REPORTS]
         except DatabaseNotExistException:
             names = []
-        self._listed[database] = names
+        self._listed = database, names
         return names
 
     def listed_names(self, database: str) -> list[str]:
         """As they were when they were last looked for, unless this has changed them since."""
-        found = self._listed.get(database)
-        return self.table_names(database) if found is None else found
+        listed = self._listed
+        return listed[1] if listed is not None and listed[0] == database else self.table_names(database)
 
     def place_of(self, database: str, name: str) -> str:
         """Where something of a database lies."""
@@ -112,12 +113,12 @@ class IndexWarehouse:
         Also without a schema, by which Paimon knows a table: a worker that slept while another dropped it may
         write on when it wakes.
         """
-        self._listed.pop(database, None)
+        self._listed = None
         self._catalog.file_io.delete(self.place_of(database, name), True)
 
     def drop(self, database: str) -> None:
         """Deletes every index table of a database, if it exists, and what lies beside them."""
-        self._listed.pop(database, None)
+        self._listed = None
         self._catalog.drop_database(database, ignore_if_not_exists=True, cascade=True)
 
 
