@@ -87,7 +87,7 @@ class IndexSteps(WritingSteps):
             if index is None:
                 continue
             with patch("worker.index.compaction.KEEP_SECONDS", keeps):
-                done = _compact(self._job(), table, index)
+                done = _compact(self._job(), table, warehouse, index)
             said.append(
                 f"{key_set}: {done['entries_before']} entries in {done['sorted_runs_before']} runs became"
                 f" {done['entries_after']} in {done['sorted_runs_after']}"

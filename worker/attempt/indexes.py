@@ -7,6 +7,7 @@ from worker.attempt.job import Job
 from worker.attempt.pinned_table import PinnedTable
 from worker.index.key_set_index import (
     DamagedIndexError,
+    IndexState,
     KeySetIndex,
     indexed_key_sets,
     key_sets_in,
@@ -31,7 +32,7 @@ def open_again(
     rebuild: bool = False,
 ) -> KeySetIndex | None:
     """As `open_index`; what this worker has read of it before is not read again."""
-    forget_index(job, key_set)
+    forget_index(job, table, warehouse, key_set)
     known = KEPT.find(_name(table, warehouse, key_set))
     database = table.index_database
     index = open_index(warehouse, database, key_set, create=create, rebuild=rebuild, known=known)
@@ -42,13 +43,24 @@ def open_again(
 
 def keep_index(job: Job, table: PinnedTable, warehouse: IndexWarehouse, index: KeySetIndex) -> None:
     """As it was found or left: to open it again takes less time, and to report it none."""
-    job.indexes[index.key_set] = index
-    KEPT.put(_name(table, warehouse, index.key_set), index.state, index.state.size_bytes)
+    name, state = _name(table, warehouse, index.key_set), index.state
+    job.indexes[name] = state
+    KEPT.put(name, state, state.size_bytes)
 
 
-def forget_index(job: Job, key_set: KeySet) -> None:
+def forget_index(job: Job, table: PinnedTable, warehouse: IndexWarehouse, key_set: KeySet) -> None:
     """It is about to be changed, or opened anew: whoever asks for it next looks what became of it."""
-    job.indexes.pop(key_set, None)
+    job.indexes.pop(_name(table, warehouse, key_set), None)
+
+
+def index_state(
+    job: Job, table: PinnedTable, warehouse: IndexWarehouse, key_set: KeySet
+) -> IndexState | None:
+    """As the job has found or left the index, while that is kept; or else as it is found now."""
+    known = job.indexes.get(_name(table, warehouse, key_set))
+    if known is None and (index := usable_index(job, table, warehouse, key_set)) is not None:
+        return index.state
+    return known
 
 
 def _name(table: PinnedTable, warehouse: IndexWarehouse, key_set: KeySet) -> Hashable:
@@ -105,6 +117,6 @@ def usable_index(
 def start_anew(job: Job, table: PinnedTable, warehouse: IndexWarehouse, key_set: KeySet) -> None:
     """A damaged index is not used again: an empty generation follows, for the next index job to fill."""
     job.reporter.confirm_lease()
-    forget_index(job, key_set)
+    forget_index(job, table, warehouse, key_set)
     open_index(warehouse, table.index_database, key_set, rebuild=True)
     job.decide(f"Key set {key_set}: its index starts anew; the next index job fills it.")

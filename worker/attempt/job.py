@@ -2,16 +2,16 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, Protocol, TypeVar
+from weakref import WeakValueDictionary
 
 from telemetry.traces import span
 from worker.contract.control_plane import AnnouncedPlan, Assignment
-from worker.index.key_set_index import KeySetIndex
-from worker.keys.key_set import KeySet
+from worker.index.key_set_index import IndexState
 from worker.spark.tasks import TaskRunner, Work
 
 A = TypeVar("A")
@@ -70,7 +70,8 @@ class Job:
     redacted: makes of a sentence what may be kept.
     key_sets: equality field ids of deletes that the job, or an earlier attempt, has met: once they are
     converted, nothing in the table names their keys any more.
-    indexes: as the attempt has opened them, or left them since.
+    indexes: by their names, as the attempt has opened them or left them since. It holds none: who keeps
+    indexes for the next job has a bound for them.
     """
 
     assignment: Assignment
@@ -80,7 +81,7 @@ class Job:
     usage: Usage = field(default_factory=Usage)
     redacted: Callable[[str], str] = str
     key_sets: set[tuple[int, ...]] = field(default_factory=set)
-    indexes: dict[KeySet, KeySetIndex] = field(default_factory=dict)
+    indexes: WeakValueDictionary[Hashable, IndexState] = field(default_factory=WeakValueDictionary)
 
     @property
     def stages(self) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from worker.attempt.indexes import planned_key_sets, usable_index
+from worker.attempt.indexes import index_state, planned_key_sets
 from worker.attempt.job import Job
 from worker.attempt.pinned_table import PinnedTable
 from worker.contract.control_plane import AttemptId
@@ -87,7 +87,7 @@ def index_report(
             key_set = resolve_key_set(table.metadata, ids)
         except KeyColumnError:
             continue
-        index = job.indexes.get(key_set) or usable_index(job, table, warehouse, key_set)
+        index = index_state(job, table, warehouse, key_set)
         covered, dead = 0, 0.0
         if index is not None:
             is_covered = index.dictionary.covers(live_files)

@@ -44,7 +44,7 @@ class DamagedIndexError(Exception):
     """An index can't be read, and no retry will help: only a new generation does."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class IndexState:
     """What was read of an index, whoever opened it: nothing of it ever changes."""
 

@@ -139,7 +139,7 @@ def compact_index(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Ou
     results: list[dict[str, Any]] = []
     for index in indexes(job, table, warehouse):
         try:
-            results.append(_compact(job, table, index))
+            results.append(_compact(job, table, warehouse, index))
         except (JobCancelledError, StaleAttemptError, IndexCommitConflictError):
             raise
         except Exception:
@@ -172,7 +172,7 @@ def drop_index(job: Job) -> Outcome:
     return Outcome({"index_tables_deleted": len(names), "decisions": job.decisions, "stages": job.stages}, {})
 
 
-def _compact(job: Job, table: PinnedTable, index: KeySetIndex) -> dict[str, Any]:
+def _compact(job: Job, table: PinnedTable, warehouse: IndexWarehouse, index: KeySetIndex) -> dict[str, Any]:
     """Compacts one index and returns what a job's result tells of it."""
     live_files = table.files.data_files
     dead = index.dead_ratio(live_files)
@@ -199,7 +199,7 @@ def _compact(job: Job, table: PinnedTable, index: KeySetIndex) -> dict[str, Any]
         _clean_up(job, index, report)
         return report
     written = _merged(job, index, merge, LiveRowAddresses.of(index.dictionary, live_files))
-    forget_index(job, index.key_set)
+    forget_index(job, table, warehouse, index.key_set)
     with job.stage("commit_index"):
         job.reporter.confirm_lease()
         # The dictionary forgets dead files first: see worker.index.compaction.
@@ -301,7 +301,7 @@ def index_key_set(
             bytes_written += sum(run.size_bytes for run in runs)
         with job.stage("commit_index"):
             confirm = job.reporter.confirm_lease
-            forget_index(job, key_set)
+            forget_index(job, table, warehouse, key_set)
             index = commit_index(index, runs, readable, replaced, confirm_lease=confirm)
         keep_index(job, table, warehouse, index)
         files_indexed += len(readable)
