@@ -24,7 +24,7 @@ from worker.index.build import build_tasks
 from worker.index.commit import commit_index, forget_files
 from worker.index.compaction import LiveRowAddresses, choose_merge, choose_merge_of_new, compaction_tasks
 from worker.index.dictionary import assign_row_addresses, dictionary_rows
-from worker.index.key_set_index import DamagedIndexError, KeySetIndex, open_index
+from worker.index.key_set_index import DamagedIndexError, KeySetIndex, damage_of, open_index
 from worker.index.run_files import RunFile, write_run
 from worker.index.sorted_runs import IndexCommitConflictError, LiveFiles
 from worker.io.storage import Storage
@@ -227,6 +227,26 @@ def test_a_late_commit_of_entries_whose_files_were_cleaned_up_is_refused(
     with pytest.raises(IndexCommitConflictError):
         sleeper.index.entries_table.commit_files(sleeper.index.entries, runs)
     assert fresh(local).entries.rows == 10
+
+
+def test_files_that_went_since_an_index_was_opened_are_no_damage_of_the_one_that_is_there(
+    local: Place, tmp_path: Path
+) -> None:
+    files = [data_file(tmp_path, f"f{i}", range(i * 10, i * 10 + 10)) for i in range(2)]
+    for number, file in enumerate(files):
+        Writer(local).add([file], 100 * number)
+    opened = fresh(local)
+    Writer(local).compact(DataFiles.of(files))
+    assert damage_of(opened) is None
+    table = fresh(local).entries_table
+    assert table.clean_up(table.live_files(), keep_seconds=0).files
+    with pytest.raises(IndexCommitConflictError, match="were compacted or dropped meanwhile"):
+        damage_of(opened)
+
+    (merged,) = fresh(local).entries.files
+    assert damage_of(fresh(local)) is None
+    local.storage.delete(merged.location)
+    assert damage_of(fresh(local)) == f"{merged.location} is missing"
 
 
 def test_a_snapshot_whose_number_was_used_and_has_expired_is_never_read(local: Place, tmp_path: Path) -> None:

@@ -22,7 +22,13 @@ import pyarrow as pa
 from worker.index.checksums import read_footer
 from worker.index.dictionary import DICTIONARY_SCHEMA, PARTITION_ID, FileDictionary, read_parts
 from worker.index.run_files import BUCKET
-from worker.index.sorted_runs import TABLE_FOLDERS, LiveFiles, RunTable, told_as_latest
+from worker.index.sorted_runs import (
+    TABLE_FOLDERS,
+    IndexCommitConflictError,
+    LiveFiles,
+    RunTable,
+    told_as_latest,
+)
 from worker.index.warehouse import IndexWarehouse
 from worker.io.row_groups import RowGroups, side_by_side
 from worker.io.storage import Storage, lacks_own_memory
@@ -42,6 +48,10 @@ _ENTRIES_NAME = re.compile(r"entries_(\d+(?:_\d+)*)_g(\d+)")
 
 class DamagedIndexError(Exception):
     """An index can't be read, and no retry will help: only a new generation does."""
+
+
+class _MissingFileError(DamagedIndexError):
+    """A file is not there that the latest snapshot, when that was read, had."""
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
@@ -135,9 +145,26 @@ def open_index(
     `rebuild` always starts a new one. known: as of `load_index`. Raises DamagedIndexError, and OSError when
     the index place can't be read or written (a retry can help).
     """
-    suffix = _suffix(key_set)
     if known is not None and not rebuild and (index := _as_known(warehouse, database, key_set, known)):
         return index
+    try:
+        return _open_newest(warehouse, database, key_set, create=create, rebuild=rebuild, known=known)
+    except _MissingFileError:
+        # It may have been compacted or dropped since it was looked for. Otherwise, the file is missing again.
+        return _open_newest(warehouse, database, key_set, create=create or rebuild)
+
+
+def _open_newest(
+    warehouse: IndexWarehouse,
+    database: str,
+    key_set: KeySet,
+    *,
+    create: bool,
+    rebuild: bool = False,
+    known: IndexState | None = None,
+) -> KeySetIndex | None:
+    """As `open_index`, which looks once more."""
+    suffix = _suffix(key_set)
     generation = newest_generation(warehouse, database, key_set)
     is_wanted = generation > 0 and not rebuild
     entries_table = files_table = None
@@ -172,7 +199,8 @@ def open_index(
         # Paimon's reader and Arrow's fail in many ways on a damaged file: it is one if the store gives it.
         for location in (files_table.location, entries_table.location):
             _raise_if_at_fault(warehouse.storage, error, location, load)
-        raise DamagedIndexError(f"the index can't be opened: {error}") from error
+        kind = _MissingFileError if isinstance(error, FileNotFoundError) else DamagedIndexError
+        raise kind(f"the index can't be opened: {error}") from error
 
 
 def _as_known(
@@ -299,13 +327,15 @@ def holds_only(warehouse: IndexWarehouse, database: str, index: KeySetIndex, liv
 def damage_of(index: KeySetIndex) -> str | None:
     """What is wrong with the index, of which every file is read to its end; None when all can be read.
 
-    Raises OSError when the store doesn't answer (a retry can help).
+    Raises IndexCommitConflictError when it is no longer the latest and files of it are gone, and OSError when
+    the store doesn't answer (a retry can help).
     """
     storage = index.storage
     for file in (*index.files.files, *index.entries.files):
         try:
             decode(storage, file.location)
         except FileNotFoundError:
+            _check_latest(index)
             return f"{file.location} is missing"
         except (OSError, pa.ArrowException) as error:
             if storage.is_at_fault(error, [file.location], partial(decode, storage, file.location)):
@@ -318,6 +348,15 @@ def damage_of(index: KeySetIndex) -> str | None:
             _raise_if_at_fault(storage, error, table.location, table.read_history)
             return f"a manifest or snapshot in {table.location} can't be read: {error}"
     return None
+
+
+def _check_latest(index: KeySetIndex) -> None:
+    of_tables = (index.files_table, index.files), (index.entries_table, index.entries)
+    if not all(table.is_latest(known) for table, known in of_tables):
+        raise IndexCommitConflictError(
+            "files of the index that this attempt had opened were compacted or dropped meanwhile",
+            "Nothing to do: the next attempt opens what is there now.",
+        )
 
 
 def decode(storage: Storage, location: str) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -109,9 +108,7 @@ def told_as_latest(storage: Storage, location: str, known: LiveFiles) -> Sequenc
     """
 
     def is_last() -> bool:
-        names = (file.name for file in storage.list(f"{location}/snapshot"))
-        numbers = (int(match[1]) for match in map(_SNAPSHOT_FILE.fullmatch, names) if match)
-        return max(numbers, default=0) == known.paimon_snapshot_id
+        return max(_snapshot_ids(storage, location), default=0) == known.paimon_snapshot_id
 
     def is_the_same() -> bool:
         return storage.read(_snapshot_path(location, known.paimon_snapshot_id)) == known.snapshot_file
@@ -142,7 +139,7 @@ class RunTable:
         Raises IndexCommitConflictError if an attempt wrote that for an earlier table of the same name, which
         was dropped while it slept. Nobody commits after one that is not its own, so the latest tells of all.
         """
-        if known is not None and self._is_latest(known):
+        if known is not None and self.is_latest(known):
             # It may be one that this process has committed late.
             self._properties_of(known.paimon_snapshot_id, known.snapshot_file)
             return known
@@ -166,7 +163,8 @@ class RunTable:
             )
         return properties
 
-    def _is_latest(self, known: LiveFiles) -> bool:
+    def is_latest(self, known: LiveFiles) -> bool:
+        """Whether no commit came after it, and no other table in the place of this one."""
         return known.paimon_snapshot_id is not None and all(
             is_so() for is_so in told_as_latest(self.storage, self.location, known)
         )
@@ -248,25 +246,41 @@ class RunTable:
                 size_bytes += file.size_bytes
         return CleanedUp(count, size_bytes)
 
+    @property
+    def _waits(self) -> bool:
+        """Whether what is asked of the store takes a while to come."""
+        return not self.storage.is_local(self.location)
+
     def read_history(self) -> None:
-        """Reads all snapshots and their manifests, as `clean_up` may have to."""
-        self._unneeded(math.inf)
+        """Reads all snapshots and their manifests, as `clean_up` may have to.
+
+        Not those that one takes away meanwhile: their files go after them.
+        """
+
+        def read(snapshot_id: int) -> None:
+            try:
+                self._needed_by(snapshot_id)
+            except FileNotFoundError:
+                if self.storage.exists(_snapshot_path(self.location, snapshot_id)):
+                    raise
+
+        for _ in side_by_side(read, _snapshot_ids(self.storage, self.location), waits=self._waits):
+            pass
 
     def _unneeded(self, keep_seconds: float, written_now: str | None = None) -> list[StoredFile]:
         """Files older than `keep_seconds` that no snapshot to be kept needs.
 
         written_now: the file that tells the time by the store's clock; without, it is as late as may be.
         """
-        waits = not self.storage.is_local(self.location)
         folders = [f"{self.location}/{folder}" for folder in TABLE_FOLDERS]
-        files = list(chain.from_iterable(side_by_side(self.storage.list, folders, waits=waits)))
+        files = list(chain.from_iterable(side_by_side(self.storage.list, folders, waits=self._waits)))
         modified_at = {file.name: file.modified_at for file in files}
         now = modified_at[written_now] if written_now else max([time.time(), *modified_at.values()])
         horizon = now - keep_seconds
         numbers = [int(match[1]) for match in map(_SNAPSHOT_FILE.fullmatch, modified_at) if match]
         older = [number for number in numbers if modified_at[f"snapshot-{number}"] <= horizon]
         kept = [number for number in numbers if number >= max(older, default=0)]
-        needed = set(chain.from_iterable(side_by_side(self._needed_by, kept, waits=waits)))
+        needed = set(chain.from_iterable(side_by_side(self._needed_by, kept, waits=self._waits)))
         return [file for file in files if file.name not in needed and file.modified_at <= horizon]
 
     def _needed_by(self, snapshot_id: int) -> set[str]:
@@ -328,6 +342,11 @@ class RunTable:
             file_source=0,
             value_stats_cols=[],
         )
+
+
+def _snapshot_ids(storage: Storage, location: str) -> list[int]:
+    names = (file.name for file in storage.list(f"{location}/snapshot"))
+    return [int(match[1]) for match in map(_SNAPSHOT_FILE.fullmatch, names) if match]
 
 
 def _snapshot_path(location: str, snapshot_id: int | None) -> str:

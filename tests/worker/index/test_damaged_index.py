@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count, product
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -15,6 +16,8 @@ from tests.factories import Catalog, TableBuilder, garble
 from tests.jobs import Jobs
 from tests.thorough import thorough_unless
 from worker.index import footers
+from worker.index.sorted_runs import IndexCommitConflictError
+from worker.lookup.index_lookup import lookup_tasks
 
 pytestmark = pytest.mark.integration
 
@@ -117,6 +120,26 @@ def flip(file: Path) -> None:
     content[end - length // 2] ^= 2
     file.unlink()
     file.write_bytes(content)
+
+
+def test_an_index_that_is_replaced_while_a_dry_run_asks_it_is_asked_by_the_next_attempt(
+    subject: Subject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = subject.jobs(tmp_path)
+    tasks = "worker.lookup.resolution.lookup_tasks"
+
+    def replaced_meanwhile(*asked: Any) -> Any:
+        monkeypatch.setattr(tasks, lookup_tasks)
+        jobs.run("rebuild")
+        return lookup_tasks(*asked)
+
+    monkeypatch.setattr(tasks, replaced_meanwhile)
+    with pytest.raises(IndexCommitConflictError):
+        jobs.run("convert", dry_run=True)
+    assert not any("can't be used" in told for told in jobs.reporter.decisions)
+    (found,) = jobs.run("convert", dry_run=True).result["key_sets"]
+    assert (found["source"], found["matches"]) == ("index", len(DELETED))
+    assert not any(jobs.index.glob("*.db/entries_1_g3"))
 
 
 @pytest.mark.parametrize("part", ["entries", "dictionary", "manifests", "manifest lists", "schemas"])

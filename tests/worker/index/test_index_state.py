@@ -15,7 +15,7 @@ from worker.index import key_set_index
 from worker.index.build import build_tasks
 from worker.index.commit import commit_index, forget_files
 from worker.index.dictionary import assign_row_addresses, read_parts
-from worker.index.key_set_index import DamagedIndexError, IndexState, KeySetIndex, open_index
+from worker.index.key_set_index import DamagedIndexError, IndexState, KeySetIndex, damage_of, open_index
 from worker.index.run_files import RunFile, write_run
 from worker.index.sorted_runs import RunTable
 from worker.io.storage import Storage
@@ -138,3 +138,32 @@ def test_what_was_forgotten_since_is_known_no_more(tmp_path: Path) -> None:
     found, live = opened(tmp_path, index.state), DataFiles.of(files)
     assert described(found, live) == described(opened(tmp_path), live)
     assert len(found.dictionary) == 2
+
+
+def expire(index: KeySetIndex) -> None:
+    for table in (index.files_table, index.entries_table):
+        assert table.clean_up(table.live_files(), keep_seconds=0).files
+
+
+@pytest.mark.parametrize("name", ["_latest", "_needed_by"])
+def test_snapshots_that_expire_while_an_index_is_read_are_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    index, files = opened(tmp_path, create=True), []
+    for number in range(3):
+        index, file = grow(tmp_path, index, number)
+        files.append(file)
+    real = getattr(RunTable, name)
+
+    def expired_meanwhile(table: RunTable, *asked: int) -> Any:
+        monkeypatch.setattr(RunTable, name, real)
+        found = real(table, *asked) if name == "_latest" else None
+        expire(index)
+        return found or real(table, *asked)
+
+    monkeypatch.setattr(RunTable, name, expired_meanwhile)
+    if name == "_latest":
+        assert opened(tmp_path).dictionary.covers(DataFiles.of(files)).all()
+    else:
+        assert damage_of(index) is None
+    assert getattr(RunTable, name) is real, "they did expire"
