@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, compress
 from typing import Any
 
 from pypaimon.common.json_util import JSON
@@ -239,12 +239,17 @@ class RunTable:
         # A commit that was planned before, and might name a file that is deleted here, can't succeed after
         # this one. It also tells the time by the clock of the store, not of this machine.
         fence = f"snapshot-{self.take_place(planned_on).paimon_snapshot_id}"
-        count = size_bytes = 0
-        for file in self._unneeded(keep_seconds, fence):
-            if self.storage.delete(file.location):
-                count += 1
-                size_bytes += file.size_bytes
-        return CleanedUp(count, size_bytes)
+        unneeded = self._unneeded(keep_seconds, fence)
+        snapshots = [file for file in unneeded if _SNAPSHOT_FILE.fullmatch(file.name)]
+        others = [file for file in unneeded if not _SNAPSHOT_FILE.fullmatch(file.name)]
+        deleted = [*self._deleted(snapshots), *self._deleted(others)]
+        return CleanedUp(len(deleted), sum(file.size_bytes for file in deleted))
+
+    def _deleted(self, files: Sequence[StoredFile]) -> Iterator[StoredFile]:
+        """Deletes files, and tells those that were there."""
+        locations = [file.location for file in files]
+        were_there = side_by_side(self.storage.delete, locations, waits=self._waits)
+        return compress(files, were_there)
 
     @property
     def _waits(self) -> bool:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, repeat
 from typing import Any
 
 from worker.attempt.indexes import (
@@ -38,7 +38,7 @@ from worker.index.key_set_index import (
     open_index,
 )
 from worker.index.run_files import RunFile
-from worker.index.sorted_runs import IndexCommitConflictError
+from worker.index.sorted_runs import IndexCommitConflictError, RunTable
 from worker.index.warehouse import IndexWarehouse
 from worker.io.storage import Storage
 from worker.jobs.orphan_files import remove_orphan_files
@@ -47,6 +47,7 @@ from worker.keys.read import key_reader
 from worker.keys.schema_fields import column_names_of, field_ids_of, resolve_key_set
 from worker.process.errors import JobCancelledError, JobError
 from worker.process.plurals import counted
+from worker.process.slots import Threads
 from worker.table.files import DataFiles
 from worker.table.record_properties import given_file_io_properties
 
@@ -230,15 +231,12 @@ def _merged(job: Job, index: KeySetIndex, merge: Merge, live: LiveRowAddresses) 
 
 def _clean_up(job: Job, index: KeySetIndex, report: dict[str, Any]) -> None:
     """Deletes what no snapshot of the index needs any more: replaced files, and those of dead attempts."""
-    with job.stage("clean_up"):
+    with job.stage("clean_up"), Threads(2) as threads:
         # What another attempt commits after the lease was confirmed is no part of these.
-        present = [
-            (index.files_table, index.files_table.live_files(index.files)),
-            (index.entries_table, index.entries_table.live_files(index.entries)),
-        ]
+        tables, known = (index.files_table, index.entries_table), (index.files, index.entries)
+        present = list(threads.map(RunTable.live_files, tables, known))
         job.reporter.confirm_lease()
-        for part, files in present:
-            cleaned = part.clean_up(files, compaction.KEEP_SECONDS)
+        for cleaned in threads.map(RunTable.clean_up, tables, present, repeat(compaction.KEEP_SECONDS)):
             report["files_deleted"] += cleaned.files
             report["bytes_deleted"] += cleaned.size_bytes
     if report["files_deleted"]:

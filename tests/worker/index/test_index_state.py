@@ -1,24 +1,29 @@
 """What is known of an index is what everybody reads of it, and is used only while that is so."""
 
+import threading
 from collections.abc import Iterator, Sequence
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pytest
 
+from tests.patience import PATIENCE_SECONDS
 from tests.worker.index.test_checksums import DATABASE, KEY_SET, TYPES, warehouse
 from tests.worker.lookup.test_lookup import write_data_file
-from worker.index import key_set_index
+from worker.attempt.job import Job
+from worker.index import compaction, key_set_index
 from worker.index.build import build_tasks
 from worker.index.commit import commit_index, forget_files
 from worker.index.dictionary import assign_row_addresses, read_parts
 from worker.index.key_set_index import DamagedIndexError, IndexState, KeySetIndex, damage_of, open_index
 from worker.index.run_files import RunFile, write_run
-from worker.index.sorted_runs import RunTable
+from worker.index.sorted_runs import CleanedUp, LiveFiles, RunTable
 from worker.io.storage import Storage
+from worker.jobs.indexing import _clean_up
 from worker.keys.read import KeyReader
 from worker.table.files import DataFile, DataFiles
 
@@ -167,3 +172,24 @@ def test_snapshots_that_expire_while_an_index_is_read_are_no_damage(
     else:
         assert damage_of(index) is None
     assert getattr(RunTable, name) is real, "they did expire"
+
+
+def test_both_tables_of_an_index_are_cleaned_up_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = opened(tmp_path, create=True)
+    for number in range(2):
+        index, _ = grow(tmp_path, index, number)
+    both, real = threading.Barrier(2, timeout=PATIENCE_SECONDS), RunTable.clean_up
+
+    def clean_up(table: RunTable, planned_on: LiveFiles, keep_seconds: float) -> CleanedUp:
+        both.wait()
+        return real(table, planned_on, keep_seconds)
+
+    monkeypatch.setattr(RunTable, "clean_up", clean_up)
+    monkeypatch.setattr(compaction, "KEEP_SECONDS", 0.0)
+    report = {"files_deleted": 0, "bytes_deleted": 0}
+    job = Job(Mock(), Mock(), Mock())
+    _clean_up(job, index, report)
+    assert report["files_deleted"] > 0
+    assert len(job.decisions) == 1

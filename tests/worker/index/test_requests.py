@@ -1,7 +1,12 @@
 """An index on S3 is opened with few requests: none for folders, which are not there, or for sizes."""
 
+import threading
 from pathlib import Path
 
+import pyarrow as pa
+import pytest
+
+from tests.patience import PATIENCE_SECONDS
 from tests.slow_store import SlowStore
 from tests.worker.lookup.test_lookup import key_set_of, write_data_file
 from worker.index.build import build_tasks
@@ -69,3 +74,29 @@ def test_an_index_is_opened_and_committed_to_with_few_requests(tmp_path: Path) -
         assert warehouse.listed_names(DATABASE) == []
         assert open_index(warehouse, DATABASE, KEY_SET) is None
         assert warehouse.databases() == []
+
+
+def test_a_clean_up_deletes_snapshots_first_and_files_of_a_kind_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, both = Storage.delete, threading.Barrier(2, timeout=PATIENCE_SECONDS)
+    folders: list[str] = []
+
+    def delete(storage: Storage, location: str) -> bool:
+        folders.append(location.split("/")[-2])
+        if folders[-1] == "manifest" and folders.count("manifest") <= both.parties:
+            both.wait()
+        return real(storage, location)
+
+    (tmp_path / "lake").mkdir()
+    with SlowStore(tmp_path, 0).served() as store:
+        warehouse = IndexWarehouse("s3://lake/index", Storage(store.properties))
+        schema = pa.schema([pa.field("id", pa.int64(), nullable=False)])
+        table = warehouse.create(DATABASE, "t", schema, ["id"], {})
+        known = table.live_files()
+        for _ in range(3):
+            known = table.take_place(known)
+        monkeypatch.setattr(Storage, "delete", delete)
+        cleaned = table.clean_up(known, 0)
+    assert folders == sorted(folders, reverse=True)
+    assert cleaned.files == len(folders) > folders.count("snapshot") == 3
