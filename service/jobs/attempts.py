@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from sqlalchemy import bindparam, update
+from sqlalchemy.orm.attributes import set_committed_value
 from sqlmodel import Session, col, select
 
 from service.auth.models import Principal
@@ -35,15 +36,14 @@ from service.jobs.queue import (
     STAGING_BRANCH_CHANGED,
     attempts_of,
     cancel,
-    change_status,
-    end_job,
+    end_parts,
     is_of_another_branch,
     last_claim_of,
     lock_job,
     rfc3339,
     rows_of,
 )
-from service.jobs.status import backoff_seconds, status_after
+from service.jobs.status import backoff_seconds, check_transition, status_after
 from service.policies.effective import effective_policy
 from service.quantities import counted
 from service.records.health import TableHealth
@@ -77,6 +77,16 @@ _LOCKED_TOGETHER = (
     .order_by(col(Job.table_id))
     .with_for_update(of=(Job, Attempt), skip_locked=True)
 )
+_JOB_ENDS = update(Job).where(col(Job.id) == bindparam("of_job"))
+_OF_JOB = (
+    *("status", "failures", "error", "result", "seen_snapshot_id", "seen_rewritable", "ended_at"),
+    *("lease_expires_at", "available_at", "table_claimed_at"),
+)
+"""What the end of an attempt may change of its job: nothing writes a row of it but `_write_ends`."""
+_ATTEMPT_ENDS = update(Attempt).where(
+    col(Attempt.job_id) == bindparam("of_job"), col(Attempt.attempt) == bindparam("of_attempt")
+)
+_OF_ATTEMPT = ("status", "ended_at", "seconds", "error", "plans", "stages", "rows", "bytes")
 _TOOK = (
     update(TableHealth)
     .where(col(TableHealth.table_id) == bindparam("of_table"))
@@ -128,8 +138,9 @@ class End(NamedTuple):
 class _Ended(NamedTuple):
     """What is to be written of an attempt that has ended."""
 
+    job: Job
+    running: Attempt
     event: dict[str, Any]
-    table_id: str
     maintenance_seconds: float | None
     """None for an attempt that has maintained nothing."""
 
@@ -266,8 +277,11 @@ def _finish(session: Session, job: Job, running: Attempt, report: FinishRequest,
     if report.result is not None and report.result.erasure is not None:
         _check_erasure(session, job, report.result.erasure)
     if report.health is not None:
-        job.seen_snapshot_id = report.health.iceberg_snapshot_id
-        job.seen_rewritable = rewritable(job.kind, report.health)
+        _set(
+            job,
+            seen_snapshot_id=report.health.iceberg_snapshot_id,
+            seen_rewritable=rewritable(job.kind, report.health),
+        )
         is_done = outcome is AttemptStatus.SUCCEEDED and not job.dry_run
         apply_report(
             session,
@@ -282,7 +296,7 @@ def _finish(session: Session, job: Job, running: Attempt, report: FinishRequest,
     result = report.result.model_dump(mode="json", exclude_unset=True) if report.result is not None else None
     if job.dry_run and result is not None and (estimated := estimate(session, job, result)) is not None:
         result["estimate"] = estimated.model_dump()
-    job.result = result
+    _set(job, result=result)
     for one in report.cleared:
         cleared = session.get(Attempt, (one.job_id, one.attempt))
         if cleared is None or not _is_of_the_same_table(session, job, session.get_one(Job, one.job_id)):
@@ -294,9 +308,9 @@ def _finish(session: Session, job: Job, running: Attempt, report: FinishRequest,
     # A run that failed or that Spark gave up may have written what was not committed, or still will.
     has_strays = any(stage.name == _WRITES_DELETES and stage.failed_tasks for stage in report.stages)
     if outcome is AttemptStatus.SUCCEEDED and not has_strays:
-        running.plans = None
-    running.stages = [stage.model_dump() for stage in report.stages]
-    running.rows, running.bytes = report.rows, report.bytes
+        _set(running, plans=None)
+    stages = [stage.model_dump() for stage in report.stages]
+    _set(running, stages=stages, rows=report.rows, bytes=report.bytes)
     return _end(session, job, running, outcome, report.error, now)
 
 
@@ -383,16 +397,38 @@ def end_attempt(
     _write_ends(session, [_end(session, job, running, outcome, error, now)])
 
 
+def _set(row: Job | Attempt, **values: Any) -> None:
+    """As `_write_ends` will write it: SQLAlchemy takes longer to note each change and to find it again."""
+    for name, value in values.items():
+        set_committed_value(row, name, value)
+
+
 def _write_ends(session: Session, ended: Sequence[_Ended]) -> None:
+    if not ended:
+        return
+    connection = session.connection()
+    jobs: list[dict[str, Any]] = [
+        {"of_job": each.job.id, **{name: getattr(each.job, name) for name in _OF_JOB}} for each in ended
+    ]
+    attempts: list[dict[str, Any]] = [
+        {
+            "of_job": each.job.id,
+            "of_attempt": each.running.attempt,
+            **{name: getattr(each.running, name) for name in _OF_ATTEMPT},
+        }
+        for each in ended
+    ]
+    connection.execute(_JOB_ENDS, jobs)
+    connection.execute(_ATTEMPT_ENDS, attempts)
     write_events(session, [each.event for each in ended])
     took = [
-        {"of_table": each.table_id, "seconds": each.maintenance_seconds}
+        {"of_table": each.job.table_id, "seconds": each.maintenance_seconds}
         for each in ended
         if each.maintenance_seconds is not None
     ]
     if took:
         # By the database: a poll may store the table's health meanwhile.
-        session.connection().execute(_TOOK, took)
+        connection.execute(_TOOK, took)
 
 
 def _end(
@@ -404,8 +440,8 @@ def _end(
     now: datetime,
 ) -> _Ended:
     never_ran = error is CLAIM_ANSWER_LOST and not _is_unheard_again(session, job)
-    if outcome in (AttemptStatus.FAILED, AttemptStatus.LOST) and not never_ran:
-        job.failures += 1
+    has_failed = outcome in (AttemptStatus.FAILED, AttemptStatus.LOST) and not never_ran
+    _set(job, failures=job.failures + has_failed)
     persists = JobKind(job.kind).persists
     after = status_after(
         outcome,
@@ -414,19 +450,17 @@ def _end(
         failures=job.failures,
         max_attempts=job.failures + 1 if persists else job.max_attempts,
     )
-    running.status = outcome.value
-    running.ended_at = now
     # The clock may have been set back.
-    running.seconds = max((now - running.started_at).total_seconds(), 0.0)
-    running.error = error.model_dump() if error is not None else None
-    job.error = None if after is JobStatus.SUCCEEDED else running.error
-    job.lease_expires_at = None
-    change_status(job, after)
+    seconds = max((now - running.started_at).total_seconds(), 0.0)
+    told = error.model_dump() if error is not None else None
+    check_transition(JobStatus(job.status), after)
+    _set(running, status=outcome.value, ended_at=now, seconds=seconds, error=told)
+    _set(job, status=after.value, lease_expires_at=None, error=None if after is JobStatus.SUCCEEDED else told)
     if after is JobStatus.QUEUED:
-        job.table_claimed_at = last_claim_of(session, job.table_id)
-    session.add_all((job, running))
+        _set(job, table_claimed_at=last_claim_of(session, job.table_id))
     if after is not JobStatus.QUEUED:
-        end_job(session, job, now)
+        _set(job, ended_at=now)
+        end_parts(session, job, now)
         level = "error" if after is JobStatus.FAILED else "info"
         event = job_event(
             job,
@@ -437,7 +471,7 @@ def _end(
             error=running.error,
         )
     elif outcome is AttemptStatus.RELEASED:
-        job.available_at = now
+        _set(job, available_at=now)
         event = job_event(
             job, "job.released", f"Handed back by {running.worker_name}; queued again at once.", now
         )
@@ -449,7 +483,7 @@ def _end(
             if never_ran or is_first_loss
             else backoff_seconds(job.failures, job.backoff_seconds, job.max_backoff_seconds)
         )
-        job.available_at = now + timedelta(seconds=delay)
+        _set(job, available_at=now + timedelta(seconds=delay))
         when = f"follows in {delay:.0f} s" if delay else "follows at once"
         event = job_event(
             job,
@@ -462,7 +496,7 @@ def _end(
             available_at=rfc3339(job.available_at),
         )
     maintains = JobKind(job.kind).maintains and not job.dry_run and not never_ran
-    return _Ended(event, job.table_id, running.seconds if maintains else None)
+    return _Ended(job, running, event, running.seconds if maintains else None)
 
 
 def _is_unheard_again(session: Session, job: Job) -> bool:

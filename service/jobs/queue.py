@@ -140,8 +140,9 @@ def cancel(session: Session, job: Job, reason: str, now: datetime) -> None:
     """Cancel a queued job at once; ask a running one to stop, which its worker sees at its next heartbeat."""
     status = JobStatus(job.status)
     if status is JobStatus.QUEUED:
-        change_status(job, JobStatus.CANCELLED)
-        end_job(session, job, now, reason)
+        check_transition(status, JobStatus.CANCELLED)
+        job.status, job.ended_at = JobStatus.CANCELLED.value, now
+        end_parts(session, job, now, reason)
         record_job_event(session, job, "job.cancelled", f"Cancelled before it ran: {reason}.", now)
     elif status is JobStatus.RUNNING and job.cancel_requested_at is None:
         job.cancel_requested_at = now
@@ -157,9 +158,8 @@ def rows_of(session: Session, job: Job) -> list[dict[str, Any]] | None:
     return None if found is None else found.rows
 
 
-def end_job(session: Session, job: Job, now: datetime, cancelled_because: str | None = None) -> None:
+def end_parts(session: Session, job: Job, now: datetime, cancelled_because: str | None = None) -> None:
     """Of a job that has ended, nobody needs the rows any more; its erasure keeps what it came to."""
-    job.ended_at = now
     if JobKind(job.kind).writes_rows:
         session.execute(delete(JobRows).where(col(JobRows.job_id) == job.id))
     part = _part_of_erasure(session, job)
@@ -260,11 +260,6 @@ def is_system_paused(session: Session) -> bool:
 def attempts_of(session: Session, job_id: str) -> list[AttemptView]:
     rows = session.exec(select(Attempt).where(Attempt.job_id == job_id).order_by(col(Attempt.attempt))).all()
     return [AttemptView.model_validate(row, from_attributes=True) for row in rows]
-
-
-def change_status(job: Job, after: JobStatus) -> None:
-    check_transition(JobStatus(job.status), after)
-    job.status = after.value
 
 
 def last_claim_of(session: Session, table_id: str) -> datetime:
