@@ -8,6 +8,7 @@ from collections.abc import Generator, Iterator
 from functools import cache
 from typing import Any
 
+import httpx
 import pytest
 import typer.main
 from hypothesis import HealthCheck, settings
@@ -77,6 +78,14 @@ def commands_made_once() -> Iterator[None]:
     """Whoever runs a command in a test would make all of them anew, which takes longer than to run it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("typer.testing._get_command", cache(typer.main.get_command))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def certificates_loaded_once() -> Iterator[None]:
+    """Each client of HTTP would load all that are trusted, which takes longer than most of its requests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("httpx._transports.default.create_ssl_context", cache(httpx.create_ssl_context))
         yield
 
 
