@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from service.db.database import Database
-from service.jobs.estimates import seconds_of
+from service.jobs.estimates import _WORK, seconds_of
 from service.records.jobs import JobKind
 from tests.service import queue_calls as queue
 from tests.service.queue_calls import FATAL, START, add_tables, add_worker, claim, job
@@ -98,3 +98,51 @@ def test_a_removal_of_orphan_files_is_estimated_by_how_many_earlier_ones_deleted
     run({"files_deleted": 20}, 6, looked(20))
     assert estimated(40) == {"seconds": 10.0, "jobs": 2, "off_by": 1.5}
     assert estimated(0) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "foretold", "done"),
+    [
+        (JobKind.CONVERT, {"bytes_read": 30, "bytes_written": 10}, {"equality_delete_files_removed": 1}),
+        (
+            JobKind.EXPIRE_SNAPSHOTS,
+            {"expiry": {"data_files_deleted": 20, "delete_files_deleted": 10, "manifests_deleted": 10}},
+            {},
+        ),
+        (JobKind.REWRITE_POSITION_DELETE_FILES, {"delete_files": {"bytes_rewritten": 40}}, {}),
+        (JobKind.REWRITE_MANIFESTS, {"manifests": {"bytes_rewritten": 40}}, {}),
+    ],
+)
+def test_each_kind_is_estimated_by_what_it_has_to_do(
+    database: Database, kind: JobKind, foretold: dict[str, Any], done: dict[str, Any]
+) -> None:
+    """As much as its dry run foretells; of twice as much, twice as long."""
+    (table,) = add_tables(database, ["u1"])
+    worker = add_worker(database)
+    now = START
+
+    def run(times: int, seconds: float, *, dry_run: bool = False) -> Any:
+        nonlocal now
+        now += timedelta(hours=1)
+        job_id = queue.request(database, table, kind, now, dry_run=dry_run)
+        assert claim(database, worker, now)
+        result = {"dry_run": dry_run, **done, **_times(foretold, times)}
+        queue.finish(database, job_id, 1, "succeeded", now + timedelta(seconds=seconds), result=result)
+        return (job(database, job_id).result or {}).get("estimate")
+
+    assert run(1, 1, dry_run=True) is None
+    run(1, 10)
+    run(2, 20)
+    assert run(4, 1, dry_run=True) == {"seconds": 40.0, "jobs": 2, "off_by": 2.0}
+
+
+def _times(told: dict[str, Any], times: int) -> dict[str, Any]:
+    return {
+        name: _times(value, times) if isinstance(value, dict) else value * times
+        for name, value in told.items()
+    }
+
+
+def test_each_kind_of_maintenance_is_estimated() -> None:
+    assert {kind for kind in JobKind if kind.is_maintenance} < {*_WORK}
+    assert JobKind.REMOVE_ORPHAN_FILES in _WORK
