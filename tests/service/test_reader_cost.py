@@ -223,6 +223,7 @@ def test_a_table_tells_what_its_readers_pay_and_what_was_saved(
     assert overview["read_saved_seconds"] == told["saved_seconds"]
     saved = f"icestream_read_saved_seconds_total {told['saved_seconds']}"
     assert saved in figures
+    assert f"icestream_read_avoided_seconds {overview['read_avoided_seconds']}" in figures
     service.admin.delete(f"/tables/{table['id']}").raise_for_status()
     assert service.admin.get("/overview").json()["read_saved_seconds"] == 0
     assert saved in service.client_with({}).get(f"{service.url}/metrics").text, "a counter never falls"
@@ -403,6 +404,8 @@ def test_what_maintenance_has_cost_is_added_up_beyond_history(
     told = cost_of(service, table)["maintenance_seconds"]
     assert told >= took > 0
     assert service.admin.get("/overview").json()["maintenance_seconds"] == pytest.approx(told)
+    figures = service.client_with({}).get(f"{service.url}/metrics").text
+    assert f"icestream_maintenance_seconds {told}" in figures
 
 
 def test_a_policy_may_go_by_what_readers_pay_and_what_the_table_s_jobs_took(
