@@ -1,5 +1,6 @@
 """What policies make of a fleet over days, as simulated: cheap to read, and few jobs for nothing."""
 
+import re
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -14,6 +15,7 @@ from tests.benchmarks.maintenance import (
     CAME,
     COUNTED,
     LATE,
+    POLICIES,
     SEED,
     Spared,
     minutely,
@@ -24,6 +26,7 @@ from tests.benchmarks.maintenance import (
     table,
 )
 from tests.benchmarks.maintenance import figures as figures_of
+from tests.benchmarks.page import Part, read_part
 from tests.service.test_scheduler import IDLE, NOW, POLICY
 
 REWRITE = JobKind.REWRITE_DATA_FILES
@@ -37,7 +40,25 @@ def test_a_table_that_is_written_each_minute_stays_cheap_to_read() -> None:
     found = minutely("worthwhile", timedelta(hours=8))
     assert found.read_ratio is not None
     assert found.read_ratio < 1.5
+    assert max(read.ratio for read in found.reads) < 1.51, "nor is a moment dearer than while a job runs"
     assert found.lag_seconds_max < 600
+
+
+def test_over_weeks_reads_stay_cheap_and_no_job_is_chosen_that_a_better_order_would_have_spared() -> None:
+    found = re.findall(
+        r"^\| (.+), for (?:two weeks|a week) \| `(\w+)` \| (.+) \|$", read_part(Part.MAINTENANCE), re.M
+    )
+    assert [(what, name) for what, name, _ in found] == [
+        (what, name) for name in POLICIES for what in ("100", "a commit each minute")
+    ]
+    for what, name, told in found:
+        jobs, of_better_order, *_, on_average, dearest, _, moment, _ = told.split(" | ")
+        assert int(jobs.replace(",", "")) > 9_000, "of all tables and weeks"
+        assert of_better_order == "0", name
+        assert float(on_average) < 1.5, name
+        if what != "100":
+            assert float(dearest) < 1.5, name
+            assert name == "reached" or float(moment) <= 1.5
 
 
 @pytest.mark.parametrize("name", ["reached", "worthwhile"])
