@@ -139,6 +139,16 @@ def test_they_are_so_about_the_overhead_of_a_full_read(reader: Reader, tables: l
     assert max(off) <= 3
 
 
+@pytest.mark.parametrize("reader", Reader)
+def test_they_are_so_about_two_of_three_overheads_of_such_a_point_read_and_none_is_off_by_more_than_three(
+    reader: Reader, tables: list[LeftOut]
+) -> None:
+    off = [one.off_by for one in compared((reader, Read.POINT), tables, MUCH)]
+    assert len(off) >= 10
+    assert 3 * sum(one <= 2 for one in off) >= 2 * len(off)
+    assert max(off) <= 3
+
+
 @pytest.mark.integration
 @pytest.mark.thorough
 @pytest.mark.parametrize(
