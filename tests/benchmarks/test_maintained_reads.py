@@ -8,8 +8,20 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.benchmarks.maintained_reads import CASES, Case, Maintained, measure, report_of
+from service.reader_cost import Shape, model
+from tests.benchmarks.maintained_reads import (
+    CASES,
+    Case,
+    Files,
+    Maintained,
+    Pair,
+    Reads,
+    measure,
+    report_of,
+)
+from tests.benchmarks.measure import Figure
 from tests.benchmarks.page import Part, read_part
+from tests.benchmarks.reader_tables import READS
 from tests.spark import spark as spark
 
 SMALL, _, LOW, _, V2 = CASES
@@ -28,6 +40,26 @@ def test_where_files_were_written_anew_reads_take_what_they_take_of_a_table_just
         ratios = [float(ratio) for name, ratio in rows if name == case.name]
         assert len(ratios) == 4, case
         assert not case.is_rewritten or max(ratios) <= MOST_TIMES, case
+
+
+def test_the_report_tells_how_far_off_the_model_is_about_these_tables() -> None:
+    shape = Shape(4, 1_000_000, data_bytes=10**8)
+    files = Files(shape, 1)
+    took = {kind: model().seconds(shape, *kind) for kind in READS}
+
+    def measured(times: float) -> Maintained:
+        reads = {kind: Reads(Figure((9.0,)), Figure((times * seconds,))) for kind, seconds in took.items()}
+        right = {kind: Reads(Figure((9.0,)), Figure((seconds,))) for kind, seconds in took.items()}
+        return Maintained(
+            SMALL, files, files, files, {kind: Pair(reads[kind], right[kind]) for kind in READS}
+        )
+
+    assert measured(0.5).off_by == pytest.approx([2, 1] * len(READS))
+    report = report_of([measured(1.5), measured(2.5)], 4_000, 1, 2.0, "a machine")
+    assert (
+        "Of what these 16 reads took, the model tells 12 within a factor of two, and all within 2.5."
+        in report
+    )
 
 
 def maintained(spark: SparkSession, directory: Path, case: Case, rows: int = ROWS) -> Maintained:
