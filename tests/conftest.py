@@ -1,6 +1,7 @@
 """What holds for all tests, whatever starts them."""
 
 import gc
+import logging
 import os
 import sqlite3
 from collections import defaultdict
@@ -78,6 +79,15 @@ def commands_made_once() -> Iterator[None]:
     """Whoever runs a command in a test would make all of them anew, which takes longer than to run it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("typer.testing._get_command", cache(typer.main.get_command))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def logs_as_they_are() -> Iterator[None]:
+    """A command sets up the logs of its process, which here is that of all tests: what would write them then
+    outlives the stream of the test that ran it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(logging, "basicConfig", lambda **_: None)
         yield
 
 

@@ -95,7 +95,7 @@ def test_a_worker_that_can_not_have_its_jars_says_so_and_ends(
     cause: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setenv("ICESTREAM_API_KEY", "k" * 40)
     monkeypatch.setenv("ICESTREAM_STORES", stores)
@@ -103,7 +103,7 @@ def test_a_worker_that_can_not_have_its_jars_says_so_and_ends(
     with monkeypatch.context() as without:
         without.setattr("worker.agent.main.create_spark", None)
         assert main() == 1
-    assert re.search(cause, capsys.readouterr().err)
+    assert re.search(cause, caplog.text)
     check_jars({"ICESTREAM_STORES": "gcs", "ICESTREAM_JARS_DIR": str(tmp_path / "new")})
 
 
