@@ -43,6 +43,13 @@ class Window(ClosedMessage):
     end: str
     """The window ends at a time such as `06:00`; of the next day if not after `start`."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _check_form(cls, value: object) -> object:
+        if isinstance(value, str):
+            raise ValueError(f"{value!r} is no window with a start and an end, such as 22:00 and 06:00")
+        return value
+
     @field_validator("start", "end")
     @classmethod
     def _check_time(cls, value: str) -> str:

@@ -5,8 +5,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from service.policies.built_in import BUILT_IN, STANDARD
+from service.policies.schedules import Window
 from service.ui.policy_form import read_setting, sections, write_setting
 
 INHERITED = {name: [value] for name, value in BUILT_IN[STANDARD][1].values().items()}
@@ -61,3 +63,10 @@ def test_any_share_reads_back(value: float) -> None:
 )
 def test_text_is_read_as_people_mean_it(name: str, text: str, value: object) -> None:
     assert read_setting(name, text) == value
+
+
+def test_what_is_no_window_is_told_so_and_how_one_is_written() -> None:
+    with pytest.raises(
+        ValidationError, match="'at night' is no window with a start and an end, such as 22:00"
+    ):
+        Window.model_validate(read_setting("schedule.windows", "at night")[0])
