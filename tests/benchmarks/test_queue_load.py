@@ -5,12 +5,25 @@ from pathlib import Path
 
 import pytest
 
+from tests.benchmarks.page import Part, read_part
 from tests.benchmarks.queue_load import main
 
+LEAST_CLAIMS, LONGEST_MS = 300, 250
+"""A second, with their reports, by 50 workers; and the slowest of them but one in a hundred."""
+
+
+def test_a_fleet_of_workers_gets_its_jobs_at_once() -> None:
+    row = r"^\| (\w+) \| 50 \| 2,000 \| ([\d,]+) \| [\d,]+ ms \| ([\d,]+) ms \| [\d,]+ ms \| 0 \|$"
+    rows = re.findall(row, read_part(Part.QUEUE), re.M)
+    assert [database for database, *_ in rows] == ["SQLite", "PostgreSQL"]
+    for database, claims, longest in rows:
+        assert int(claims.replace(",", "")) >= LEAST_CLAIMS, database
+        assert int(longest.replace(",", "")) <= LONGEST_MS, database
+
+
 # Of a command that people run now and then.
-pytestmark = [pytest.mark.integration, pytest.mark.thorough]
-
-
+@pytest.mark.integration
+@pytest.mark.thorough
 def test_a_short_run_fills_every_figure(tmp_path: Path) -> None:
     path = tmp_path / "queue.md"
     main(workers=4, jobs=20, tables=30, seconds=4, interval=0.5, rest=0.4, report=path)
