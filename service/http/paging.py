@@ -92,9 +92,9 @@ class Sorting:
 
 
 def page_request(
-    names: Sequence[str], default: str, *, limit: int = 50, most: int = 500
+    names: Sequence[str], default: str, *, limit: int = 50, most: int = 500, counts: bool = True
 ) -> Callable[..., PageRequest]:
-    """The dependency of a list that can be sorted by these names, either way."""
+    """The dependency of a list that can be sorted by these names, either way. counts: as of `PageRequest`."""
     choices = [sign + name for name in names for sign in ("", "-")]
 
     def check(sort: str) -> str:
@@ -131,7 +131,7 @@ def page_request(
             pair for pair in request.query_params.multi_items() if pair[0] not in ("limit", "cursor", "sort")
         )
         scope = hashlib.sha256(json.dumps([request.url.path, filters]).encode()).hexdigest()[:16]
-        return PageRequest(limit, cursor, sort, scope, counts=True)
+        return PageRequest(limit, cursor, sort, scope, counts)
 
     return read
 

@@ -1,7 +1,6 @@
 """Tables over time, and what ran for them, on one axis."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -41,7 +40,11 @@ _UNSEEN = -1
 MOST_IN_TIME = "-most_pending_equality_deletes"
 """The order by what was pending in the span; others are of what is now."""
 tables_request = page_request(
-    [*tables.SORTING.columns, MOST_IN_TIME[1:]], "-pending_equality_deletes", limit=25, most=100
+    [*tables.SORTING.columns, MOST_IN_TIME[1:]],
+    "-pending_equality_deletes",
+    limit=25,
+    most=100,
+    counts=False,
 )
 """Which tables, of those that have most pending first."""
 
@@ -88,8 +91,7 @@ def get_timeline(
     if (page.sort or "").removeprefix("-") == MOST_IN_TIME[1:]:
         found = _by_most(session, page, chosen, intervals)
     else:
-        uncounted = replace(page, counts=False)
-        found = read_page(session, chosen, uncounted, tables.SORTING, lambda rows: _shown(session, rows))
+        found = read_page(session, chosen, page, tables.SORTING, lambda rows: _shown(session, rows))
     ids = [table.id for table in found.items]
     of_tables = strips(session, ids, intervals, now, unseen_after(settings))
     runs: dict[str, list[Run]] = {table_id: [] for table_id in ids}

@@ -1,7 +1,7 @@
 """The pages of tables: the list, one table with its plots and plans, and what can be done with it."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Annotated, Any, Literal
@@ -57,6 +57,7 @@ _FIELDS = {
 SPANS = {1: "24 hours", 7: "7 days", 30: "30 days", 90: "90 days", 365: "year"}
 """What plots may cover, by days."""
 _LATEST_EVENTS = PageRequest(limit=15, sort="-id")
+_events_request = page_request(["id"], "-id", limit=_LATEST_EVENTS.limit, counts=False)
 _NO_KEY = {"float_key", "unsupported_key_type", "unresolved_equality_field"}
 """Codes of deletes whose key no index can have."""
 _LATEST_JOBS = PageRequest(limit=12)
@@ -110,7 +111,7 @@ def show_table(
     settings: CurrentSettings,
     reader: Viewer,
     table_id: str,
-    shown: Annotated[PageRequest, Depends(page_request(["id"], "-id", limit=_LATEST_EVENTS.limit))],
+    shown: Annotated[PageRequest, Depends(_events_request)],
     days: int = 1,
 ) -> Response:
     return _table_page(request, session, settings, reader, table_id, Fields.of(), days, shown)
@@ -157,9 +158,7 @@ def _table_page(
         no_index=None if stored.key_sets else _why_no_index(session, stored),
         published=_last_published(session, row.id),
         jobs=jobs.list_jobs(session, _LATEST_JOBS, table_id=table_id).items,
-        events=events.list_events(
-            session, replace(shown, counts=False), table_id=table_id, but_for=tuple(UNTOLD)
-        ),
+        events=events.list_events(session, shown, table_id=table_id, but_for=tuple(UNTOLD)),
         now=now,
     )
 
