@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.service.iceberg_tables import IcebergCatalog
-from tests.worker.table.test_data_files import FILES, PARTITIONS, TEXTS
+from tests.worker.table.test_data_files import ANY_DELETES, FILES
 from worker.contract.lookups import AskedKeys
 from worker.io.cache import Cache
 from worker.io.storage import Storage
@@ -102,21 +102,7 @@ def test_pending_deletes_whose_keys_are_large_are_refused(
         ask("db.large")
 
 
-DELETES = st.builds(
-    DeleteFile,
-    st.sampled_from(FileContent),
-    TEXTS,
-    st.just("parquet"),
-    PARTITIONS,
-    st.just(1),
-    st.just(1),
-    st.integers(1, 3),
-    st.sampled_from([(1,), (2,)]),
-    st.none() | TEXTS,
-)
-
-
-@given(st.lists(FILES, max_size=6), st.lists(DELETES, max_size=8))
+@given(st.lists(FILES, max_size=6), st.lists(ANY_DELETES, max_size=8))
 def test_position_deletes_are_those_of_a_file_and_of_its_partition(
     files: list[DataFile], deletes: list[DeleteFile]
 ) -> None:
