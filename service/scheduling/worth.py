@@ -77,7 +77,8 @@ class Readers:
         files = max(min(stay + fresh.data_files, shape.data_files), fresh.data_files)
         # Of files that stay, one may have deletes: that none are left to read is for those who take all.
         had = self.converted.vectors
-        vectors = min(max(had - self.rewritable, 1), files) if had else 0
+        each = max(had / max(shape.data_files, 1), 1)  # of format version 2, a data file may have several
+        vectors = round(min(max(had - self.rewritable * each, 1), files * each)) if had else 0
         # Nearly all deleted rows are in those files that are too large to be taken for their size.
         large = stay + self.with_deleted
         positions = shape.positions * stay // large if large else 0

@@ -321,6 +321,22 @@ def test_large_files_go_for_their_deleted_rows_once_these_are_dear_or_readers_ha
 
 
 @pytest.mark.usefixtures("fixed_model")
+@pytest.mark.parametrize(("small", "vectors"), [(0, 32), (1, 24), (2, 16)])
+def test_a_rewriting_takes_position_delete_files_from_readers_only_with_their_data_files(
+    small: int, vectors: int
+) -> None:
+    """Of format version 2, whose data files may have several each."""
+    shape = replace(FRESH, positions=300, vectors=32)
+    state = replace(
+        pending(shape), small_data_files=small, last={JobKind.INDEX: LastJob(NOW, has_counted=True)}
+    )
+    weighed = weighing(state, worthwhile())
+    assert weighed is not None
+    assert weighed.readers.rewritten.vectors == vectors
+    assert (weighed.saved_by_rewriting > 0) == (small > 0)
+
+
+@pytest.mark.usefixtures("fixed_model")
 @pytest.mark.parametrize(
     ("reader", "hours", "code"),
     [
