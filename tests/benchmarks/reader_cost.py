@@ -23,11 +23,11 @@ from service.reader_cost import MODEL, TERMS, Coefficients, CostModel, Read, Rea
 from tests.benchmarks.page import Part, write_part
 from tests.benchmarks.reader_tables import (
     COLUMNS,
+    DRAWINGS,
     DUCKDB_SECONDS,
     MEASUREMENTS,
     MOST_DELETE_FILES,
     MOST_FILES,
-    MOST_ROWS,
     READS,
     REGIONS,
     ROUNDS,
@@ -143,6 +143,7 @@ def cost_report(model: CostModel, measurements: Measurements) -> str:
         off = factors(kind, tables)
         accuracy.append((name, _within(off, 2), f"{statistics.median(off):.2f}", f"{max(off):.2f}"))
     coefficients = {kind: model.coefficients[kind[0]][kind[1]] for kind in READS}
+    least, most = min(each.least_rows for each in DRAWINGS), max(each.most_rows for each in DRAWINGS)
     terms = [
         (term, *(_milliseconds(each.get(term, 0.0)) for each in coefficients.values()))
         for term in TERMS
@@ -153,7 +154,7 @@ def cost_report(model: CostModel, measurements: Measurements) -> str:
             "# What a read costs",
             f"`make bench-readers` on {measurements.machine}",
             f"A model of the processor time that a read takes, fitted to {len(tables)} tables of random"
-            f" sizes: 1 to {MOST_FILES} data files, {MOST_ROWS // 20:,} to {MOST_ROWS:,} rows, 3 to"
+            f" sizes: 1 to {MOST_FILES} data files, {least:,} to {most:,} rows, 3 to"
             f" {len(COLUMNS)} columns, up to {MOST_DELETE_FILES} equality delete files, and deletes by"
             f" position in up to {MOST_FILES} data files. A half has {len(REGIONS)} partitions, and then keys"
             " of two columns; a third is of"

@@ -35,9 +35,7 @@ from worker.demo.streamed_files import Description, StreamedFiles
 from worker.spark.session import create_spark
 
 MEASUREMENTS = Path(__file__).with_name("reader_cost_measurements.json")
-DRAWINGS = ((14, 1), (8, 20261126))
-"""How many tables, and the seed that they are drawn by."""
-MOST_FILES, MOST_ROWS, MOST_DELETE_FILES = 200, 1_000_000, 60
+MOST_FILES, MOST_DELETE_FILES = 200, 60
 """Of a table."""
 ROUNDS, ROUND_SECONDS = 4, 10.0
 """Of each read; no further round once they have taken so long. A short read of Spark may come at a moment at
@@ -83,6 +81,23 @@ COLUMNS = {
 
 
 @dataclass(frozen=True)
+class Drawing:
+    """Tables that are drawn together."""
+
+    number: int
+    seed: int
+    least_rows: int
+    most_rows: int
+
+
+DRAWINGS = (
+    Drawing(14, 1, 50_000, 1_000_000),
+    Drawing(8, 20261126, 50_000, 1_000_000),
+    Drawing(8, 20261127, 1_000_000, 5_000_000),
+)
+
+
+@dataclass(frozen=True)
 class Drawn:
     """A table to measure, without its bytes."""
 
@@ -107,10 +122,10 @@ class Drawn:
 WARM_UP = [Drawn(Shape(40, 100_000 + number, 5, 50, 20, 100)) for number in range(4)]
 
 
-def drawn(number: int, seed: int) -> list[Drawn]:
+def drawn(drawing: Drawing) -> list[Drawn]:
     """Tables, their sizes spread over magnitudes; a third each has no deletes of a kind. Every other one has
     partitions, and every third is of format version 2."""
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(drawing.seed)
 
     def between(least: float, most: float) -> float:
         return float(np.exp(random.uniform(np.log(least), np.log(most))))
@@ -119,9 +134,9 @@ def drawn(number: int, seed: int) -> list[Drawn]:
         return max(round(between(1, most)) // partitions, 1) * partitions
 
     tables = []
-    for at in range(number):
+    for at in range(drawing.number):
         partitions = len(REGIONS) if at % 2 else 1
-        files, rows = number_of(MOST_FILES, partitions), round(between(MOST_ROWS / 20, MOST_ROWS))
+        files, rows = number_of(MOST_FILES, partitions), round(between(drawing.least_rows, drawing.most_rows))
         equality = number_of(MOST_DELETE_FILES, partitions) if random.random() > 1 / 3 else 0
         vectors = min(round(between(1, MOST_FILES)), files) if random.random() > 1 / 3 else 0
         shape = Shape(
@@ -354,7 +369,7 @@ def measured_now() -> Measurements:
         spark = create_spark("local[2]", "reader cost")
         catalog = sqlite_catalog(spark, "reader_cost", Path(name))
         measure_all(spark, catalog, WARM_UP, say)
-        tables = [one for each in DRAWINGS for one in measure_all(spark, catalog, drawn(*each), say)]
+        tables = [one for each in DRAWINGS for one in measure_all(spark, catalog, drawn(each), say)]
         words = machine(spark, "pyspark", "duckdb")
         spark.stop()
     load = round(statistics.median(loads), 1)

@@ -29,6 +29,7 @@ from tests.benchmarks.reader_tables import (
     DRAWINGS,
     READS,
     REGIONS,
+    Drawing,
     Drawn,
     Kind,
     Measured,
@@ -45,6 +46,10 @@ KNOWN = {"read": 0.5, "data file": 0.01, "row": 1e-7, "equality delete": 0.002, 
 FULL = (Reader.SPARK, Read.FULL)
 
 
+def drawing(number: int, seed: int) -> Drawing:
+    return Drawing(number, seed, 50_000, 1_000_000)
+
+
 def measured_of(coefficients: dict[str, float], tables: Sequence[Drawn]) -> list[Measured]:
     """Without any error."""
     found = [Measured(one, one.shape, {}, {}) for one in tables]
@@ -59,7 +64,7 @@ def measured_of(coefficients: dict[str, float], tables: Sequence[Drawn]) -> list
 
 
 def measurements_of(coefficients: dict[str, float]) -> Measurements:
-    return Measurements("2026-01-01", "A machine.", 2.5, measured_of(coefficients, drawn(30, 3)))
+    return Measurements("2026-01-01", "A machine.", 2.5, measured_of(coefficients, drawn(drawing(30, 3))))
 
 
 def test_a_model_of_few_terms_is_found_again() -> None:
@@ -72,7 +77,7 @@ def test_a_model_of_few_terms_is_found_again() -> None:
 def test_no_coefficient_is_below_0_whatever_was_measured(seconds: list[float], seed: int) -> None:
     measured = [
         Measured(one, one.shape, {FULL: seconds[2 * at]}, {FULL: seconds[2 * at + 1]})
-        for at, one in enumerate(drawn(6, seed))
+        for at, one in enumerate(drawn(drawing(6, seed)))
     ]
     assert all(one > 0 for one in fit(FULL, measured).values())
 
@@ -95,7 +100,7 @@ def test_the_overhead_is_compared_and_not_the_whole_read() -> None:
 
 
 def test_tables_whose_reads_cost_hardly_more_are_left_out_and_the_report_tells_of_each() -> None:
-    one = drawn(1, 1)[0]
+    one = drawn(drawing(1, 1))[0]
     tables = [
         Measured(one, one.shape, dict.fromkeys(READS, seconds), dict.fromkeys(READS, 1.0))
         for seconds in (1.05, 1.2, 3.0)
@@ -109,7 +114,7 @@ def test_tables_whose_reads_cost_hardly_more_are_left_out_and_the_report_tells_o
 
 def test_the_kept_model_is_what_the_kept_measurements_say_of_the_drawn_tables() -> None:
     measurements = kept()
-    assert [one.drawn for one in measurements.tables] == [one for each in DRAWINGS for one in drawn(*each)]
+    assert [one.drawn for one in measurements.tables] == [one for each in DRAWINGS for one in drawn(each)]
     model, again = read_model(MODEL.read_text()), model_of(measurements)
     assert (model.measured_on, model.machine) == (again.measured_on, again.machine)
     for reader, read in READS:
@@ -136,17 +141,17 @@ def test_they_are_so_about_the_overhead_of_a_full_read(reader: Reader, tables: l
     off = [one.off_by for one in compared((reader, Read.FULL), tables, MUCH)]
     assert len(off) > 10
     assert sum(one <= 2 for one in off) >= 0.9 * len(off)
-    assert max(off) <= 3
+    assert max(off) <= 3.5
 
 
 @pytest.mark.parametrize("reader", Reader)
-def test_they_are_so_about_two_of_three_overheads_of_such_a_point_read_and_none_is_off_by_more_than_three(
+def test_they_are_so_about_two_of_three_overheads_of_such_a_point_read_and_none_is_off_by_more_than_3_5(
     reader: Reader, tables: list[LeftOut]
 ) -> None:
     off = [one.off_by for one in compared((reader, Read.POINT), tables, MUCH)]
     assert len(off) >= 10
     assert 3 * sum(one <= 2 for one in off) >= 2 * len(off)
-    assert max(off) <= 3
+    assert max(off) <= 3.5
 
 
 @pytest.mark.integration

@@ -63,10 +63,12 @@ def history(commits: int, since: datetime = NOW, job_lags: float = 0.0) -> Histo
         ended = began + TOOK
         before, files = shape, shape.data_files
         samples.append(sample(ended - timedelta(seconds=0.5), shape, snapshot, 304.5))
+        touched = files // 2
+        removed = min(before.vectors, touched)
         left = {
             "equality_delete_files": -2,
             "equality_deletes": -100,
-            "vectors": min(50, files) - shape.vectors,
+            "vectors": touched - removed,
             "positions": 90,
             "delete_bytes": 1_000 - 2_000,
         }
@@ -76,11 +78,11 @@ def history(commits: int, since: datetime = NOW, job_lags: float = 0.0) -> Histo
             "commits": 1,
             "equality_delete_files_removed": 2,
             "equality_deletes_resolved": 100,
-            "data_files_touched": files // 2,
-            "delete_files_added": files // 2,
-            "delete_files_removed": min(before.vectors, files // 2),
+            "data_files_touched": touched,
+            "delete_files_added": touched,
+            "delete_files_removed": removed,
             "rows_deleted": 90,
-            "bytes_written": 1_000 * (files // 2),
+            "bytes_written": 1_000 * touched,
         }
         reported = ended + timedelta(seconds=job_lags)
         jobs.append(PastJob(JobKind.CONVERT, began - timedelta(seconds=1), began, reported, result))
@@ -257,6 +259,7 @@ def store(database: Database, table_id: str, known: History) -> None:
         health = session.get_one(TableHealth, table_id)
         health.partitions, health.has_keys = 0, True
         table.created_at = known.samples[0].at - timedelta(days=1)
+        table.format_version = 3  # of which a vector takes another's place
         session.add_all([health, table])
         for one in known.samples:
             shape: dict[str, Any] = one.shape.as_json()
