@@ -582,6 +582,13 @@ def _worthwhile(kind: JobKind, weighed: Weighing | None, now: datetime) -> Decis
     if weighed.is_rewriting_worth_it(now):
         told = "Readers have paid as much for small files and vectors as a rewriting costs."
         return Decision(kind, Action.TRIGGER, "worthwhile", told)
+    soon = now + timedelta(seconds=weighed.convert_seconds + _SOON_SECONDS)
+    if weighed.is_conversion_worth_it(now) and weighed.is_rewriting_worth_it(soon):
+        told = (
+            "Right after a conversion that is due, readers will have paid as much for small files and vectors"
+            " as a rewriting costs: it takes the place of that one."
+        )
+        return Decision(kind, Action.TRIGGER, "worthwhile", told)
     return None
 
 

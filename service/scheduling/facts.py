@@ -235,6 +235,7 @@ def weigh(state: TableState, policy: EffectivePolicy) -> Weighing | None:
         shape,
         state.fresh,
         counted_files if is_counted or (rewrite is not None and rewrite.has_succeeded) else None,
+        state.grown_files,
         state.deleted_data_files,
         max(state.shape.equality_delete_files - pending.files, 0),
         state.oldest_convertible_at,

@@ -39,6 +39,8 @@ class Readers:
     """As if it had just been rewritten."""
     rewritable: int | None
     """So many data files at most a rewriting takes; None for all."""
+    grown: int
+    """So many of them nobody has counted: it may take none."""
     with_deleted: int
     """So many of them have many deleted rows."""
     unconvertible: int
@@ -76,9 +78,9 @@ class Readers:
         # Of those that are rewritten, each partition gets one.
         files = max(min(stay + fresh.data_files, shape.data_files), fresh.data_files)
         # Of files that stay, one may have deletes: that none are left to read is for those who take all.
-        had = self.converted.vectors
+        had, sure = self.converted.vectors, self.rewritable - self.grown
         each = max(had / max(shape.data_files, 1), 1)  # of format version 2, a data file may have several
-        vectors = round(min(max(had - self.rewritable * each, 1), files * each)) if had else 0
+        vectors = round(min(max(had - sure * each, 1), files * each)) if had else 0
         # Nearly all deleted rows are in those files that are too large to be taken for their size.
         large = stay + self.with_deleted
         positions = shape.positions * stay // large if large else 0

@@ -59,6 +59,7 @@ REWRITE = JobKind.REWRITE_DATA_FILES
 COUNTED = "a job in between counted the files by which it became due"
 CAME = "a commit in between made it due"
 LATE = "nothing: the policy lets new data files, or deletes, wait no longer"
+FAILED = "whether it would fail again, as it just had"
 
 
 def policy(name: str) -> EffectivePolicy:
@@ -256,6 +257,9 @@ def _unknown(job: Ran, later: Ran, hold: EffectivePolicy) -> str | None:
     if job.kind is JobKind.CONVERT and oldest_at is not None and later.ended_at - oldest_at >= longest:
         return LATE
     state = queued.state
+    last = state.last.get(later.kind)
+    if last is not None and last.failed:
+        return FAILED
     moments = [one for one in deadlines(state, hold) if queued.decided_at < one < then.decided_at]
     if then.decided_at <= queued.decided_at or any(
         _is_due(later.kind, state, hold, at) for at in (queued.decided_at, *moments, then.decided_at)
@@ -323,7 +327,7 @@ def _row(what: str, name: str, found: Sequence[Figures]) -> tuple[object, ...]:
         f"`{name}`",
         int(sum(jobs.values())),
         int(sum(_spared(found, None).values())),
-        int(sum(sum(_spared(found, why).values()) for why in (CAME, COUNTED, LATE))),
+        int(sum(sum(_spared(found, why).values()) for why in (CAME, COUNTED, LATE, FAILED))),
         f"{1 + _written_for_each(found, JobKind):.1f}",
         f"{median(1 + _written_for_each([one], JobKind) for one in found if one.bytes_arrived):.1f}",
         f"{sum(ratios) / len(ratios):.2f}",
@@ -367,7 +371,7 @@ def _rows_of_kinds(runs: Mapping[tuple[str, str], Sequence[Figures]]) -> Iterato
 
 
 def _rows_of_spared(runs: Mapping[tuple[str, str], Sequence[Figures]]) -> Iterator[tuple[object, ...]]:
-    for why in (None, CAME, COUNTED, LATE):
+    for why in (None, CAME, COUNTED, LATE, FAILED):
         of_run = [_spared(found, why) for found in runs.values()]
         for kind, by in sorted({key for one in of_run for key in one}, key=str):
             after = f"`{by.value}`" if by is not None else "nothing to do"

@@ -14,6 +14,7 @@ from service.scheduling.simulation import Outcome, Queued, Ran
 from tests.benchmarks.maintenance import (
     CAME,
     COUNTED,
+    FAILED,
     LATE,
     POLICIES,
     SEED,
@@ -79,7 +80,7 @@ def test_a_bad_order_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decisions, "may_be_left_to_rewriting", lambda *_: False)
     monkeypatch.setattr(decisions, "_comes_first", lambda *_: False)
     monkeypatch.setattr(decisions, "_comes_until", lambda *_: False)
-    found = known(spared(minutely("worthwhile", timedelta(hours=3)), policy("worthwhile")))
+    found = known(spared(minutely("worthwhile", timedelta(hours=8)), policy("worthwhile")))
     assert (JobKind.CONVERT, REWRITE) in {(one.job.kind, one.by.kind) for one in found if one.by is not None}
 
 
@@ -126,6 +127,8 @@ def test_a_job_right_before_a_rewriting_is_spared_by_a_better_order(kind: JobKin
     assert seen(rests, rests) == [None], "its interval ends in twenty seconds"
     another = replace(NOT_DUE, active=frozenset({REWRITE}))
     assert seen(another, DUE) == [CAME], "the one that was queued was not this one"
+    fails = replace(DUE, last={**DUE.last, REWRITE: LastJob(at(-3600), failed=1, failed_at=at(-10))})
+    assert seen(fails, DUE) == [FAILED]
     if kind is JobKind.CONVERT:
         old = replace(DUE, oldest_convertible_at=at(-265))
         assert seen(old, DUE) == [LATE]

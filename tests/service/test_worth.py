@@ -153,6 +153,28 @@ def test_a_rewriting_waits_for_the_next_conversion_while_readers_pay_less_than_t
 
 
 @pytest.mark.usefixtures("fixed_model")
+@pytest.mark.parametrize(
+    ("pending_seconds", "rewritten_ago", "takes_it"), [(200, 255, True), (200, 195, False), (1, 255, False)]
+)
+def test_a_rewriting_for_which_readers_will_soon_have_paid_takes_the_place_of_a_conversion_that_is_due(
+    pending_seconds: int, rewritten_ago: int, takes_it: bool
+) -> None:
+    """They have paid for it 316 s after the last one, and for a conversion after 62 s."""
+    policy = worthwhile(reads_per_day=10**5, age_seconds=10**6, max_read_ratio=100)
+    earlier = NOW - timedelta(seconds=rewritten_ago)
+    last = {
+        JobKind.CONVERT: LastJob(NOW - timedelta(hours=1), seconds=4.0),
+        REWRITE: LastJob(earlier, committed_at=earlier, seconds=10.0),
+    }
+    files = replace(DELETES, data_files=FRESH.data_files + 12)
+    state = replace(pending(files, age_seconds=pending_seconds), last=last)
+    found, conversion = decision(state, REWRITE, policy), decision(state, JobKind.CONVERT, policy)
+    assert ("it takes the place of that one" in found.sentence) == takes_it
+    assert (found.action is Action.TRIGGER) == takes_it
+    assert (conversion.code == "rewriting") == takes_it
+
+
+@pytest.mark.usefixtures("fixed_model")
 def test_a_rewriting_that_waits_ends_before_readers_have_paid_for_the_conversion_that_it_replaces() -> None:
     policy = worthwhile(reads_per_day=10**5, age_seconds=10**6, max_read_ratio=100)
     files = FRESH.data_files + 12
@@ -334,6 +356,9 @@ def test_a_rewriting_takes_position_delete_files_from_readers_only_with_their_da
     assert weighed is not None
     assert weighed.readers.rewritten.vectors == vectors
     assert (weighed.saved_by_rewriting > 0) == (small > 0)
+    uncounted = weighing(replace(state, grown_files=2), worthwhile())
+    assert uncounted is not None
+    assert uncounted.readers.rewritten.vectors == vectors, "a rewriting may take none of these"
 
 
 @pytest.mark.usefixtures("fixed_model")
