@@ -75,20 +75,23 @@ $(VENV)/spark-classes.jsa: $(VENV)/jars tests/class_archive.py
 PYTEST := $(BIN)/pytest --numprocesses 4
 
 .PHONY: test
-test: install lint $(VENV)/spark-classes.jsa ## Run the linters, and each rule, refusal and fault once (ARGS="-k name" to choose)
-	@scripts/install_system_packages java jdk maven postgresql chromium
-	scripts/install_helm >/dev/null
-	$(PYTEST) -m "not thorough" $(ARGS)
-
-.PHONY: test-all
-test-all: ## Run `make test`, and after it `make thorough`
-	@$(MAKE) --no-print-directory test
-	$(MAKE) --no-print-directory thorough
+test: lint programs ## Run the linters, and each rule, refusal, fault and route once (ARGS="-k name" to choose)
+	@$(PYTEST) -m "not thorough" $(ARGS)
 
 .PHONY: thorough
-thorough fault-figures: export ICESTREAM_STORES := gcs,azure
-thorough: emulators $(VENV)/spark-classes.jsa build/airflow/installed build/dagster/installed $(SPARKS:%=build/spark-%/installed) ## Run the rest of the tests: combinations, repeats of faults of real processes; MANY=1: more histories
-	@$(PYTEST) -m "thorough$(if $(MANY),, and not many)" $(ARGS)
+thorough: programs ## Run what is like the tests of `make test`: other versions and formats, the other database, combinations
+	@$(PYTEST) -m "thorough and not exhaustive" $(ARGS)
+
+.PHONY: test-all
+test-all: ## Run all tests: `make test`, then `make thorough`, then `make exhaustive`
+	@$(MAKE) --no-print-directory test
+	$(MAKE) --no-print-directory thorough
+	$(MAKE) --no-print-directory exhaustive
+
+.PHONY: exhaustive
+exhaustive fault-figures: export ICESTREAM_STORES := gcs,azure
+exhaustive: emulators build/airflow/installed build/dagster/installed $(SPARKS:%=build/spark-%/installed) ## Run the rest: many histories, repeats of faults of real processes, emulators of stores, orchestrators, other Sparks
+	@$(PYTEST) -m "exhaustive" $(ARGS)
 	# What is shortest of `make test-spark`, unless tests were chosen.
 	for spark in $(if $(ARGS),,$(SPARKS)); do
 		$(MAKE) --no-print-directory test-spark SPARK=$$spark ARGS="-k 'executors or keeps_the_visible_rows or become_one'"
@@ -111,11 +114,16 @@ fault-figures: emulators ## Run every test of a fault and count what was injecte
 	@$(BIN)/python -m tests.faults.figures $(ARGS)
 
 .PHONY: emulators
-emulators: install
-	@scripts/install_system_packages java jdk maven postgresql chromium npm
-	scripts/install_helm >/dev/null
+emulators: programs
+	@scripts/install_system_packages npm
 	scripts/install_azurite
 	$(BIN)/python scripts/fetch_jars
+
+# What tests start.
+.PHONY: programs
+programs: install $(VENV)/spark-classes.jsa
+	@scripts/install_system_packages java jdk maven postgresql chromium
+	scripts/install_helm >/dev/null
 
 .PHONY: fast
 fast: install ## Run the tests without Spark, PostgreSQL, Flink or a browser

@@ -27,7 +27,7 @@ os.environ.setdefault("JDK_JAVA_OPTIONS", java_options())
 
 # How long an example takes says more of the machine than of the code.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-# Every change is tested with the same examples; `make thorough`, and whoever runs a test alone, draws others.
+# CI tries every change with the same examples; `make exhaustive`, and whoever runs a test alone, draws others.
 settings.register_profile("alike", settings.get_profile("untimed"), derandomize=True)
 
 
@@ -116,6 +116,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = in_shares(items, xdist["workercount"])
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if item.get_closest_marker("exhaustive"):
+        item.add_marker("thorough")
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    settings.load_profile("alike" if config.getoption("markexpr") == "not thorough" else "untimed")
+    settings.load_profile("alike" if "thorough" in config.getoption("markexpr") else "untimed")
     config.pluginmanager.register(Progress(config))

@@ -85,7 +85,7 @@ def test_more_messages_than_are_read_are_refused(monkeypatch: pytest.MonkeyPatch
         count_rows(stream(KEYS))
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_a_damaged_stream_is_refused_or_has_the_rows_that_were_counted() -> None:
     program = [sys.executable, "-m", damaged_streams.__name__]
     done = subprocess.run(program, capture_output=True, text=True, timeout=PATIENCE_SECONDS)

@@ -109,7 +109,7 @@ def test_a_process_that_hangs_between_tests_ends_the_run_with_its_stacks(tmp_pat
     assert "KeyboardInterrupt" in told
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 @pytest.mark.integration
 def test_what_a_process_that_dies_has_left_is_run_by_others(
     pytestconfig: pytest.Config, tmp_path: Path

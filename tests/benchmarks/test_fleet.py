@@ -25,7 +25,7 @@ def test_a_checkpoint_waits_for_the_conversion_that_removes_its_deletes() -> Non
 
 
 @pytest.mark.integration
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_a_short_run_converts_each_checkpoint_and_fills_every_figure(tmp_path: Path) -> None:
     path = tmp_path / "fleet.md"
     main(tables=2, rows=1_000, slots=2, rate=[2], seconds=2, report=path)

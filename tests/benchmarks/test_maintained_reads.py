@@ -68,7 +68,7 @@ def maintained(spark: SparkSession, directory: Path, case: Case, rows: int = ROW
 
 
 @pytest.mark.integration
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_a_maintained_table_has_what_a_table_just_written_has(spark: SparkSession, tmp_path: Path) -> None:
     found = maintained(spark, tmp_path, SMALL, 4_000)
     before, after, fresh = (one.shape for one in (found.before, found.after, found.fresh))
@@ -81,7 +81,7 @@ def test_a_maintained_table_has_what_a_table_just_written_has(spark: SparkSessio
 
 
 @pytest.mark.integration
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_a_low_threshold_leaves_no_deletes_to_readers_of_large_files(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -92,7 +92,7 @@ def test_a_low_threshold_leaves_no_deletes_to_readers_of_large_files(
 
 
 @pytest.mark.integration
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_by_standard_large_files_of_format_v2_keep_their_position_delete_files(
     spark: SparkSession, tmp_path: Path
 ) -> None:

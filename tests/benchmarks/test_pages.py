@@ -38,7 +38,7 @@ def test_a_page_that_is_left_open_costs_next_to_nothing() -> None:
 
 # Of a command that people run now and then.
 @pytest.mark.integration
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_a_short_run_measures_every_page(tmp_path: Path) -> None:
     path = tmp_path / "pages.md"
     main(tables=20, jobs=200, times=2, seconds=1, report=path)

@@ -10,7 +10,7 @@ from tests.integration.upsert_stream import PROJECT
 from tests.spark import spark as spark
 
 # Of a command that people run now and then.
-pytestmark = [pytest.mark.integration, pytest.mark.thorough]
+pytestmark = [pytest.mark.integration, pytest.mark.exhaustive]
 
 
 @pytest.fixture(scope="module")

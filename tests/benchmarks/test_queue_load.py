@@ -23,7 +23,7 @@ def test_a_fleet_of_workers_gets_its_jobs_at_once() -> None:
 
 # Of a command that people run now and then.
 @pytest.mark.integration
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_a_short_run_fills_every_figure(tmp_path: Path) -> None:
     path = tmp_path / "queue.md"
     main(workers=4, jobs=20, tables=30, seconds=4, interval=0.5, rest=0.4, report=path)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 # Of a command that people run now and then.
-pytestmark = [pytest.mark.integration, pytest.mark.thorough]
+pytestmark = [pytest.mark.integration, pytest.mark.exhaustive]
 
 SECTIONS = [
     "Planner",

@@ -155,7 +155,7 @@ def test_they_are_so_about_two_of_three_overheads_of_such_a_point_read_and_none_
 
 
 @pytest.mark.integration
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "wanted",
     [

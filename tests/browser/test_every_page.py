@@ -14,7 +14,7 @@ from tests.browser.conftest import Misdeeds, sign_in
 from tests.browser.running_service import RunningService, running_service
 from tests.browser.screenshots import ACTS, THEMES, WIDTHS, Pages, find_key, furnish, guide, open_looks
 from tests.service.test_access import is_page
-from tests.thorough import first_always
+from tests.thorough import EXHAUSTIVE, first_always
 
 pytestmark = pytest.mark.integration
 
@@ -53,7 +53,7 @@ def one_of_each_route(paths: dict[str, str]) -> dict[str, str]:
     [
         # A page of each route in one theme and width; all pages in all of them by the rest.
         *((look, len(LOOKS)) for look in range(len(LOOKS))),
-        *(pytest.param(look, 1, marks=pytest.mark.thorough) for look in range(len(LOOKS))),
+        *(pytest.param(look, 1, marks=pytest.mark.exhaustive) for look in range(len(LOOKS))),
     ],
 )
 def test_page_is_accessible_fits_its_width_and_stays_within_its_security_policy(
@@ -250,7 +250,7 @@ ALIKE = ("guide-connect-hive", "guide-connect-glue", "guide-connect-hadoop")
 """To the form of another type."""
 
 
-@first_always("of", [len(LOOKS), 1])
+@first_always("of", [len(LOOKS), 1], EXHAUSTIVE)
 def test_each_step_of_the_first_hour_is_accessible_and_fits_its_width(
     browser: Browser, tmp_path: Path, of: int
 ) -> None:

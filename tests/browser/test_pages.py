@@ -127,7 +127,7 @@ def test_two_people_see_what_the_other_does(
     expect(other.get_by_role("button", name="Cancel")).to_have_count(0)
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_two_admins_see_each_others_changes_and_overwrite_none_unseen(
     signed_in: Page, visit: Callable[..., Page], service: RunningService
 ) -> None:

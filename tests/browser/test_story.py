@@ -73,7 +73,7 @@ def real_worker(service: RunningService, directory: Path) -> Iterator[Callable[[
             process.wait()
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_a_person_registers_a_catalog_enrols_a_table_and_sees_its_deletes_converted(
     signed_in: Page, browser: Browser, service: RunningService, lake: IcebergCatalog, tmp_path: Path
 ) -> None:

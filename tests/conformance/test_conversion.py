@@ -29,7 +29,7 @@ NOT_CONVERTED = {
     *("a-branch-with-deletes-of-its-own", "bounds-of-uuids-on-both-sides-of-the-sign"),
 }
 TABLES = [
-    pytest.param(case.name, version, marks=() if (case.name, version) in ALWAYS else pytest.mark.thorough)
+    pytest.param(case.name, version, marks=() if (case.name, version) in ALWAYS else pytest.mark.exhaustive)
     for case in ALL
     if case.name not in NOT_CONVERTED
     for version in case.versions

@@ -40,7 +40,7 @@ SOME = ["a-null-*", "data-of-*", "int-*", "unpartitioned-*", "vectors-*", "a-tag
     [
         ("pyiceberg", SOME),
         ("duckdb", ["a-value-*", *SOME[1:2], "vectors-*", "a-tag", "key-of-type-string", "only-the-*"]),
-        *(pytest.param(name, ["*"], marks=pytest.mark.thorough) for name in versions()),
+        *(pytest.param(name, ["*"], marks=pytest.mark.exhaustive) for name in versions()),
     ],
 )
 def test_each_reader_sees_what_is_listed(reader: str, patterns: Sequence[str], tmp_path: Path) -> None:

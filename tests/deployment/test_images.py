@@ -200,7 +200,7 @@ def bill_of_materials(*options: object) -> dict[str, Any]:
     return bill
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 @pytest.mark.integration
 def test_the_bill_of_materials_is_valid_and_complete(tmp_path: Path) -> None:
     spark, home = Path(pyspark.__path__[0], "jars"), tmp_path
@@ -230,7 +230,7 @@ def test_the_same_environment_has_the_same_bill_of_materials() -> None:
     assert bill_of_materials() == bill_of_materials()
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("image", IMAGES)
 def test_the_steps_of_a_dockerfile_make_something_that_starts(image: str, tmp_path: Path) -> None:
     """Downloads all packages of the image anew."""

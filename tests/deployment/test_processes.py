@@ -112,7 +112,7 @@ def test_nothing_but_the_temporary_folder_can_be_written(tmp_path: Path) -> None
         assert (done.returncode == 0) is can_be
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_a_release_migrates_serves_and_works(manifests: list[Manifest], tmp_path: Path) -> None:
     migration, service, worker = (pod_of(manifests, name) for name in ("migration", "service", "worker"))
     log = tmp_path / "migration.log"

@@ -37,7 +37,7 @@ spark.stop()
 """
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_a_driver_runs_its_tasks_on_executors_that_it_may_make(tmp_path: Path) -> None:
     # Watching takes web sockets, which this API does not have: it is asked again and again.
     conf = {

@@ -22,7 +22,7 @@ from tests.faults.tables import (
 )
 from tests.jobs import Jobs, SqlCatalog
 from tests.service.postgresql import running_server
-from tests.thorough import thorough_unless
+from tests.thorough import exhaustive_unless
 from worker.process.errors import JobError
 
 pytestmark = pytest.mark.integration
@@ -57,7 +57,7 @@ def warehouse(spark: SparkSession, server: str, tmp_path_factory: pytest.TempPat
     return location
 
 
-@pytest.fixture(params=[2, pytest.param(3, marks=pytest.mark.thorough)])
+@pytest.fixture(params=[2, pytest.param(3, marks=pytest.mark.exhaustive)])
 def table(request: pytest.FixtureRequest, spark: SparkSession, warehouse: str) -> TableBuilder:
     name = f"database.db.t{next(_numbers)}"
     return table_with_deletes(spark, name, request.param, ROWS)
@@ -70,7 +70,7 @@ def jobs(spark: SparkSession, warehouse: str, proxy: Proxy, table: TableBuilder,
     return Jobs(spark, catalog, table.identifier, tmp_path)
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_a_commit_whose_answer_is_lost_is_found_and_its_files_stay(
     jobs: Jobs, proxy: Proxy, table: TableBuilder, spark: SparkSession
 ) -> None:
@@ -96,7 +96,7 @@ OUTAGES = [
 
 @pytest.mark.parametrize(
     ("table", "outage"),
-    thorough_unless(
+    exhaustive_unless(
         lambda case: case == (3, OUTAGES[3]), [(version, outage) for outage in OUTAGES for version in (2, 3)]
     ),
     indirect=["table"],

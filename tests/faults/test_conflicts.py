@@ -20,7 +20,7 @@ from tests.factories import TableBuilder, visible_rows
 from tests.faults.tables import Named, assert_nothing_is_left, commits_by_job, local, orphans
 from tests.jobs import Jobs, RecordingReporter
 from tests.patience import wait_until
-from tests.thorough import thorough_unless
+from tests.thorough import exhaustive_unless
 from worker.attempt.outcome import Outcome
 from worker.jobs import conversion
 from worker.process.errors import JobError
@@ -345,7 +345,7 @@ MATRIX: Mapping[str, tuple[Event, str | None, Mapping[int, tuple[str, bool]]]] =
     "another conversion": (convert_elsewhere, PLANS_AGAIN, {2: (DELETES, True), 3: (COMMIT, False)}),
     "tag and branch": (tag_and_branch, "", {3: (FIND, True)}),
 }
-# The rest by `make thorough`: each event happens once without it, and one at each boundary.
+# The rest by `make exhaustive`: each event happens once without it, and one at each boundary.
 OFTEN = {
     "compaction, read",
     "compaction, find",
@@ -367,7 +367,7 @@ CELLS = [
         boundary,
         indexed,
         id=f"{name}-V{version}-{boundary}",
-        marks=(pytest.mark.thorough,)
+        marks=(pytest.mark.exhaustive,)
         if name in OFTEN or version != [*of_versions][at % len(of_versions)]
         else (),
     )
@@ -411,7 +411,7 @@ def test_a_table_that_is_gone_fails_the_job_with_its_name(exactly: Exactness, tm
 
 @pytest.mark.parametrize(
     ("format_version", "boundary", "indexed"),
-    thorough_unless(
+    exhaustive_unless(
         lambda case: case == (3, COMMIT, True),
         [(2, READ, True), (3, DELETES, False), (2, COMMIT, False), (3, COMMIT, True)],
     ),
@@ -456,7 +456,7 @@ def test_a_branch_that_is_dropped_fails_the_job_and_is_not_made_anew(
 
 
 @pytest.mark.parametrize(
-    ("format_version", "boundary"), thorough_unless(lambda case: case[0] == 2, [(2, COMMIT), (3, FIND)])
+    ("format_version", "boundary"), exhaustive_unless(lambda case: case[0] == 2, [(2, COMMIT), (3, FIND)])
 )
 def test_deletes_of_a_partition_whose_column_is_dropped_meanwhile_stay(
     exactly: Exactness, tmp_path: Path, format_version: int, boundary: str
@@ -475,7 +475,7 @@ def test_deletes_of_a_partition_whose_column_is_dropped_meanwhile_stay(
     assert orphans(world.table) == set()
 
 
-@pytest.mark.parametrize("format_version", [2, pytest.param(3, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("format_version", [2, pytest.param(3, marks=pytest.mark.exhaustive)])
 def test_a_job_that_always_loses_says_so_and_leaves_nothing(
     exactly: Exactness, tmp_path: Path, format_version: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -557,7 +557,7 @@ LATE: Mapping[str, tuple[str, Event, Event]] = {
 
 @pytest.mark.parametrize(
     ("format_version", "late"),
-    thorough_unless(
+    exhaustive_unless(
         {(2, "compaction")}.__contains__,
         [(version, late) for late in LATE for version in (2, 3)],
     ),
@@ -599,7 +599,7 @@ def test_what_began_before_our_commit_fails_or_is_right(
 
 @pytest.mark.parametrize(
     ("kind", "boundary", "event"),
-    thorough_unless(
+    exhaustive_unless(
         lambda case: case[:2] in (("index", "index"), ("compact", COMMIT)) or case[0] == "rebuild",
         [
             ("index", "index", compact_and_expire_all),
@@ -634,7 +634,7 @@ def test_an_index_is_right_whatever_happens_while_it_is_worked_on(
 
 @pytest.mark.parametrize(
     ("kind", "boundary"),
-    thorough_unless(
+    exhaustive_unless(
         lambda case: case[0] == "index",
         [("index", COMMIT), ("rebuild", "index"), ("compact", COMMIT), ("verify", "check_data_files")],
     ),

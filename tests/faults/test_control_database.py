@@ -26,7 +26,7 @@ from tests.faults.recovery import summary
 from tests.faults.service_build import POINTS
 from tests.patience import wait_until
 from tests.service.postgresql import Server, restartable_server
-from tests.thorough import thorough_unless
+from tests.thorough import exhaustive_unless
 
 pytestmark = pytest.mark.integration
 
@@ -64,14 +64,14 @@ def new_world(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callab
         yield make
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_a_service_on_postgresql_that_is_killed_again_and_again_loses_no_job(
     new_world: Callable[..., World],
 ) -> None:
     new_world(lease_seconds=2.0).kill_service(10)
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("crashes", [1, 5])
 def test_postgresql_that_crashes_under_load_loses_no_job(
     crashes: int, server: Server, new_world: Callable[..., World]
@@ -95,7 +95,7 @@ def test_postgresql_that_crashes_under_load_loses_no_job(
     assert service.starts == 1, "the service goes on without a restart"
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["postgresql", "sqlite"])
 def test_every_fault_at_every_point_loses_no_job(kind: str, new_world: Callable[..., World]) -> None:
     world = new_world(kind, lease_seconds=2.0)
@@ -120,7 +120,7 @@ def test_every_fault_at_every_point_loses_no_job(kind: str, new_world: Callable[
 
 @pytest.mark.parametrize(
     ("mode", "outage"),
-    thorough_unless(
+    exhaustive_unless(
         lambda case: case == (CUT, "within"),
         [(mode, outage) for mode in (CUT, HANG) for outage in OUTAGES],
     ),
@@ -143,7 +143,7 @@ def test_postgresql_out_of_reach_costs_no_attempt_within_the_lease_and_never_a_j
         assert service.starts == 1
 
 
-@pytest.mark.parametrize("ends", [signal.SIGSTOP, pytest.param(signal.SIGKILL, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("ends", [signal.SIGSTOP, pytest.param(signal.SIGKILL, marks=pytest.mark.exhaustive)])
 def test_another_replica_takes_over_from_one_that_stands_still_or_dies(
     ends: signal.Signals, new_world: Callable[..., World]
 ) -> None:

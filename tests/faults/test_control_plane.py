@@ -25,7 +25,7 @@ from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.server_process import free_port
 from tests.service.conftest import PLAIN_HTTP
 from tests.service.test_database_trouble import locked
-from tests.thorough import first_always
+from tests.thorough import EXHAUSTIVE, first_always
 
 pytestmark = pytest.mark.integration
 
@@ -43,7 +43,7 @@ def new_world(tmp_path: Path) -> Iterator[Callable[..., World]]:
         yield make
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kills", [3, 10])
 def test_a_service_that_is_killed_again_and_again_loses_no_job(
     kills: int, new_world: Callable[..., World]
@@ -51,7 +51,7 @@ def test_a_service_that_is_killed_again_and_again_loses_no_job(
     new_world(lease_seconds=2.0).kill_service(kills)
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_a_killed_worker_is_followed_by_another(new_world: Callable[..., World]) -> None:
     world = new_world()
     _, port = world.service()
@@ -90,7 +90,7 @@ def test_a_worker_that_is_asked_to_stop_before_it_learns_of_its_job_hands_it_bac
     assert [attempt.status for attempt in world.attempts()] == ["released", "succeeded"]
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_a_worker_that_stood_still_past_its_lease_changes_nothing_and_works_on(
     new_world: Callable[..., World],
 ) -> None:
@@ -119,7 +119,7 @@ def test_a_worker_that_stood_still_past_its_lease_changes_nothing_and_works_on(
 
 
 # Within the lease, PostgreSQL is cut off in test_control_database.py.
-@first_always("outage", ["beyond", "within"])
+@first_always("outage", ["beyond", "within"], EXHAUSTIVE)
 def test_a_locked_sqlite_costs_no_attempt_within_the_lease_and_never_a_job(
     outage: str, new_world: Callable[..., World]
 ) -> None:

@@ -14,7 +14,7 @@ from pyiceberg.io.pyarrow import PyArrowFileIO
 from tests.exactness import Exactness
 from tests.factories import TableBuilder, WrittenFile
 from tests.faults.tables import assert_nothing_is_left, commits_by_job, local, orphans
-from tests.thorough import V3_FIRST, thorough_unless
+from tests.thorough import V3_FIRST, exhaustive_unless
 from worker.process.errors import JobError
 from worker.table.avro_files import CorruptMetadataError
 from worker.table.manifests import read_snapshot_files
@@ -94,7 +94,7 @@ CODES = {"data": "corrupt_file", "equality": "corrupt_file", "positions": "unrea
 
 @pytest.mark.parametrize(
     ("what", "format_version", "file_format"),
-    thorough_unless(
+    exhaustive_unless(
         {
             ("data", 2, "parquet"),
             ("positions", 3, "parquet"),
@@ -149,7 +149,7 @@ def test_a_damaged_file_is_named_whatever_happened_to_it_and_converted_once_it_i
     assert_nothing_is_left(damaged.table)
 
 
-@pytest.mark.parametrize("flips", [5, pytest.param(25, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("flips", [5, pytest.param(25, marks=pytest.mark.exhaustive)])
 def test_a_flipped_bit_in_a_page_with_a_checksum_or_in_a_vector_is_noticed(
     flips: int, exactly: Exactness
 ) -> None:
@@ -183,7 +183,7 @@ def described(file: WrittenFile, **otherwise: Any) -> WrittenFile:
 
 @pytest.mark.parametrize(
     ("what", "property_name"),
-    thorough_unless(
+    exhaustive_unless(
         lambda case: (case[0] == "data") == (case[1] == "record_count"),
         [(what, name) for what in CODES for name in ("record_count", "file_size_in_bytes")],
     ),

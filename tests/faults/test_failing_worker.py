@@ -17,7 +17,7 @@ from tests.faults.subjects import (
     prepare,
 )
 from tests.patience import wait_until
-from tests.thorough import first_always, thorough_unless
+from tests.thorough import EXHAUSTIVE, exhaustive_unless, first_always
 from worker.agent.main import WorkerSettings
 
 pytestmark = pytest.mark.integration
@@ -47,7 +47,7 @@ ERRORS: list[tuple[str, str, When, str, str | None]] = [
 ]
 
 
-@first_always("kind", ["index", "convert"])
+@first_always("kind", ["index", "convert"], EXHAUSTIVE)
 def test_points_that_fail_or_do_not_answer_one_after_the_other(
     kind: str, cluster: Cluster, subjects: Subjects
 ) -> None:
@@ -64,7 +64,7 @@ def test_points_that_fail_or_do_not_answer_one_after_the_other(
     assert errors == Counter(code for *_, code in cases if code)
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("kind", "point", "when", "action", "code"), ERRORS)
 def test_a_point_that_fails_or_does_not_answer(
     kind: str,
@@ -89,7 +89,7 @@ def test_a_point_that_fails_or_does_not_answer(
 
 
 @pytest.mark.parametrize(
-    ("format_version", "mode"), thorough_unless(lambda case: case[1] == HANG, [(2, CUT), (3, HANG)])
+    ("format_version", "mode"), exhaustive_unless(lambda case: case[1] == HANG, [(2, CUT), (3, HANG)])
 )
 def test_a_worker_that_can_not_reach_the_service_gives_its_job_up(
     format_version: int, mode: Mode, cluster: Cluster, subjects: Subjects
@@ -123,7 +123,7 @@ DRAINS: list[tuple[str, str, When]] = [
 
 @pytest.mark.parametrize(
     ("kind", "point", "when"),
-    thorough_unless(lambda case: case[1] == "stage.lookup", DRAINS),
+    exhaustive_unless(lambda case: case[1] == "stage.lookup", DRAINS),
 )
 def test_a_worker_that_is_asked_to_stop_hands_its_job_back_within_a_bound(
     kind: str, point: str, when: When, cluster: Cluster, subjects: Subjects
@@ -142,9 +142,9 @@ RESTARTS: list[tuple[str, str, When]] = [
 ]
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
-    ("kind", "point", "when"), thorough_unless(lambda case: case[1] == "iceberg", RESTARTS)
+    ("kind", "point", "when"), exhaustive_unless(lambda case: case[1] == "iceberg", RESTARTS)
 )
 def test_a_service_that_is_killed_while_a_worker_is_at_work(
     kind: str, point: str, when: When, cluster: Cluster, subjects: Subjects
@@ -174,7 +174,7 @@ def test_a_worker_whose_clock_is_ahead_leaves_the_table_to_its_writer(
     subject.check_end("convert", job)
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_the_index_is_whole_and_its_place_holds_nothing_else(cluster: Cluster, subjects: Subjects) -> None:
     check_that_the_index_is_whole_and_its_place_holds_nothing_else(cluster, subjects)
 

@@ -12,7 +12,7 @@ from tests.patience import PATIENCE_SECONDS
 pytestmark = pytest.mark.integration
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_a_full_disk_costs_an_attempt_and_no_row(tmp_path: Path) -> None:
     # As root of a namespace of its own, which takes no rights and keeps the mounts to itself.
     apart = ["unshare", "--map-root-user", "--mount"]

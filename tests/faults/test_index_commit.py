@@ -61,7 +61,7 @@ STORES = ("local", "s3", "google", "azure")
 
 
 # That each store writes exclusively is tested with every change, below.
-@pytest.fixture(params=[STORES[0], *(pytest.param(name, marks=pytest.mark.thorough) for name in STORES[1:])])
+@pytest.fixture(params=[STORES[0], *(pytest.param(name, marks=pytest.mark.exhaustive) for name in STORES[1:])])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     if request.param == "local":
         return Place(tmp_path.as_uri(), {})
@@ -382,7 +382,7 @@ def test_a_store_without_exclusive_writes_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "place", [*STORES[:3], pytest.param(STORES[3], marks=pytest.mark.thorough)], indirect=True
+    "place", [*STORES[:3], pytest.param(STORES[3], marks=pytest.mark.exhaustive)], indirect=True
 )
 def test_a_file_is_created_once(place: Place) -> None:
     location = f"{place.location}/deep/in/snapshot-1"

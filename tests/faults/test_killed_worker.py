@@ -32,7 +32,7 @@ from tests.faults.subjects import (
 from tests.faults.tables import assert_nothing_is_left, commits_by_job, orphans
 from tests.integration.icestream import FINAL, Json
 from tests.patience import wait_until
-from tests.thorough import thorough_unless
+from tests.thorough import exhaustive_unless
 from worker.deletes.existing import FILES_AT_ONCE
 from worker.index.key_set_index import database_name
 
@@ -116,9 +116,9 @@ IN_THE_MIDDLE = {"delete-file": FILES_AT_ONCE + 1, "removal": 2}
 KILLS = [(kind, point, when) for kind, points in POINTS.items() for point, when in points]
 
 
-# The rest by `make thorough`: each starts a JVM anew.
+# The rest by `make exhaustive`: each starts a JVM anew.
 @pytest.mark.parametrize(
-    ("kind", "point", "when"), thorough_unless(lambda case: case == ("convert", "iceberg", "after"), KILLS)
+    ("kind", "point", "when"), exhaustive_unless(lambda case: case == ("convert", "iceberg", "after"), KILLS)
 )
 def test_a_killed_worker(
     kind: str,
@@ -167,7 +167,7 @@ WRITES: list[tuple[str, When]] = [
 
 
 # With every change it dies at its commits in the process of the tests (tests/worker/jobs/test_writing.py).
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("point", "when"), WRITES)
 def test_a_killed_worker_that_writes_rows(
     point: str, when: When, cluster: Cluster, subjects: Subjects
@@ -202,7 +202,7 @@ PUBLICATIONS: list[tuple[str, When, str]] = [
 
 
 # Likewise, of publications (tests/worker/jobs/test_publishing_conflicts.py, test_publishing_clearing.py).
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("point", "when", "action"), PUBLICATIONS)
 def test_a_killed_worker_that_publishes(
     point: str, when: When, action: str, cluster: Cluster, subjects: Subjects
@@ -233,7 +233,7 @@ def test_a_killed_worker_that_publishes(
 
 
 # Likewise, of erasures (tests/worker/erasure/test_erasure.py).
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("point", "when"),
     [
@@ -265,7 +265,7 @@ def test_a_killed_worker_that_erases(point: str, when: When, cluster: Cluster, s
     subject.check_rows()
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_an_erasure_waits_until_a_killed_write_has_gone_on(cluster: Cluster, subjects: Subjects) -> None:
     """Between the write's attempts it would let the snapshot expire by which the second finds the first's
     commit, and that one would bring the erased rows back."""
@@ -285,7 +285,7 @@ def test_an_erasure_waits_until_a_killed_write_has_gone_on(cluster: Cluster, sub
     subject.check_rows()
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("point", "when", "format_version"),
     [("delete-files", "after", 2), ("iceberg", "before", 3), ("iceberg", "after", 2)],
@@ -312,8 +312,8 @@ def test_a_killed_worker_between_two_commits_of_a_job(
     assert job["result"]["commits"] == commits_by_job(subject.table)[job["id"]] == 3
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("format_version", [2, pytest.param(3, marks=pytest.mark.thorough)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("format_version", [2, pytest.param(3, marks=pytest.mark.exhaustive)])
 def test_files_of_a_job_that_nobody_tries_again_are_removed_by_the_next_one(
     format_version: int, cluster: Cluster, subjects: Subjects
 ) -> None:
@@ -339,7 +339,7 @@ def test_files_of_a_job_that_nobody_tries_again_are_removed_by_the_next_one(
     subject.check_rows()
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("when", ["after", "before"])
 def test_a_killed_worker_while_it_drops_an_index(
     when: When, cluster: Cluster, spark: SparkSession, catalog: Catalog
@@ -373,7 +373,7 @@ def run_and_kill(cluster: Cluster, subject: Subject, kind: str, fault: Fault, *,
     return cluster.wait_for_job(job_id)
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_a_worker_that_dies_again_and_again_is_tried_smaller_and_not_for_ever(
     cluster: Cluster, subjects: Subjects
 ) -> None:
@@ -394,7 +394,7 @@ def test_a_worker_that_dies_again_and_again_is_tried_smaller_and_not_for_ever(
     subject.check_rows()
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_a_worker_that_dies_every_time_ends_the_job(cluster: Cluster, subjects: Subjects) -> None:
     settings = {**IMPATIENT, "retries": {"max_attempts": 2, "backoff_seconds": 0.2, "max_backoff_seconds": 1}}
     cluster.post("/policies", {"name": "brief", "settings": settings})
@@ -411,11 +411,11 @@ def test_a_worker_that_dies_every_time_ends_the_job(cluster: Cluster, subjects: 
     assert_nothing_is_left(subject.table)
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_a_worker_dies_or_sleeps_at_any_point_whatever_comes_before(
     cluster: Cluster, subjects: Subjects
 ) -> None:
-    """The same again: SEED=... make thorough ARGS="-k whatever_comes_before"."""
+    """The same again: SEED=... make exhaustive ARGS="-k whatever_comes_before"."""
     seed = os.environ.get("SEED") or secrets.token_hex(4)
     sys.stdout.write(f"\nSEED={seed}\n")
     chance = random.Random(seed)
@@ -453,6 +453,6 @@ def test_a_worker_dies_or_sleeps_at_any_point_whatever_comes_before(
         subject.check_rows()
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_the_index_is_whole_and_its_place_holds_nothing_else(cluster: Cluster, subjects: Subjects) -> None:
     check_that_the_index_is_whole_and_its_place_holds_nothing_else(cluster, subjects)

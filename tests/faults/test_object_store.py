@@ -38,7 +38,7 @@ from tests.patience import wait_until
 from tests.rest_catalog import commit_by_java, running_rest_catalog
 from tests.s3 import S3, s3_server
 from tests.sigv4 import Signatures, signed_only
-from tests.thorough import thorough_unless
+from tests.thorough import exhaustive_unless
 from worker.deletes.existing import FILES_AT_ONCE
 from worker.io.storage import Storage
 from worker.process.errors import JobError
@@ -165,7 +165,7 @@ BREAKS = [
 
 @pytest.mark.parametrize(
     ("kind", "stage", "mode", "format_version"),
-    thorough_unless(
+    exhaustive_unless(
         lambda case: case[:3] == ("convert", "read", HANG),
         [(*case, version_for(case[0], 1)) for case in BREAKS],
     ),
@@ -264,7 +264,7 @@ def test_orphan_files_of_an_object_store_are_listed_and_removed(
     assert visible_rows(spark, table.identifier) == EXPECTED
 
 
-@pytest.mark.parametrize("format_version", [2, pytest.param(3, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("format_version", [2, pytest.param(3, marks=pytest.mark.exhaustive)])
 def test_delete_files_of_a_dead_attempt_are_removed_from_the_store(
     s3_jobs: S3Jobs, table: TableBuilder, spark: SparkSession, server: S3
 ) -> None:
@@ -326,7 +326,7 @@ def test_rows_are_written_and_erased_in_a_store(
     assert not set(erased) & set(ids.to_pylist()), "nor has any other file one"
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_a_slow_store_or_one_truncated_read_only_takes_longer(
     s3_jobs: S3Jobs, table: TableBuilder, spark: SparkSession
 ) -> None:
@@ -358,13 +358,13 @@ def cluster(proxy: Proxy, catalog_file: Path, tmp_path_factory: pytest.TempPathF
         cluster.close()
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("kind", "fault"),
     [
         # Some are written, others wait for their turn.
         ("convert", Fault("delete-file", "after", "hold", times=FILES_AT_ONCE)),
-        pytest.param("index", Fault("run", "after", "hold"), marks=pytest.mark.thorough),
+        pytest.param("index", Fault("run", "after", "hold"), marks=pytest.mark.exhaustive),
     ],
     ids=["convert", "index"],
 )
@@ -415,7 +415,7 @@ class Ending(RecordingReporter):
 
 
 @pytest.mark.parametrize(
-    "local_rows", [LOCAL_ROWS, pytest.param(-1, marks=pytest.mark.thorough)], ids=["driver", "spark"]
+    "local_rows", [LOCAL_ROWS, pytest.param(-1, marks=pytest.mark.exhaustive)], ids=["driver", "spark"]
 )
 def test_a_table_is_converted_with_credentials_that_end_with_each_stage(
     spark: SparkSession,

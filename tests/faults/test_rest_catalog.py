@@ -23,7 +23,7 @@ from tests.faults.tables import (
 )
 from tests.jobs import Jobs
 from tests.rest_catalog import RestCatalog, commit_by_java, running_rest_catalog
-from tests.thorough import first_always, thorough_unless
+from tests.thorough import EXHAUSTIVE, exhaustive_unless, first_always
 from worker.process.errors import JobError
 
 pytestmark = pytest.mark.integration
@@ -68,7 +68,7 @@ def jobs(spark: SparkSession, rest: RestCatalog, proxy: Proxy, table: TableBuild
 
 @pytest.mark.parametrize(
     ("table", "status"),
-    thorough_unless(
+    exhaustive_unless(
         {(2, None), (3, 503)}.__contains__,
         [(version, status) for version in (2, 3) for status in (None, 500, 503, 504)],
     ),
@@ -107,7 +107,7 @@ def test_a_write_whose_answer_is_lost_is_found(
 
 
 @pytest.mark.parametrize("table", [3], indirect=True)
-@first_always("renew", [True, False])
+@first_always("renew", [True, False], EXHAUSTIVE)
 def test_a_publication_is_found_whose_answers_are_lost(
     jobs: Jobs, proxy: Proxy, table: TableBuilder, spark: SparkSession, renew: bool
 ) -> None:
@@ -142,13 +142,13 @@ OUTAGES = [
     (3, "commit", lose(OURS, then=HANG), "commit_state_unknown"),
     (2, "commit", lose(OURS, then=answer(503)), "commit_state_unknown"),
 ]
-# The rest by `make thorough`: clients wait and try again.
+# The rest by `make exhaustive`: clients wait and try again.
 USUAL = ("commit", lose(OURS, then=answer(503)))
 
 
 @pytest.mark.parametrize(
     ("table", "moment", "mode", "code"),
-    thorough_unless(lambda case: case[1:3] == USUAL, OUTAGES),
+    exhaustive_unless(lambda case: case[1:3] == USUAL, OUTAGES),
     indirect=["table"],
 )
 def test_a_catalog_that_is_away_costs_an_attempt(

@@ -19,7 +19,7 @@ from tests.faults.subjects import (
 )
 from tests.faults.tables import assert_nothing_is_left, commits_by_job, orphans
 from tests.patience import wait_until
-from tests.thorough import thorough_unless
+from tests.thorough import exhaustive_unless
 from worker.index.key_set_index import database_name
 
 pytestmark = pytest.mark.integration
@@ -41,7 +41,7 @@ SLEEPS: list[tuple[str, str, When, int]] = [  # the last is how often it goes we
 
 @pytest.mark.parametrize(
     ("kind", "point", "when", "skip"),
-    thorough_unless(lambda case: case == ("convert", "iceberg", "before", 0), SLEEPS),
+    exhaustive_unless(lambda case: case == ("convert", "iceberg", "before", 0), SLEEPS),
 )
 def test_a_worker_that_sleeps_past_its_lease_changes_nothing_when_it_wakes(
     kind: str, point: str, when: When, skip: int, cluster: Cluster, subjects: Subjects
@@ -83,10 +83,10 @@ def test_a_worker_that_sleeps_past_its_lease_changes_nothing_when_it_wakes(
     subject.check_rows()
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("point", "later"),
-    thorough_unless(
+    exhaustive_unless(
         lambda case: case == ("iceberg", None),
         [("delete-files", "convert"), ("iceberg", "convert"), ("iceberg", None), ("entries", "index")],
     ),
@@ -128,7 +128,7 @@ def test_a_worker_that_sleeps_until_its_job_was_cancelled(
 
 @pytest.mark.parametrize(
     ("point", "when"),
-    thorough_unless(lambda case: case[0] == "entries", [("addresses", "after"), ("entries", "before")]),
+    exhaustive_unless(lambda case: case[0] == "entries", [("addresses", "after"), ("entries", "before")]),
 )
 def test_a_worker_that_wakes_after_the_index_was_dropped_leaves_nothing_in_its_place(
     point: str, when: When, cluster: Cluster, spark: SparkSession, catalog: Catalog
@@ -159,6 +159,6 @@ def test_a_worker_that_wakes_after_the_index_was_dropped_leaves_nothing_in_its_p
     assert cluster.get(f"/jobs/{job_id}")["status"] == "cancelled"
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_the_index_is_whole_and_its_place_holds_nothing_else(cluster: Cluster, subjects: Subjects) -> None:
     check_that_the_index_is_whole_and_its_place_holds_nothing_else(cluster, subjects)

@@ -41,7 +41,7 @@ def subjects(cluster: Cluster, spark: SparkSession, catalog: Catalog) -> list[Su
     ]
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("kind", "point", "ends"),
     [

@@ -18,7 +18,7 @@ from tests.faults.subjects import Subject
 from tests.faults.tables import orphans, strays
 from tests.patience import PATIENCE_SECONDS
 from tests.standalone_spark import EXECUTOR_MEMORY, standalone_cluster
-from tests.thorough import first_always
+from tests.thorough import EXHAUSTIVE, first_always
 
 pytestmark = pytest.mark.integration
 
@@ -49,7 +49,7 @@ def cluster(catalog: Catalog, tmp_path_factory: pytest.TempPathFactory) -> Itera
             cluster.close()
 
 
-@first_always("case", [("convert", "deletes", "delete-file"), ("index", "index", "run")])
+@first_always("case", [("convert", "deletes", "delete-file"), ("index", "index", "run")], EXHAUSTIVE)
 def test_jobs_survive_executors_that_are_killed(
     case: tuple[str, str, str], cluster: Cluster, spark: SparkSession, catalog: Catalog
 ) -> None:
@@ -82,7 +82,7 @@ def test_jobs_survive_executors_that_are_killed(
     assert "Spark's executors run tasks with the same packages" in worker.log
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_a_worker_whose_executors_lack_its_packages_says_so_and_ends(
     cluster: Cluster, tmp_path: Path
 ) -> None:
@@ -103,7 +103,7 @@ def test_a_worker_whose_executors_lack_its_packages_says_so_and_ends(
     assert told["problem"] in (cluster.directory / "unfit.log").read_text()
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_a_worker_of_another_spark_than_its_cluster_says_so_and_ends(
     cluster: Cluster, tmp_path: Path
 ) -> None:

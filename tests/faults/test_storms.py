@@ -129,7 +129,7 @@ def rows_after(appends: int, upserts: int) -> dict[tuple[int, int], int]:
     return dict.fromkeys([*values.items(), *((NEW + number, number) for number in range(appends))], 1)
 
 
-@pytest.mark.parametrize("format_version", [3, pytest.param(2, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("format_version", [3, pytest.param(2, marks=pytest.mark.exhaustive)])
 def test_a_conversion_beside_a_storm_of_writers_succeeds_at_once_and_costs_them_one_retry_at_most(
     exactly: Exactness, format_version: int
 ) -> None:
@@ -185,7 +185,7 @@ def attempts_needed(jobs: Jobs, job_id: str, kind: str = "convert", **how: Any) 
     return attempt
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("format_version", [2, 3])
 def test_a_conversion_beside_endless_compactions_comes_through_and_so_do_these_after_it(
     exactly: Exactness, format_version: int
@@ -235,7 +235,7 @@ MAINTENANCE = [
 ]
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("job", MAINTENANCE, ids=lambda job: job.kind)
 def test_maintenance_beside_a_storm_of_writers_ends_and_costs_them_one_retry_at_most(
     exactly: Exactness, job: Maintenance

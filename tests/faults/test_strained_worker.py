@@ -29,7 +29,7 @@ ROOM = 25 * LARGE  # bytes: too few for all or half of them, enough for a quarte
 KILLED_ON_SPARK = {"convert": "delete-files", "index": "run"}
 
 
-@pytest.mark.parametrize("place", ["in a thread", pytest.param("on Spark", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("place", ["in a thread", pytest.param("on Spark", marks=pytest.mark.exhaustive)])
 def test_a_task_that_hangs_is_given_up_after_the_time_of_the_policy(
     place: str, cluster: Cluster, subjects: Subjects
 ) -> None:
@@ -82,7 +82,7 @@ def on_spark(cluster: Cluster) -> Iterator[None]:
         yield
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("on_spark")
 class TestOnSpark:
     @pytest.mark.parametrize(("kind", "point"), [*KILLED_ON_SPARK.items()])
@@ -176,7 +176,7 @@ def large(cluster: Cluster, spark: SparkSession, catalog: Catalog, request: pyte
     return Large(cluster, spark, f"{catalog.name}.db.{request.function.__name__}")
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_an_index_and_a_conversion_that_do_not_fit_in_memory_work_in_smaller_parts(large: Large) -> None:
     large.run("index")
     assert (large.key_set["entries"], large.key_set["coverage"]) == (large.rows, 1.0)
@@ -189,7 +189,7 @@ def test_an_index_and_a_conversion_that_do_not_fit_in_memory_work_in_smaller_par
     assert large.table.spark.table(large.table.identifier).count() == large.rows
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_a_compaction_that_does_not_fit_in_memory_merges_smaller_parts(large: Large) -> None:
     large.append()
     assert large.key_set["sorted_runs"] > 1

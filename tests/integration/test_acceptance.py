@@ -8,7 +8,7 @@ import pytest
 
 from tests.integration.icestream import Icestream
 
-pytestmark = [pytest.mark.integration, pytest.mark.thorough]
+pytestmark = [pytest.mark.integration, pytest.mark.exhaustive]
 
 ACCEPT = ("accept", "--catalog", "embedded")
 

@@ -11,7 +11,7 @@ from tests.factories import Catalog, TableBuilder
 from tests.integration.icestream import Icestream, Json
 
 # By the service alone, with every change: tests/service/test_tables.py, test_catalogs.py and test_egress.py.
-pytestmark = [pytest.mark.integration, pytest.mark.thorough]
+pytestmark = [pytest.mark.integration, pytest.mark.exhaustive]
 
 
 @pytest.fixture

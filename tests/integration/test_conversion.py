@@ -12,7 +12,7 @@ from tests.integration.icestream import Icestream, Json
 from tests.thorough import V2_FIRST, V3_FIRST
 
 # By the worker alone, with every change: tests/worker/jobs/test_pipeline.py and test_indexing.py.
-pytestmark = [pytest.mark.integration, pytest.mark.thorough]
+pytestmark = [pytest.mark.integration, pytest.mark.exhaustive]
 
 ROWS = 100_000
 

@@ -18,7 +18,7 @@ from tests.upkeep import keep_up
 from worker.demo.story import Reader
 from worker.demo.table import Orders, OrdersWriter, to_arrow
 
-pytestmark = [pytest.mark.integration, pytest.mark.thorough]
+pytestmark = [pytest.mark.integration, pytest.mark.exhaustive]
 
 CHECKPOINTS = int(os.environ.get("ICESTREAM_TEST_CHECKPOINTS", "40"))
 UPKEEP_CHECKPOINTS = 25

@@ -39,7 +39,7 @@ def _table(spark: SparkSession, catalog: Catalog, number: int, *, has_tag: bool)
     return table
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("count", [5, 20])
 def test_a_hundred_keys_are_in_no_file_of_many_tables(
     spark: SparkSession, icestream: Icestream, registered: Catalog, tmp_path: Path, count: int

@@ -7,7 +7,7 @@ from tests.factories import Catalog, TableBuilder, visible_rows
 from tests.integration.icestream import Icestream
 
 # By service and worker, an acceptance does all of it with every change (tests/worker/acceptance).
-pytestmark = [pytest.mark.integration, pytest.mark.thorough]
+pytestmark = [pytest.mark.integration, pytest.mark.exhaustive]
 
 
 def test_a_requested_job_lets_snapshots_expire(

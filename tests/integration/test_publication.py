@@ -28,7 +28,7 @@ def lake(spark: SparkSession, registered: Catalog, tmp_path: Path) -> Lake:
 
 
 # As an acceptance does with every change.
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_a_requested_job_publishes_what_is_staged(
     icestream: Icestream, registered: Catalog, lake: Lake
 ) -> None:
@@ -53,7 +53,7 @@ def test_a_requested_job_publishes_what_is_staged(
 
 # With every change, the service's half is told by tests/service/test_publications.py, and the worker's by
 # tests/worker/jobs/test_publishing.py.
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_what_is_staged_is_published_by_itself_once_it_is_enrolled(
     icestream: Icestream, registered: Catalog, lake: Lake
 ) -> None:
@@ -74,7 +74,7 @@ def test_what_is_staged_is_published_by_itself_once_it_is_enrolled(
     assert icestream.health(table_id)["pending_equality_delete_files"] == 0
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("format_version", [2, 3])
 def test_what_flink_stages_is_published_while_it_writes(
     format_version: Literal[2, 3],
@@ -102,7 +102,7 @@ def test_what_flink_stages_is_published_while_it_writes(
     assert {job["status"] for job in icestream.jobs(table_id)} <= {"succeeded", "queued", "running"}
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("end", ["killed", "stopped"])
 @V2_FIRST
 def test_a_flink_job_that_ended_goes_on_on_a_branch_that_was_published(
@@ -139,7 +139,7 @@ def test_a_flink_job_that_ended_goes_on_on_a_branch_that_was_published(
     assert lake.rows() == stream.expected_rows()
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_flink_is_killed_again_and_again_while_what_it_stages_is_published(
     icestream: Icestream,
     registered: Catalog,
@@ -165,7 +165,7 @@ def test_flink_is_killed_again_and_again_while_what_it_stages_is_published(
     assert _publications(table) > 1
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("end", ["killed", "stopped"])
 def test_flink_goes_on_where_its_branch_is_renewed_and_the_past_expires(
     end: Literal["killed", "stopped"],
@@ -227,7 +227,7 @@ def test_flink_goes_on_where_its_branch_is_renewed_and_the_past_expires(
     assert has_published(20_000)
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_a_service_that_has_lost_its_database_publishes_nothing_twice(
     icestream: Icestream, registered: Catalog, lake: Lake, tmp_path: Path
 ) -> None:

@@ -16,7 +16,7 @@ from tests.integration.icestream import Icestream, running
 from tests.patience import wait_until
 
 # That services and workers end and begin again is much of tests/faults; here it is `icestream up`.
-pytestmark = [pytest.mark.integration, pytest.mark.thorough]
+pytestmark = [pytest.mark.integration, pytest.mark.exhaustive]
 
 ROWS = 300_000
 

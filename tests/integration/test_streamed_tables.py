@@ -26,7 +26,7 @@ pytestmark = pytest.mark.integration
 DuckDBRows = Callable[[TableBuilder], Counter[tuple[Any, ...]]]
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("format_version", "partitioned", "key"),
     list(product((2, 3), (False, True), (("id",), ("tenant", "id")))),
@@ -86,7 +86,7 @@ def test_streamed_table_keeps_its_rows_and_loses_its_equality_deletes(
     _check_health(icestream, table_id, table, entries=_sum(indexed, "rows_indexed"))
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 @V3_FIRST
 def test_table_is_converted_by_policy_while_flink_writes_it(
     format_version: Literal[2, 3],
@@ -143,7 +143,7 @@ def test_table_is_converted_by_policy_while_flink_writes_it(
     _check_health(icestream, table_id, table)
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("format_version", [2, 3])
 def test_conversions_on_request_win_against_a_running_writer(
     format_version: Literal[2, 3],

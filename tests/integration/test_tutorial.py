@@ -17,7 +17,7 @@ from tests.integration.upsert_stream import UpsertStream
 from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.server_process import free_port
 
-pytestmark = [pytest.mark.integration, pytest.mark.thorough]
+pytestmark = [pytest.mark.integration, pytest.mark.exhaustive]
 ROOT = Path(__file__).parents[2]
 SHIMS = {
     # There is no cluster: the chart is rendered with what would be installed, and what it needs is noted.

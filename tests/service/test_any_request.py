@@ -179,7 +179,7 @@ LONGEST_QUERY = 60_000
 
 
 # What a request breaks is mostly found before the database is asked, which `tests/service` does on both.
-@pytest.fixture(scope="module", params=["sqlite", pytest.param("postgresql", marks=pytest.mark.thorough)])
+@pytest.fixture(scope="module", params=["sqlite", pytest.param("postgresql", marks=pytest.mark.exhaustive)])
 def known(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Known]:
     directory = tmp_path_factory.mktemp("any_request")
     url = ""
@@ -338,7 +338,7 @@ def ask_much(case: schemathesis.Case[Any], known: Known) -> None:
     ask_anything(case, known)
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 @pytest.mark.integration
 @pytest.mark.parametrize("label", OPERATIONS)
 def test_any_of_many_requests_is_answered_as_documented(label: str, known: Known) -> None:

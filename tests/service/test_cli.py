@@ -347,7 +347,7 @@ def check_that_a_new_login_link_works_once_and_is_recorded(up: Up) -> None:
     assert (used[0]["principal"], used[0]["outcome"]) == ("local user", "allowed")
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 @pytest.mark.integration
 def test_up_goes_on_with_the_same_catalog(tmp_path: Path) -> None:
     with running_up(tmp_path / "data") as up:
@@ -361,7 +361,7 @@ def test_up_goes_on_with_the_same_catalog(tmp_path: Path) -> None:
         assert group(worker) == []
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 @pytest.mark.integration
 def test_worker_that_dies_is_started_again_and_ends_when_up_is_killed(tmp_path: Path) -> None:
     with running_up(tmp_path / "data") as up:

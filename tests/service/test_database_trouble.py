@@ -236,7 +236,7 @@ def test_a_denial_that_cannot_be_recorded_is_answered_with_503(service: Running)
             check_unavailable(stranger.post("/system/pause"))
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 @ON_SQLITE  # but for the one that this test starts with
 @pytest.mark.integration
 def test_postgresql_that_stands_still_is_answered_with_503_until_it_goes_on(

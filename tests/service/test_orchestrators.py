@@ -22,7 +22,7 @@ from tests.service.iceberg_tables import IcebergCatalog
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.thorough,
+    pytest.mark.exhaustive,
     pytest.mark.parametrize("database_kind", ["sqlite"]),
 ]
 ROOT = Path(__file__).parents[2]

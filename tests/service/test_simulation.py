@@ -114,7 +114,7 @@ def test_a_cron_expression_starts_what_has_something_to_do() -> None:
 
 @pytest.mark.parametrize(
     ("every", "hours", "fails_each"),
-    [(5, 1, 0), pytest.param(5, 24, 0, marks=pytest.mark.thorough), (60, 24, 0), (60, 24, 10)],
+    [(5, 1, 0), pytest.param(5, 24, 0, marks=pytest.mark.exhaustive), (60, 24, 0), (60, 24, 10)],
 )
 def test_a_stream_that_is_rewritten_as_is_worthwhile_stays_cheap_to_read(
     every: float, hours: float, fails_each: int

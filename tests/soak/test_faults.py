@@ -25,7 +25,7 @@ from worker.writes.live_rows import KeysInTable
 from worker.writes.rows import last_of_each_key
 
 # They test what the histories find; the histories themselves are tried with every change.
-pytestmark = [pytest.mark.integration, pytest.mark.thorough]
+pytestmark = [pytest.mark.integration, pytest.mark.exhaustive]
 
 DeleteBatch = tuple[int, int, pa.RecordBatch]  # partition id, sequence number and keys
 Fault = Callable[[pytest.MonkeyPatch], None]

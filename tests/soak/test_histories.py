@@ -8,7 +8,7 @@ from tests.soak.drawing import draw
 from tests.soak.history import run
 from tests.soak.seeds import ERASURES, REWRITINGS, TABLES, WRITES, Kind, run_seed, shrink
 from tests.soak.world import World
-from tests.thorough import first_always, quarter_thorough
+from tests.thorough import first_always, of_many
 
 pytestmark = pytest.mark.integration
 FEW, BATCH = 3, 20
@@ -19,24 +19,24 @@ def batches(seeds: int) -> list[range]:
     return [range(FEW), range(FEW, BATCH), *(range(at, at + BATCH) for at in range(BATCH, seeds, BATCH))]
 
 
-@quarter_thorough("seeds", batches(200))
+@of_many("seeds", batches(200))
 def test_a_conversion_shows_the_rows_of_the_model_in_any_history(world: World, seeds: range) -> None:
     run_seeds(world, seeds, TABLES)
 
 
-@quarter_thorough("seeds", batches(400))
+@of_many("seeds", batches(400))
 def test_writes_by_key_leave_the_rows_of_the_model_in_any_history(world: World, seeds: range) -> None:
     run_seeds(world, seeds, WRITES)
 
 
-@quarter_thorough("seeds", batches(100))
+@of_many("seeds", batches(100))
 def test_erasures_leave_the_rows_of_the_model_and_no_key_that_is_told_as_gone(
     world: World, seeds: range
 ) -> None:
     run_seeds(world, seeds, ERASURES)
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("seeds", batches(100))
 def test_rewritings_of_files_leave_the_rows_of_the_model_in_any_history(world: World, seeds: range) -> None:
     run_seeds(world, seeds, REWRITINGS)

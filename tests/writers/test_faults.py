@@ -37,7 +37,7 @@ FAULTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 }
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_of_writers_is_found(served: Served, fault: str) -> None:
     find(served, FAULTS[fault], WRITERS)

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.soak.test_histories import BATCH, run_seeds
-from tests.thorough import quarter_thorough
+from tests.thorough import of_many
 from tests.writers.history import WRITERS
 from tests.writers.served import Served
 
@@ -14,6 +14,6 @@ pytestmark = pytest.mark.integration
 BATCHES = [range(1), range(1, BATCH), *(range(at, at + BATCH) for at in range(BATCH, 600, BATCH))]
 
 
-@quarter_thorough("seeds", BATCHES)
+@of_many("seeds", BATCHES)
 def test_each_write_by_key_takes_effect_once_and_at_once(served: Served, seeds: range) -> None:
     run_seeds(served, seeds, WRITERS)

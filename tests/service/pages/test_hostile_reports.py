@@ -355,8 +355,8 @@ stored_before = given(
 test_no_report_of_an_end_breaks_a_page = few(ends(end_with))
 test_no_heartbeat_breaks_a_page = few(beats(beat_with))
 test_what_an_earlier_version_took_in_breaks_no_page = few(stored_before(find_stored))
-test_none_of_many_reports_of_an_end_breaks_a_page = pytest.mark.thorough(many(ends(end_with)))
-test_none_of_many_heartbeats_breaks_a_page = pytest.mark.thorough(many(beats(beat_with)))
-test_nothing_of_much_that_an_earlier_version_took_in_breaks_a_page = pytest.mark.thorough(
+test_none_of_many_reports_of_an_end_breaks_a_page = pytest.mark.exhaustive(many(ends(end_with)))
+test_none_of_many_heartbeats_breaks_a_page = pytest.mark.exhaustive(many(beats(beat_with)))
+test_nothing_of_much_that_an_earlier_version_took_in_breaks_a_page = pytest.mark.exhaustive(
     many(stored_before(find_stored))
 )

@@ -85,7 +85,7 @@ def test_all_kinds_of_jobs_pass_and_all_is_as_before(working: Working, tmp_path:
     assert working.service.admin.get("/tables").json()["items"] == []
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "lake", [lakes.rest, lakes.hive, lakes.glue, lakes.hadoop, lakes.s3, lakes.google, lakes.azure]
 )
@@ -133,7 +133,7 @@ def test_a_row_that_comes_behind_a_job_s_back_fails_the_step_and_ends_the_table(
     assert files(tmp_path) == before
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_a_catalog_that_refuses_version_3_is_accepted_with_version_2(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,7 +147,7 @@ def test_a_catalog_that_refuses_version_3_is_accepted_with_version_2(
     assert report.requests["catalog"]["createTable"] >= 5  # of version 3 twice, then of version 2
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_s3_tables_are_accepted_for_what_they_let_anybody_do(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,7 +164,7 @@ def test_s3_tables_are_accepted_for_what_they_let_anybody_do(
     ]
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_sessions_that_a_catalog_vends_need_not_outlive_a_step(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,7 +191,7 @@ def test_sessions_that_a_catalog_vends_need_not_outlive_a_step(
     assert sessions.used
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_a_store_that_denies_deletions_is_told_as_that(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,7 +210,7 @@ def test_a_store_that_denies_deletions_is_told_as_that(
     assert "ACCESS_DENIED" in step.problem.detail.upper().replace(" ", "_")
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_a_run_that_is_stopped_removes_what_it_made_and_passes_nothing_else(
     working: Working, acceptance: Acceptance, tmp_path: Path
 ) -> None:
@@ -250,7 +250,7 @@ def test_what_a_run_has_left_is_told_by_the_next_one_and_removed_on_request(
     assert visible_rows(working.spark, f"{catalog.name}.{NAMESPACE}.mine") == {(1,): 1}
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_a_place_that_has_files_is_left_alone_and_a_secret_in_its_name_is_not_told(
     working: Working, acceptance: Acceptance, tmp_path: Path
 ) -> None:

@@ -519,7 +519,7 @@ print(json.dumps([*seen, runner.is_usable, service.reported, service.left]))
 
 
 # Beside test_a_job_that_comes_after_spark_has_ended_is_handed_back_and_no_other_claimed.
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 @pytest.mark.integration
 def test_a_real_spark_that_has_ended_runs_no_job() -> None:
     ended = subprocess.run(

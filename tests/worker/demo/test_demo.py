@@ -69,7 +69,7 @@ def test_table_shows_the_rows_of_the_model(spark: SparkSession, tmp_path: Path) 
 
 
 @pytest.mark.integration
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_a_writer_s_upkeep_leaves_the_rows_and_few_files_and_lets_the_stream_go_on(
     spark: SparkSession, tmp_path: Path
 ) -> None:

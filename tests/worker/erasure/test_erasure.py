@@ -19,7 +19,7 @@ import pytest
 from tests.deaths import killed_at_call_of, killed_at_commit_of
 from tests.factories import TableBuilder, equality_delete_files, live_delete_files
 from tests.jobs import Jobs
-from tests.thorough import V2_FIRST, first_always, thorough_unless
+from tests.thorough import V2_FIRST, first_always, of_many, thorough_unless
 from tests.worker.erasure.tables import (
     ALL_GONE,
     Erase,
@@ -382,7 +382,7 @@ def test_a_branch_is_erased_from_by_itself(new_table: NewTable, jobs: Jobs, eras
     assert report["counts"]["held"] == 1
 
 
-@first_always("seed", range(8))
+@of_many("seed", range(8))
 def test_whatever_came_before_the_visible_rows_are_right_and_no_file_has_an_erased_key(
     new_table: NewTable, jobs: Jobs, erase: Erase, seed: int
 ) -> None:

@@ -312,7 +312,7 @@ def test_what_others_let_expire_is_not_deleted(new_table: NewTable, erase: Erase
 
 @pytest.mark.parametrize(
     ("dies", "is_cut"),
-    [(False, True), pytest.param(True, False, marks=pytest.mark.thorough), (True, True)],
+    [(False, True), pytest.param(True, False, marks=pytest.mark.exhaustive), (True, True)],
 )
 def test_nothing_is_deleted_while_a_manifest_list_can_not_be_read(
     new_table: NewTable, jobs: Jobs, erase: Erase, dies: bool, is_cut: bool
@@ -379,7 +379,7 @@ def bring(table: TableBuilder, place: Path, *rows: dict[str, Any]) -> None:
     ("dies", "refuses", "told"),
     [
         ("", True, "orphan_file"),
-        pytest.param("after expiry", True, "unreadable_file", marks=pytest.mark.thorough),
+        pytest.param("after expiry", True, "unreadable_file", marks=pytest.mark.exhaustive),
         ("after deletion", True, "unreadable_file"),
         ("after expiry", False, None),
     ],

@@ -195,7 +195,7 @@ def rows_of(keys: Keys, values: Sequence[Any], first_id: int | None = None) -> p
 @pytest.mark.parametrize(
     ("kind", "format_version"),
     [
-        pytest.param(kind, version, marks=() if version == max(since, 2 + at % 2) else pytest.mark.thorough)
+        pytest.param(kind, version, marks=() if version == max(since, 2 + at % 2) else pytest.mark.exhaustive)
         for at, (kind, since) in enumerate((kind, keys.since_version) for kind, keys in KEYS.items())
         for version in (2, 3)
         if version >= since
@@ -331,7 +331,7 @@ def test_a_variant_beside_the_key_is_nothing_that_a_conversion_reads(exactly: Ex
     assert not refusal.value.retryable
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_each_kind_of_job_leaves_variants_as_they_are(exactly: Exactness) -> None:
     table, jobs = exactly.table("id bigint, at bigint, v variant", format_version=3), exactly.jobs
     by_id = {"key_columns": ["id"]}

@@ -175,7 +175,7 @@ def test_partition_values_of_odd_text(exactly: Exactness, format_version: int) -
 
 
 @pytest.mark.parametrize(
-    "odd", [pytest.param(odd, marks=() if set(odd) & set("%#") else pytest.mark.thorough) for odd in ODD]
+    "odd", [pytest.param(odd, marks=() if set(odd) & set("%#") else pytest.mark.exhaustive) for odd in ODD]
 )
 def test_an_index_at_an_odd_place(exactly: Exactness, tmp_path: Path, odd: str) -> None:
     exactly.jobs.index = tmp_path / odd / "index"

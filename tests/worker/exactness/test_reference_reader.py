@@ -95,7 +95,7 @@ def uuid_rows(keys: Sequence[UUID | None]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("keys", "deleted"),
     [
-        pytest.param(*case, id=name, marks=() if name.endswith("file") else pytest.mark.thorough)
+        pytest.param(*case, id=name, marks=() if name.endswith("file") else pytest.mark.exhaustive)
         for name, case in ACROSS_THE_SIGN.items()
     ],
 )

@@ -261,7 +261,7 @@ ALIKE = {
 @pytest.mark.parametrize(
     ("code", "format_version", "break_"),
     [
-        pytest.param(*case, id=name, marks=pytest.mark.thorough if name in ALIKE else ())
+        pytest.param(*case, id=name, marks=pytest.mark.exhaustive if name in ALIKE else ())
         for name, case in REFUSALS.items()
     ],
 )
@@ -370,7 +370,7 @@ def test_many_keys_of_files_that_cannot_be_read_stay(
 
 
 # Beside test_more_keys_than_the_driver_holds_are_resolved_by_ranges.
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_a_data_file_that_is_gone_blocks_its_deletes_in_every_range(
     exactly: Exactness, monkeypatch: pytest.MonkeyPatch
 ) -> None:

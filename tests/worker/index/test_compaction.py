@@ -61,7 +61,7 @@ def sorted_runs(files: list[RunFile]) -> int:
 
 @pytest.mark.parametrize(
     "commit_rows",
-    [500, 20_000, *(pytest.param(rows, marks=pytest.mark.thorough) for rows in (100_000, 1_000_000))],
+    [500, 20_000, *(pytest.param(rows, marks=pytest.mark.exhaustive) for rows in (100_000, 1_000_000))],
 )
 def test_a_month_of_commits_a_minute_keeps_runs_few_and_rewrites_little(commit_rows: int) -> None:
     files: list[RunFile] = []

@@ -133,7 +133,7 @@ def states(
     return states
 
 
-@pytest.fixture(scope="module", params=["pypaimon", pytest.param("java", marks=pytest.mark.thorough)])
+@pytest.fixture(scope="module", params=["pypaimon", pytest.param("java", marks=pytest.mark.exhaustive)])
 def read(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[[Path, str], PaimonTable]]:
@@ -147,7 +147,7 @@ def read(
 @pytest.mark.parametrize(
     ("name", "key"),
     [
-        pytest.param(name, key, marks=() if i == j else pytest.mark.thorough)
+        pytest.param(name, key, marks=() if i == j else pytest.mark.exhaustive)
         for (i, name), (j, key) in product(enumerate(STATES), enumerate(KEYS))
     ],
 )

@@ -17,8 +17,8 @@ from worker.contract.control_plane import Assignment
 from worker.jobs.pipeline import run_job
 from worker.spark.tasks import TaskRunner
 
-# They need the JARs of ICESTREAM_STORES, and Azurite: `make thorough` has both.
-pytestmark = [pytest.mark.integration, pytest.mark.thorough]
+# They need the JARs of ICESTREAM_STORES, and Azurite: `make exhaustive` has both.
+pytestmark = [pytest.mark.integration, pytest.mark.exhaustive]
 
 ROWS = 300
 EXPECTED = Counter((i, i) for i in range(ROWS) if i % 3)

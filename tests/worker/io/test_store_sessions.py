@@ -219,7 +219,7 @@ def test_the_end_of_what_is_vended_is_a_time(end: str) -> None:
     assert len(config) == (4 if is_known else 2)
 
 
-@pytest.mark.thorough  # it needs the JARs of ICESTREAM_STORES
+@pytest.mark.exhaustive  # it needs the JARs of ICESTREAM_STORES
 @pytest.mark.integration
 @pytest.mark.parametrize("where", ["config", "storage-credentials"])
 @pytest.mark.parametrize("store", ["gs://lake"], indirect=True)

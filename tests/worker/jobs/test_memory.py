@@ -240,7 +240,7 @@ class Twice:
 
 
 # Beside test_no_more_tasks_run_at_a_time_than_are_allowed.
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 @pytest.mark.integration
 def test_fewer_tasks_run_at_a_time_on_spark_too(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     at_once: list[int] = []

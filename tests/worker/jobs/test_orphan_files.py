@@ -22,7 +22,7 @@ pytestmark = pytest.mark.integration
 LOST = AttemptId(job_id="lost", attempt=1)
 
 
-@pytest.fixture(params=[3, pytest.param(2, marks=pytest.mark.thorough)])
+@pytest.fixture(params=[3, pytest.param(2, marks=pytest.mark.exhaustive)])
 def table(request: pytest.FixtureRequest, spark: SparkSession, table_name: str) -> TableBuilder:
     """Rows in two partitions, and deletes of some in each."""
     table = TableBuilder.create(spark, table_name, format_version=request.param, partitioned_by=["region"])

@@ -416,7 +416,7 @@ def test_the_index_is_a_paimon_table_of_every_row_before_and_after_compaction(
 
 
 # In levels they are read by test_a_reader_of_paimon_finds_the_rows_of_the_data_files, too.
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_runs_are_merged_by_size_into_levels_that_paimon_reads(
     spark: SparkSession, jobs: Jobs, table_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -438,7 +438,7 @@ def test_a_commit_whose_answer_was_lost_is_found(lake: Lake, monkeypatch: pytest
     assert lake.rows() == in_order(row(1, 10))
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_others_who_commit_on_both_branches_each_second_hold_no_publication_up(lake: Lake) -> None:
     table = lake.create(row(0, 0))
     lake.jobs.run("index", key_sets=[["id"]])

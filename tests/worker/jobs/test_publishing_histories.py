@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from tests.deaths import killed_at_its_commit
 from tests.jobs import Jobs
 from tests.staging import BRANCH, Lake
-from tests.thorough import first_always
+from tests.thorough import of_many
 from worker.publication.plan import PublicationError
 
 pytestmark = pytest.mark.integration
@@ -235,7 +235,7 @@ def _row(row: Row) -> dict[str, Any]:
     return dict(zip(("id", "region", "value"), row, strict=True))
 
 
-@first_always("seed", list(range(12)))
+@of_many("seed", range(12))
 def test_the_target_is_as_the_model_says_at_each_of_its_snapshots(
     spark: SparkSession, jobs: Jobs, table_name: str, seed: int
 ) -> None:

@@ -28,9 +28,9 @@ def _reason(result: Mapping[str, Any]) -> tuple[str, int]:
 @pytest.mark.parametrize(
     ("what", "code"),
     [
-        pytest.param("compaction", "staged_removal", marks=pytest.mark.thorough),
+        pytest.param("compaction", "staged_removal", marks=pytest.mark.exhaustive),
         ("removal", "staged_removal"),
-        pytest.param("conversion", "staged_removal", marks=pytest.mark.thorough),
+        pytest.param("conversion", "staged_removal", marks=pytest.mark.exhaustive),
         ("overwrite", "staged_overwrite"),
         ("rewritten vector", "staged_operation"),
         ("statement", "staged_statement"),
@@ -40,7 +40,7 @@ def _reason(result: Mapping[str, Any]) -> tuple[str, int]:
         ("missing manifest", "metadata_missing"),
         ("compacted target", "staged_position_delete"),
         ("cherry-pick", "data_file_live_already"),
-        pytest.param("added twice", "data_file_live_already", marks=pytest.mark.thorough),
+        pytest.param("added twice", "data_file_live_already", marks=pytest.mark.exhaustive),
     ],
 )
 def test_nothing_is_published_from_a_snapshot_on_that_cannot_be(lake: Lake, what: str, code: str) -> None:

@@ -110,7 +110,7 @@ def test_a_build_has_as_many_tasks_and_commits_as_the_page_says(files: list[Data
     assert len(build_tasks(reader, Storage(), "", indexed, parallelism=8)) == COMMIT_ROWS // RUN_ROWS
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_planning_holds_no_more_of_a_data_file_than_the_page_says(monkeypatch: pytest.MonkeyPatch) -> None:
     """By what a table with more data files takes more; their paths' text lies in temporary files."""
     monkeypatch.setattr(planning, "FILES_PER_MANIFEST", 50)

@@ -443,7 +443,7 @@ def test_progress_is_told_in_rows(jobs: Jobs, tampered: Tampered, monkeypatch: p
 
 
 # Beside test_stages_give_the_same_answer_as_spark_tasks.
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_spark_tasks_find_the_same(
     spark: SparkSession, jobs: Jobs, tampered: Tampered, monkeypatch: pytest.MonkeyPatch
 ) -> None:

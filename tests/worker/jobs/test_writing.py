@@ -245,7 +245,7 @@ def test_a_row_that_came_with_the_same_key_meanwhile_is_no_duplicate(
     assert any(one.startswith("Others committed first") for one in jobs.reporter.decisions)
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_a_writer_that_commits_each_second_holds_no_write_up(
     new_table: NewTable, jobs: Jobs, write: Write
 ) -> None:
@@ -567,7 +567,7 @@ def test_a_uuid_and_nanoseconds_are_written_as_what_they_are(new_table: NewTable
     assert written["t"].isoformat() == row["t"]
 
 
-@pytest.mark.parametrize("file_format", ["orc", pytest.param("avro", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("file_format", ["orc", pytest.param("avro", marks=pytest.mark.exhaustive)])
 def test_rows_are_written_in_the_format_and_order_of_the_table(
     new_table: NewTable, write: Write, spark: SparkSession, file_format: str
 ) -> None:

@@ -420,9 +420,9 @@ def caller(database: socket.socket, worker: subprocess.Popen[str]) -> socket.soc
         return None
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 @pytest.mark.integration
-@pytest.mark.parametrize("names", [["w/1", "w/2"], pytest.param(["w"], marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("names", [["w/1", "w/2"], pytest.param(["w"], marks=pytest.mark.exhaustive)])
 def test_a_real_process_hands_back_the_jobs_that_hang_in_its_jvm(names: list[str]) -> None:
     """Their catalogs are databases that say nothing."""
     finished: dict[str, str] = {}

@@ -42,7 +42,7 @@ def test_missing_packages_are_named_with_their_place(spark: SparkSession, python
     assert "docs/deployment.md" in str(caught.value)
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_another_version_is_named_with_both(spark: SparkSession, python: Path) -> None:
     place = site_packages(python)
     (place / "all.pth").write_text(str(Path(np.__file__).parents[1]))

@@ -97,7 +97,7 @@ def test_a_task_whose_session_ends_runs_again_with_the_next_one(spark: SparkSess
     assert told[-1] == max(told) == 6
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_what_is_shuffled_is_complete_although_sessions_end(spark: SparkSession, server: Aws) -> None:
     tasks = [Yielding(storage, number) for storage in [opened(server, SHORT)] for number in range(4)]
     reducer = Gathering(opened(server, SHORT, SHORT))
