@@ -250,6 +250,7 @@ ALIKE = ("guide-connect-hive", "guide-connect-glue", "guide-connect-hadoop")
 """To the form of another type."""
 
 
+@pytest.mark.thorough
 @first_always("of", [len(LOOKS), 1], EXHAUSTIVE)
 def test_each_step_of_the_first_hour_is_accessible_and_fits_its_width(
     browser: Browser, tmp_path: Path, of: int

@@ -12,6 +12,7 @@ from tests.browser.screenshots import furnish
 pytestmark = pytest.mark.integration
 
 
+@pytest.mark.thorough
 def test_pictures_in_documents_say_what_pages_and_commands_say_now(browser: Browser, tmp_path: Path) -> None:
     with running_service(tmp_path) as service:
         take_for_documents(browser, service, furnish(service).signed_in["table"], tmp_path)

@@ -94,6 +94,7 @@ OUTAGES = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("table", "outage"),
     exhaustive_unless(

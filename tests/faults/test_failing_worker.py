@@ -47,6 +47,7 @@ ERRORS: list[tuple[str, str, When, str, str | None]] = [
 ]
 
 
+@pytest.mark.thorough
 @first_always("kind", ["index", "convert"], EXHAUSTIVE)
 def test_points_that_fail_or_do_not_answer_one_after_the_other(
     kind: str, cluster: Cluster, subjects: Subjects
@@ -88,6 +89,7 @@ def test_a_point_that_fails_or_does_not_answer(
     assert all(error["detail"] for error in errors)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("format_version", "mode"), exhaustive_unless(lambda case: case[1] == HANG, [(2, CUT), (3, HANG)])
 )
@@ -121,6 +123,7 @@ DRAINS: list[tuple[str, str, When]] = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("kind", "point", "when"),
     exhaustive_unless(lambda case: case[1] == "stage.lookup", DRAINS),
@@ -161,6 +164,7 @@ def test_a_service_that_is_killed_while_a_worker_is_at_work(
     assert [attempt["status"] for attempt in job["attempts"]] == ["succeeded"]
 
 
+@pytest.mark.thorough
 def test_a_worker_whose_clock_is_ahead_leaves_the_table_to_its_writer(
     cluster: Cluster, subjects: Subjects
 ) -> None:

@@ -1,10 +1,5 @@
 """The figures of docs/faults.md: which test is of which fault, and what is told of each."""
 
-import ast
-import re
-from collections.abc import Iterator
-from itertools import chain
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -39,16 +34,6 @@ def test_each_fault_of_the_document_has_figures_of_its_tests() -> None:
     node_id = "tests/faults/test_killed_worker.py::TestX::test_a_killed_worker[convert-a::b-after]"
     assert (fault_of(faults, node_id) or "").startswith("a worker dies")
     assert faults["test_a_full_disk_costs_an_attempt_and_no_row"] == "a disk is full"
-
-
-def test_each_fault_and_each_danger_is_tried_by_make_test() -> None:
-    rows = [line for line in DOCUMENT.read_text().splitlines() if line.startswith("| ") and "`test_" in line]
-    assert len(rows) > 70
-    # Of one that is named with a parameter, `make test` may try another case alone.
-    shown_by = {row: re.findall(r"`(test_\w+)`", row) for row in rows}
-    files = {file for found in places(chain(*shown_by.values())).values() for file in found}
-    tried = {name for file in files for name in _tried_by_make_test(file)}
-    assert [row for row, tests in shown_by.items() if not tried.intersection(tests)] == []
 
 
 def test_each_kind_of_maintenance_is_killed_at_its_own_points_and_its_dangers_are_listed() -> None:
@@ -87,21 +72,6 @@ def test_what_is_skipped_is_not_counted_live_files_are_and_a_fault_is_told_of_at
             told(f"x.py::{test}[{outcome}]", "call", outcome)
             told(f"x.py::{test}[{outcome}]", "teardown", "passed")
     assert written == {"a": Figures(4, 1, 14)}
-
-
-def _tried_by_make_test(file: Path) -> Iterator[str]:
-    """The tests of a file that are not left to `make thorough` or `make exhaustive` with all of their cases."""
-    left = {"pytest.mark.thorough", "pytest.mark.exhaustive"}
-    waiting: list[ast.AST] = [ast.parse(file.read_text())]
-    while waiting:
-        for node in ast.iter_child_nodes(waiting.pop()):
-            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark":
-                if left.intersection(map(ast.unparse, ast.walk(node.value))):
-                    return
-            elif isinstance(node, ast.ClassDef | ast.FunctionDef):
-                if left.isdisjoint(map(ast.unparse, node.decorator_list)):
-                    yield node.name
-                    waiting.append(node)
 
 
 def test_an_attempt_is_followed_from_the_last_that_was_heard_of_it() -> None:

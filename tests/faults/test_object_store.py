@@ -163,6 +163,7 @@ BREAKS = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("kind", "stage", "mode", "format_version"),
     exhaustive_unless(

@@ -129,6 +129,7 @@ def rows_after(appends: int, upserts: int) -> dict[tuple[int, int], int]:
     return dict.fromkeys([*values.items(), *((NEW + number, number) for number in range(appends))], 1)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("format_version", [3, pytest.param(2, marks=pytest.mark.exhaustive)])
 def test_a_conversion_beside_a_storm_of_writers_succeeds_at_once_and_costs_them_one_retry_at_most(
     exactly: Exactness, format_version: int

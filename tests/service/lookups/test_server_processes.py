@@ -90,6 +90,7 @@ def balancer() -> Iterator[Balancer]:
     balancer.close()
 
 
+@pytest.mark.thorough
 def test_real_lookup_servers_that_stand_still_and_die(
     settings: Settings, iceberg: IcebergCatalog, balancer: Balancer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -72,6 +72,7 @@ def files(directory: Path) -> set[Path]:
     return {*(directory / "lake" / "warehouse").rglob("*"), *(directory / "index").rglob("*/*")}
 
 
+@pytest.mark.thorough
 def test_all_kinds_of_jobs_pass_and_all_is_as_before(working: Working, tmp_path: Path) -> None:
     before = files(tmp_path)
     with working.acceptance() as acceptance:

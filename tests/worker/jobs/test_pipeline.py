@@ -551,6 +551,7 @@ def stage_of(result: dict[str, Any], name: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.thorough
 def test_stages_give_the_same_answer_as_spark_tasks(spark: SparkSession, jobs: Jobs, table_name: str) -> None:
     upserted(spark, table_name, format_version=3, partitioned=True, key=["id", "region"])
     before = visible_rows(spark, table_name)
