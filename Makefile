@@ -107,7 +107,7 @@ SPARK_TESTS := tests/faults/test_spark_cluster.py tests/worker/erasure \
 .PHONY: test-spark
 test-spark: $(if $(SPARK),build/spark-$(SPARK)/installed) ## Run the tests of jobs with another Spark: SPARK=3.5 or SPARK=4.0
 	@test -n "$(SPARK)" || { echo "Name a version: make test-spark SPARK=3.5, one of $(SPARKS)" >&2; exit 1; }
-	PYTHONPATH=$(CURDIR)/build/spark-$(SPARK) $(PYTEST) -m "not thorough" $(SPARK_TESTS) $(ARGS)
+	PYTHONPATH=$(CURDIR)/build/spark-$(SPARK) $(PYTEST) -m "not exhaustive" $(SPARK_TESTS) $(ARGS)
 
 .PHONY: fault-figures
 fault-figures: emulators ## Run every test of a fault and count what was injected, lost and followed, into docs/faults.md

@@ -27,7 +27,7 @@ os.environ.setdefault("JDK_JAVA_OPTIONS", java_options())
 
 # How long an example takes says more of the machine than of the code.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-# CI tries every change with the same examples; `make exhaustive`, and whoever runs a test alone, draws others.
+# CI always tries the same examples; `make exhaustive`, and whoever runs a test alone, draws others.
 settings.register_profile("alike", settings.get_profile("untimed"), derandomize=True)
 
 

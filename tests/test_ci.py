@@ -29,7 +29,7 @@ def ended(*names: str) -> str:
 
 
 def run(place: Path, *calls: str | tuple[str, int]) -> tuple[int, str, Sequence[str]]:
-    """Its exit code, what it prints, and the calls of make, each of which says something and ends with a code."""
+    """Its exit code, what it prints, and the calls of make; `calls` are what these say, and how they end."""
     (place / ".ci").mkdir()
     shutil.copy(RUN, place / ".ci")
     for number, call in enumerate(calls, 1):

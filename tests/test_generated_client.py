@@ -64,6 +64,7 @@ def run(command: list[str | Path], client: Path) -> subprocess.CompletedProcess[
     )
 
 
+@pytest.mark.thorough
 def test_a_program_is_checked_against_the_types_of_the_client(client: Path) -> None:
     right = PROGRAM.read_text()
     programs = {"right": right}

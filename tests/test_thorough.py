@@ -5,6 +5,8 @@ import re
 from itertools import chain
 from pathlib import Path
 
+import pytest
+
 from service.problems import PROBLEMS
 from tests.faults.figures import DOCUMENT, places
 
@@ -45,6 +47,12 @@ def test_tests_are_told_apart_by_their_marks() -> None:
     assert tried_in(f"pytestmark = [\n    pytest.mark.integration, pytest.mark.exhaustive\n]\n{source}") == ""
 
 
+def test_what_is_exhaustive_is_not_of_make_test(request: pytest.FixtureRequest) -> None:
+    request.node.add_marker("exhaustive")
+    request.node.ihook.pytest_itemcollected(item=request.node)
+    assert request.node.get_closest_marker("thorough")
+
+
 def tried_in(source: str) -> str:
     """The source of tests without those that are left out with all of their cases."""
     if not any(mark in source for mark in LEFT):
@@ -54,8 +62,8 @@ def tried_in(source: str) -> str:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark":
             if LEFT.intersection(map(ast.unparse, ast.walk(node.value))):
                 return ""
-        elif isinstance(node, ast.ClassDef | ast.FunctionDef):
-            if LEFT.intersection(map(ast.unparse, node.decorator_list)):
-                begin, end = node.decorator_list[0].lineno - 1, node.end_lineno or 0
-                lines[begin:end] = [""] * (end - begin)
+        elif LEFT.intersection(map(ast.unparse, getattr(node, "decorator_list", ()))):
+            assert isinstance(node, ast.ClassDef | ast.FunctionDef)
+            begin, end = node.decorator_list[0].lineno - 1, node.end_lineno or 0
+            lines[begin:end] = [""] * (end - begin)
     return "\n".join(lines)

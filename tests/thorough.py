@@ -1,8 +1,8 @@
 """Which of many cases alike `make test` tries, which `make thorough`, and which `make exhaustive`.
 
-Every rule, refusal, fault and route is tried by `make test`, with the cheapest test that tries it. What is like it
-is `thorough`, and CI tries it after that: other formats and versions, the other database, combinations. What needs
-more than `make test` has installed, or waits for real processes as another test does, is `exhaustive`.
+Every rule, refusal, fault and route is tried by `make test`, with the cheapest test that tries it. What is
+like it is `thorough`, and CI tries it next: other formats, the other database, combinations. What needs more
+than `make test` has installed, or repeats faults of real processes, is `exhaustive`.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,6 +17,7 @@ THOROUGH, EXHAUSTIVE = pytest.mark.thorough, pytest.mark.exhaustive
 def thorough_unless(
     always: Callable[[C], bool], cases: Sequence[C], rest: pytest.MarkDecorator = THOROUGH
 ) -> list[Any]:
+    assert any(map(always, cases)), "one at least is tried always"
     return [pytest.param(*case, marks=() if always(case) else rest) for case in cases]
 
 
@@ -34,18 +35,18 @@ def by_turns(cases: Sequence[Any]) -> list[Any]:
 
 
 def first_always(
-    name: str, values: Sequence[Any], rest: pytest.MarkDecorator = THOROUGH
+    names: str | tuple[str, ...], values: Sequence[Any], rest: pytest.MarkDecorator = THOROUGH, **how: Any
 ) -> pytest.MarkDecorator:
     """Parameters of which `make test` tries the first."""
-    return pytest.mark.parametrize(
-        name, [values[0], *(pytest.param(value, marks=rest) for value in values[1:])]
-    )
+    others = ((value,) if isinstance(names, str) else value for value in values[1:])
+    left = (pytest.param(*each, marks=rest) for each in others)
+    return pytest.mark.parametrize(names, [values[0], *left], **how)
 
 
 def of_many(name: str, values: Sequence[Any]) -> pytest.MarkDecorator:
-    """Of random cases, `make test` tries the first, `make thorough` the second, `make exhaustive` the rest."""
-    rest = (pytest.param(value, marks=EXHAUSTIVE) for value in values[2:])
-    return pytest.mark.parametrize(name, [values[0], pytest.param(values[1], marks=THOROUGH), *rest])
+    """Random cases, which combine what others try one by one: `make thorough` tries the first."""
+    rest = (pytest.param(value, marks=EXHAUSTIVE) for value in values[1:])
+    return pytest.mark.parametrize(name, [pytest.param(values[0], marks=THOROUGH), *rest])
 
 
 # For what is alike in both versions of the format but for how deletes are written. Which of the two

@@ -149,6 +149,7 @@ def test_the_total_of_all_tables_is_drawn_where_it_was(
     assert [before, after] == [pytest.approx(1_000, abs=200), pytest.approx(6_000, abs=200)]
 
 
+@pytest.mark.thorough
 def test_values_are_read_by_mouse_and_by_keyboard_under_one_cross_hair(
     signed_in: Page, service: RunningService, table: str
 ) -> None:
@@ -173,6 +174,7 @@ def test_values_are_read_by_mouse_and_by_keyboard_under_one_cross_hair(
     expect(signed_in.locator("#plot [aria-live]").first).to_contain_text(": 4,000")
 
 
+@pytest.mark.thorough
 def test_a_zoom_is_that_of_all_charts_and_ends_by_escape(
     signed_in: Page, service: RunningService, table: str
 ) -> None:
@@ -201,6 +203,7 @@ def test_a_zoom_is_that_of_all_charts_and_ends_by_escape(
     assert span(pending) < whole
 
 
+@pytest.mark.thorough
 def test_a_zoom_into_what_held_all_along_shows_it(
     signed_in: Page, service: RunningService, table: str
 ) -> None:
@@ -236,6 +239,7 @@ _OF_INK = f"""(element, [x, name]) => {{{_PIXELS}
 }}"""
 
 
+@pytest.mark.thorough
 def test_a_policy_that_is_tried_is_drawn_over_what_happened(
     signed_in: Page, service: RunningService, table: str
 ) -> None:
@@ -384,6 +388,7 @@ def test_the_timeline_draws_tables_and_what_ran_and_leads_to_the_job(
         assert strips.evaluate(_CELL, [x(hours), 0]) == strips.evaluate(_HEAT, f"heat-{step}"), hours
 
 
+@pytest.mark.thorough
 def test_what_polls_find_is_drawn_in_the_timeline_without_another_look(
     signed_in: Page, service: RunningService
 ) -> None:
@@ -401,6 +406,7 @@ def test_what_polls_find_is_drawn_in_the_timeline_without_another_look(
     page.close()
 
 
+@pytest.mark.thorough
 def test_the_grid_of_latest_jobs_is_walked_through_by_keyboard(
     signed_in: Page, service: RunningService, table: str
 ) -> None:
@@ -432,6 +438,7 @@ def test_the_grid_of_latest_jobs_is_walked_through_by_keyboard(
     signed_in.wait_for_url(f"{service.url}/jobs/{jobs[0]}")
 
 
+@pytest.mark.thorough
 def test_a_finger_reads_first_opens_by_a_second_tap_and_zooms_along_a_chart(
     visit: Callable[..., Page], service: RunningService, table: str
 ) -> None:
@@ -479,6 +486,7 @@ def drag_by_finger(page: Page, box: Any, begin: float, end: float) -> None:
     session.detach()
 
 
+@pytest.mark.thorough
 def test_what_is_dragged_over_in_the_timeline_is_asked_for_in_finer_intervals(
     signed_in: Page, service: RunningService, table: str
 ) -> None:
@@ -502,6 +510,7 @@ def test_what_is_dragged_over_in_the_timeline_is_asked_for_in_finer_intervals(
     assert math.isclose(told, 2 * 2.4 * 3600, rel_tol=0.2)
 
 
+@pytest.mark.thorough
 def test_a_timeline_grows_by_keyboard_as_far_as_there_are_timelines(
     signed_in: Page, service: RunningService, table: str
 ) -> None:
@@ -584,6 +593,7 @@ def ran(
     return job
 
 
+@pytest.mark.thorough
 def test_workers_are_drawn_with_what_they_ran_when_and_lead_to_it(
     signed_in: Page, service: RunningService, table: str
 ) -> None:
@@ -659,6 +669,7 @@ def test_workers_are_drawn_with_what_they_ran_when_and_lead_to_it(
     signed_in.wait_for_url(f"{service.url}/jobs/{verified}")
 
 
+@pytest.mark.thorough
 def test_a_job_that_waits_is_a_hollow_bar_below_what_ran_and_leads_to_it(
     signed_in: Page, service: RunningService, table: str
 ) -> None:
@@ -744,6 +755,7 @@ def test_no_label_of_an_axis_is_cut_by_the_edge(signed_in: Page, service: Runnin
     assert chart(signed_in, "Tables over time").evaluate(_CUT) == [True, []]
 
 
+@pytest.mark.thorough
 def test_the_x_ray_draws_runs_as_large_and_as_dead_as_they_are(
     signed_in: Page, service: RunningService, table: str
 ) -> None:
@@ -813,6 +825,7 @@ _LOOKS = """(element, more) => new Promise((told) => {
 })"""
 
 
+@pytest.mark.thorough
 def test_a_job_draws_its_attempts_stages_and_moments_and_says_them_by_keyboard(
     signed_in: Page, service: RunningService, table: str
 ) -> None:

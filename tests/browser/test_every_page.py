@@ -14,7 +14,7 @@ from tests.browser.conftest import Misdeeds, sign_in
 from tests.browser.running_service import RunningService, running_service
 from tests.browser.screenshots import ACTS, THEMES, WIDTHS, Pages, find_key, furnish, guide, open_looks
 from tests.service.test_access import is_page
-from tests.thorough import EXHAUSTIVE, first_always
+from tests.thorough import EXHAUSTIVE, THOROUGH, first_always
 
 pytestmark = pytest.mark.integration
 
@@ -51,8 +51,9 @@ def one_of_each_route(paths: dict[str, str]) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("look", "of"),
     [
-        # A page of each route in one theme and width; all pages in all of them by the rest.
-        *((look, len(LOOKS)) for look in range(len(LOOKS))),
+        # Pages of some routes, and of each one in one theme and width; all pages in all of them by the rest.
+        (0, len(LOOKS)),
+        *(pytest.param(look, len(LOOKS), marks=THOROUGH) for look in range(1, len(LOOKS))),
         *(pytest.param(look, 1, marks=pytest.mark.exhaustive) for look in range(len(LOOKS))),
     ],
 )
@@ -174,6 +175,7 @@ _WALKED = """() => {
 }"""
 
 
+@pytest.mark.thorough
 @first_always("width", list(WIDTHS))
 def test_tab_comes_to_all_that_a_page_has_in_the_order_of_reading_and_is_seen_there(
     browser: Browser, furnished: tuple[RunningService, Pages], width: str

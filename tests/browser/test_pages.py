@@ -110,6 +110,7 @@ def test_job_page_follows_the_job_to_its_end_without_a_reload(
     assert signed_in.evaluate("window.wasNotReloaded")
 
 
+@pytest.mark.thorough
 def test_two_people_see_what_the_other_does(
     signed_in: Page, visit: Callable[..., Page], service: RunningService
 ) -> None:
@@ -213,6 +214,7 @@ def test_a_lost_connection_comes_back_with_what_happened_meanwhile(
     assert [misdeed for misdeed in misdeeds if "Failed to load resource" not in misdeed] == []
 
 
+@pytest.mark.thorough
 def test_what_polls_find_is_shown_on_live_pages_without_another_look(
     signed_in: Page, service: RunningService
 ) -> None:
@@ -376,6 +378,7 @@ def test_register_form_keeps_what_was_typed_and_says_what_is_wrong(
     assert (table["key_sets"], table["policy"]) == ([["id", "region"]], "manual")
 
 
+@pytest.mark.thorough
 def test_all_jobs_of_a_page_are_chosen_at_once_and_stay_so_while_it_follows(
     signed_in: Page, service: RunningService
 ) -> None:
@@ -443,6 +446,7 @@ def test_viewer_sees_everything_and_may_do_nothing(page: Page, service: RunningS
     assert (noted["action"], noted["outcome"]) == ("POST /tables/{table_id}/jobs", "denied")
 
 
+@pytest.mark.thorough
 def test_documentation_shows_every_call_within_its_security_policy(
     page: Page, service: RunningService
 ) -> None:

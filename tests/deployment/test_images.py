@@ -225,6 +225,7 @@ def test_the_bill_of_materials_is_valid_and_complete(tmp_path: Path) -> None:
     assert not [purl for purl in parts if "gone" in purl]
 
 
+@pytest.mark.thorough
 @pytest.mark.integration
 def test_the_same_environment_has_the_same_bill_of_materials() -> None:
     assert bill_of_materials() == bill_of_materials()

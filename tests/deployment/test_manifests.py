@@ -22,6 +22,7 @@ from tests.deployment.chart import (
     render,
     validate,
 )
+from tests.thorough import first_always
 
 pytestmark = pytest.mark.integration
 
@@ -42,7 +43,7 @@ def check(manifest: Manifest, kubernetes: str) -> None:
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
-@pytest.mark.parametrize("kubernetes", [OLDEST_KUBERNETES, NEWEST_KUBERNETES])
+@first_always("kubernetes", [NEWEST_KUBERNETES, OLDEST_KUBERNETES])
 def test_kubernetes_takes_every_manifest(example: str, kubernetes: str) -> None:
     manifests = render(example, kubernetes)
     for manifest in manifests:

@@ -20,7 +20,7 @@ from tests.factories import TableBuilder, visible_rows
 from tests.faults.tables import Named, assert_nothing_is_left, commits_by_job, local, orphans
 from tests.jobs import Jobs, RecordingReporter
 from tests.patience import wait_until
-from tests.thorough import exhaustive_unless
+from tests.thorough import EXHAUSTIVE, THOROUGH, exhaustive_unless
 from worker.attempt.outcome import Outcome
 from worker.jobs import conversion
 from worker.process.errors import JobError
@@ -359,6 +359,24 @@ OFTEN = {
     "compaction and expiry, find",
     "rollback and other deletes",
 }
+# One of each kind is tried always.
+ALWAYS = {
+    "compaction, commit",
+    "merging MERGE",
+    "rollback to before all deletes",
+    "expiry of the pinned snapshot",
+    "dropped key",
+    "upgrade",
+}
+assert ALWAYS.issubset(MATRIX.keys() - OFTEN)
+
+
+def marks_of(name: str, is_of_turn: bool) -> tuple[pytest.MarkDecorator, ...]:
+    if name in OFTEN or not is_of_turn:
+        return (EXHAUSTIVE,)
+    return () if name in ALWAYS else (THOROUGH,)
+
+
 CELLS = [
     pytest.param(
         event,
@@ -367,9 +385,7 @@ CELLS = [
         boundary,
         indexed,
         id=f"{name}-V{version}-{boundary}",
-        marks=(pytest.mark.exhaustive,)
-        if name in OFTEN or version != [*of_versions][at % len(of_versions)]
-        else (),
+        marks=marks_of(name, version == [*of_versions][at % len(of_versions)]),
     )
     for at, (name, (event, says, of_versions)) in enumerate(MATRIX.items())
     for version, (boundary, indexed) in of_versions.items()
@@ -555,6 +571,7 @@ LATE: Mapping[str, tuple[str, Event, Event]] = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("format_version", "late"),
     exhaustive_unless(

@@ -61,7 +61,9 @@ STORES = ("local", "s3", "google", "azure")
 
 
 # That each store writes exclusively is tested with every change, below.
-@pytest.fixture(params=[STORES[0], *(pytest.param(name, marks=pytest.mark.exhaustive) for name in STORES[1:])])
+@pytest.fixture(
+    params=[STORES[0], *(pytest.param(name, marks=pytest.mark.exhaustive) for name in STORES[1:])]
+)
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     if request.param == "local":
         return Place(tmp_path.as_uri(), {})

@@ -52,6 +52,7 @@ def _is_needed(name: str) -> bool:
     return not name.startswith(("snapshot-", "schema-", "."))
 
 
+@pytest.mark.thorough
 def test_a_file_is_missed_although_the_catalog_has_ended_and_others_committed_since(
     spark: SparkSession, catalog: Catalog, table_name: str, jobs: Jobs
 ) -> None:

@@ -229,6 +229,7 @@ def test_a_network_that_breaks_costs_an_attempt_and_no_row(
     assert strays(table, s3_jobs.index_location, server.properties()) == set()
 
 
+@pytest.mark.thorough
 def test_a_file_in_a_store_that_a_table_or_its_index_needs_is_missed_once_it_is_gone(
     s3_jobs: S3Jobs, table: TableBuilder, server: S3
 ) -> None:
@@ -248,6 +249,7 @@ def test_a_file_in_a_store_that_a_table_or_its_index_needs_is_missed_once_it_is_
             file.write(content)
 
 
+@pytest.mark.thorough
 def test_orphan_files_of_an_object_store_are_listed_and_removed(
     s3_jobs: S3Jobs, table: TableBuilder, spark: SparkSession, server: S3
 ) -> None:
@@ -303,6 +305,7 @@ def test_a_staging_branch_in_a_store_is_published(
     assert orphans(table, server.properties()) == set()
 
 
+@pytest.mark.thorough
 def test_rows_are_written_and_erased_in_a_store(
     s3_jobs: S3Jobs, table: TableBuilder, spark: SparkSession, server: S3
 ) -> None:

@@ -106,6 +106,7 @@ def test_a_write_whose_answer_is_lost_is_found(
     assert visible_rows(spark, table.identifier) == left
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("table", [3], indirect=True)
 @first_always("renew", [True, False], EXHAUSTIVE)
 def test_a_publication_is_found_whose_answers_are_lost(

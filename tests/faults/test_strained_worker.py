@@ -56,6 +56,7 @@ def test_a_task_that_hangs_is_given_up_after_the_time_of_the_policy(
     assert ("still hangs" in worker.log[told:]) == (place == "in a thread")
 
 
+@pytest.mark.thorough
 def test_a_jvm_that_hangs_costs_an_attempt(cluster: Cluster, subjects: Subjects) -> None:
     """Its job's lease is renewed by a thread that needs no JVM."""
     subject = subjects(3)

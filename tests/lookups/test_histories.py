@@ -6,13 +6,13 @@ from tests.lookups.drawing import draw
 from tests.lookups.history import run
 from tests.lookups.seeds import run_seed
 from tests.soak.drawing import Step
-from tests.thorough import of_many
+from tests.thorough import EXHAUSTIVE, first_always
 
 pytestmark = pytest.mark.integration
 BATCH = 25
 
 
-@of_many("first", range(0, 10_000, BATCH))
+@first_always("first", range(0, 10_000, BATCH), EXHAUSTIVE)
 def test_lookups_find_the_rows_of_the_model_in_any_history(first: int) -> None:
     failures = [failure for seed in range(first, first + BATCH) if (failure := run_seed(seed))]
     if failures:

@@ -122,7 +122,7 @@ def database_kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=LEFT_TO_THOROUGH)])
 def alike_on_both(request: pytest.FixtureRequest) -> str:
-    """The `database_kind` of modules about what SQL and locks do not decide: a change needs one of them."""
+    """The `database_kind` of modules about what neither locks nor a SQL that differs decide."""
     return str(request.param)
 
 

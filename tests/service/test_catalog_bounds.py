@@ -33,6 +33,7 @@ from tests.http_server import Answer, Answers, answering, rest_catalog
 from tests.patience import PATIENCE_SECONDS
 from tests.server_process import free_port, serving
 from tests.service.conftest import ADMIN_KEY, PLAIN_HTTP, alike_on_both, run_apart
+from tests.thorough import first_always
 from trust.bounds import (
     ANSWER_BYTES,
     LEVELS,
@@ -325,7 +326,7 @@ class TestRest:
         assert next(depth) < LEVELS + 10
 
 
-@pytest.mark.parametrize("text", ['"a"', "'a'", '"\\\\"', "[]"], ids=["strings", "words", "escapes", "lists"])
+@first_always("text", ['"a"', "'a'", '"\\\\"', "[]"], ids=["strings", "words", "escapes", "lists"])
 def test_other_threads_run_while_a_large_answer_is_looked_through(text: str) -> None:
     content = (text * (ANSWER_BYTES // len(text)) + "[" * 70).encode()
     turns, is_over = [0], threading.Event()

@@ -14,9 +14,11 @@ from service.records.tables import EnrolledTable
 from service.scheduling import clock
 from service.scheduling.looks import _since
 from service.scheduling.scheduler import schedule
-from tests.service.conftest import Running
+from tests.service.conftest import Running, alike_on_both
 from tests.service.iceberg_tables import IcebergCatalog
 from tests.service.queue_calls import FATAL, add_tables, add_worker, claim, finish, job, request
+
+database_kind = alike_on_both
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 YEAR = timedelta(days=365)

@@ -9,7 +9,10 @@ from service.db.database import Database
 from service.jobs.estimates import _WORK, seconds_of
 from service.records.jobs import JobKind
 from tests.service import queue_calls as queue
+from tests.service.conftest import alike_on_both
 from tests.service.queue_calls import FATAL, START, add_tables, add_worker, claim, job
+
+database_kind = alike_on_both
 
 
 @pytest.mark.parametrize(

@@ -302,7 +302,8 @@ def test_a_rewriting_that_waits_for_a_sort_order_is_overdue_with_what_helps() ->
 
 
 @pytest.mark.parametrize(
-    "files", [4, pytest.param(1, marks=pytest.mark.exhaustive), pytest.param(20, marks=pytest.mark.exhaustive)]
+    "files",
+    [4, pytest.param(1, marks=pytest.mark.exhaustive), pytest.param(20, marks=pytest.mark.exhaustive)],
 )
 def test_under_standard_checkpoints_every_five_seconds_leave_a_table_healthy_throughout(files: int) -> None:
     hold = EffectivePolicy.model_validate(BUILT_IN[STANDARD][1].model_dump())

@@ -28,8 +28,10 @@ from service.records.keys import ApiKey, Role
 from service.records.notifications import NotificationSender
 from service.records.webhooks import Webhook
 from service.records.workers import Worker
-from tests.service.conftest import Running
+from tests.service.conftest import Running, alike_on_both
 from tests.service.iceberg_tables import IcebergCatalog
+
+database_kind = alike_on_both
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 DOCUMENTED = json.loads(DOCUMENT.read_text())

@@ -32,6 +32,7 @@ from tests.rest_catalog import running_rest_catalog
 from tests.service.conftest import ADMIN_KEY, ON_BOTH, Running, alike_on_both, running
 from tests.service.iceberg_tables import IcebergCatalog
 from tests.service.queue_calls import RETRYABLE, statements_of
+from tests.thorough import first_always
 
 # When a table is read is for the poller to say, and not for SQL.
 database_kind = alike_on_both
@@ -356,7 +357,7 @@ def test_news_let_a_settled_table_be_decided_on_at_once(
             tick_until(poller, lambda: catalogs.loads["local.db.quiet"] == 2)
 
 
-@pytest.mark.parametrize("meanwhile", ["nothing", "removal", "commit", "pause", "job", "setting", "failure"])
+@first_always("meanwhile", ["nothing", "removal", "commit", "pause", "job", "setting", "failure"])
 def test_after_a_start_only_tables_are_read_of_which_there_is_news(
     service: Running, iceberg: IcebergCatalog, monkeypatch: pytest.MonkeyPatch, meanwhile: str
 ) -> None:

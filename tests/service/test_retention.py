@@ -23,8 +23,11 @@ from service.records.workers import Worker
 from service.scheduling import retention
 from service.scheduling.retention import forget
 from service.settings import Settings
+from tests.service.conftest import alike_on_both
 from tests.service.health_samples import health_sample
 from tests.service.queue_calls import FATAL, START, add_tables, add_worker, claim, finish, request
+
+database_kind = alike_on_both
 
 SETTINGS = Settings(history_days=10, job_history_days=20, audit_history_days=30, answer_days=5)
 SERVICE = Path(retention.__file__).parent

@@ -90,6 +90,7 @@ def new_lake(iceberg: IcebergCatalog, request: pytest.FixtureRequest) -> Iterato
         yield make
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["rest", pytest.param("postgresql", marks=LEFT_TO_THOROUGH)])
 def test_a_catalog_that_never_answers_is_unreachable_and_polled_again_later(
     kind: str, polling: Settings, new_lake: Callable[..., Lake]

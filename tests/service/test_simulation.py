@@ -16,6 +16,7 @@ from service.records.jobs import JobKind
 from service.scheduling.facts import LastJob
 from service.scheduling.simulation import USUAL, Arrival, Beginning, Cost, Costs, JobCost, Outcome, simulate
 from tests.service.test_scheduler import NOW
+from tests.thorough import EXHAUSTIVE, THOROUGH
 
 REWRITE = JobKind.REWRITE_DATA_FILES
 MEGABYTES = 1_000_000
@@ -114,7 +115,11 @@ def test_a_cron_expression_starts_what_has_something_to_do() -> None:
 
 @pytest.mark.parametrize(
     ("every", "hours", "fails_each"),
-    [(5, 1, 0), pytest.param(5, 24, 0, marks=pytest.mark.exhaustive), (60, 24, 0), (60, 24, 10)],
+    [
+        (5, 1, 0),
+        pytest.param(5, 24, 0, marks=EXHAUSTIVE),
+        *(pytest.param(60, 24, fails_each, marks=THOROUGH) for fails_each in (0, 10)),
+    ],
 )
 def test_a_stream_that_is_rewritten_as_is_worthwhile_stays_cheap_to_read(
     every: float, hours: float, fails_each: int
@@ -145,6 +150,7 @@ def test_a_stream_that_is_rewritten_as_is_worthwhile_stays_cheap_to_read(
     assert not [each for each in by_cost.ran if each.is_idle]
 
 
+@pytest.mark.thorough
 def test_what_is_written_anew_is_a_few_times_what_came_and_large_files_go_for_deleted_rows() -> None:
     """All are small, and rows are deleted in those that are too large beside the others."""
     rewrite = {"enabled": True, "min_interval_seconds": 600}

@@ -27,7 +27,10 @@ from service.scheduling import retention
 from service.scheduling.retention import forget
 from service.settings import Settings
 from service.tables import service as tables
+from tests.service.conftest import alike_on_both
 from tests.service.queue_calls import START, add_tables, add_worker, claim, finish, request, statements_of
+
+database_kind = alike_on_both
 
 # A table that nothing happens to for two days has no sample left.
 SETTINGS = Settings(fine_history_days=0.5, history_days=1, daily_history_days=2)

@@ -131,7 +131,7 @@ def test_deletes_by_spark_before_and_after_are_kept(new_table: Open, format_vers
     assert conversion.visible_ids() == sorted(set(range(20)) - {2, 3, 5, 6, 7, 8})
 
 
-@pytest.mark.parametrize("file_format", ["parquet", "orc", "avro"])
+@first_always("file_format", ["parquet", "orc", "avro"])
 @first_always("granularity", ["file", "partition"])
 def test_position_deletes_survive_the_upgrade_to_vectors(
     new_table: Open, file_format: str, granularity: str

@@ -135,7 +135,7 @@ def test_uuids_in_files_that_do_not_call_them_that_stay_what_they_are(
 
 
 @V2_FIRST
-@pytest.mark.parametrize(("is_oldest", "attempt"), [(True, 2), (False, 1)])
+@first_always(("is_oldest", "attempt"), [(True, 2), (False, 1)])
 def test_deletes_that_wait_hit_what_they_hit_before_and_nothing_else(
     new_table: NewTable, jobs: Jobs, erase: Erase, format_version: int, is_oldest: bool, attempt: int
 ) -> None:
@@ -172,7 +172,7 @@ _DELTA = {"write.parquet.page-version": "v2"}
 @pytest.mark.parametrize(
     ("format_version", "value", "properties", "id_bytes"),
     thorough_unless(
-        lambda case: case in [(2, _NARROW, {}, 0), (3, _WIDE, _DELTA, 0)],
+        lambda case: case == (3, _WIDE, _DELTA, 0),
         [(2, _NARROW, {}, 0), (3, _NARROW, {}, 1.3), (3, _WIDE, {}, 1.3), (3, _WIDE, _DELTA, 0)],
     ),
 )

@@ -137,6 +137,7 @@ def test_a_snapshot_that_somebody_names_just_before_it_expires_stays(
     assert report["snapshots_expired_count"] > 0, "the others"
 
 
+@pytest.mark.thorough
 def test_a_rest_catalog_is_told_where_branches_are_when_snapshots_expire(
     new_table: NewTable, spark: SparkSession, catalog: Catalog, jobs: Jobs
 ) -> None:
@@ -176,7 +177,7 @@ def test_nothing_expires_unless_the_request_says_so(new_table: NewTable, erase: 
     assert files_with([0], place_of(table)) == []
 
 
-@pytest.mark.parametrize(
+@first_always(
     "told",
     [
         {"flink.job-id": "f", "flink.operator-id": "o"},
@@ -424,7 +425,7 @@ def test_a_file_elsewhere_is_deleted_or_told(
     assert (tmp_path / "brought.parquet").exists() == refuses
 
 
-@pytest.mark.parametrize("lost", ["metadata", "manifest"])
+@first_always("lost", ["metadata", "manifest"])
 def test_what_expired_snapshots_named_may_be_left_where_nobody_can_tell_it(
     new_table: NewTable, jobs: Jobs, erase: Erase, tmp_path: Path, lost: str
 ) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from tests.factories import TableBuilder, garble
 from tests.jobs import ONE_PER_TASK, Jobs
-from tests.thorough import V2_FIRST
+from tests.thorough import V2_FIRST, first_always
 from tests.worker.erasure.tables import ALL_GONE, PLAIN, Erase, NewTable, holders, key, place_of, row
 from worker.erasure import metadata_files, orphan_files
 from worker.erasure.trace import FORMER_COLUMN
@@ -125,7 +125,7 @@ def test_lists_of_manifests_that_nobody_names_tell_the_bounds_of_partitions(
     assert erase(0)["counts"] == ALL_GONE
 
 
-@pytest.mark.parametrize("is_forgotten", [False, True])
+@first_always("is_forgotten", [False, True])
 def test_a_key_column_that_was_dropped_and_added_again_leaves_its_keys_unknown(
     new_table: NewTable, erase: Erase, is_forgotten: bool
 ) -> None:

@@ -18,6 +18,7 @@ from pyarrow import orc
 
 from tests.factories import TableBuilder
 from tests.jobs import Jobs
+from tests.thorough import first_always
 from tests.worker.erasure.tables import Erase, NewTable, holders, key, place_of, row
 from worker.erasure import orphan_files
 from worker.io.storage import Storage, StoredFile
@@ -182,7 +183,7 @@ def test_text_is_looked_through_also_where_it_is_escaped(new_table: NewTable, er
     assert _told(erase(0)) == dict.fromkeys(UNKNOWN_TEXTS, ("unreadable_file", [0]))
 
 
-@pytest.mark.parametrize("setting", ["write.data.path", "location"])
+@first_always("setting", ["write.data.path", "location"])
 def test_files_are_sought_wherever_the_table_had_them(
     new_table: NewTable, erase: Erase, setting: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -161,6 +161,7 @@ def reordered_schema(table: TableBuilder) -> Any:
     return type(schema)(*(schema.find_field(name) for name in ("c", "b", "id", "a")))
 
 
+@pytest.mark.thorough
 @V3_FIRST
 def test_a_thousand_delete_files_in_one_commit(exactly: Exactness, format_version: int) -> None:
     table = exactly.table("id bigint, k string", format_version=format_version)

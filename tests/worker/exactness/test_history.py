@@ -262,7 +262,7 @@ def test_a_table_without_a_snapshot_is_left_alone(exactly: Exactness, format_ver
 
 
 @V2_FIRST
-@pytest.mark.parametrize("shared", [False, True])
+@first_always("shared", [False, True])
 def test_expiry_after_one_of_three_data_files_was_converted_again_loses_nothing(
     exactly: Exactness, format_version: int, shared: bool
 ) -> None:

@@ -123,7 +123,7 @@ def test_files_of_one_path_that_are_hit_alike_lose_their_rows(
     assert exactly.jobs.run("verify").result["key_sets"][0]["differences"] == 0
 
 
-@pytest.mark.parametrize("granularity", ["file", "partition"])
+@first_always("granularity", ["file", "partition"])
 @first_always("indexed", [False, True])
 def test_position_deletes_that_are_older_than_one_of_the_files_stay_as_old(
     exactly: Exactness, granularity: str, indexed: bool

@@ -65,6 +65,7 @@ def test_each_row_keeps_its_id_and_the_commit_that_last_changed_it(exactly: Exac
     assert set(lineage(table)) - set(before) == {(7, 6, 9, 0)}
 
 
+@pytest.mark.thorough
 def test_row_lineage_survives_compaction_and_updates_between_conversions(
     exactly: Exactness, spark: SparkSession
 ) -> None:

@@ -133,7 +133,7 @@ def test_a_key_column_added_later_is_null_in_older_files(exactly: Exactness, for
     exactly.convert(table, rows={(2, 0, None): 1, (3, 0, None): 1, (1, 1, "eu"): 1, (3, 1, "eu"): 1})
 
 
-@pytest.mark.parametrize("file_format", ["parquet", "avro"])  # Iceberg's ORC reader knows no defaults
+@first_always("file_format", ["parquet", "avro"])  # Iceberg's ORC reader knows no defaults
 def test_a_key_column_added_later_has_its_initial_default_in_older_files(
     exactly: Exactness, file_format: str
 ) -> None:
@@ -245,7 +245,7 @@ def test_parquet_files_without_ids_and_mapping_are_told_by_position(
 
 
 @V3_FIRST
-@pytest.mark.parametrize("file_format", ["orc", "avro"])
+@first_always("file_format", ["orc", "avro"])
 def test_orc_and_avro_files_without_ids_and_mapping_are_told_by_present_names(
     exactly: Exactness, format_version: int, file_format: str
 ) -> None:
@@ -260,7 +260,7 @@ def test_orc_and_avro_files_without_ids_and_mapping_are_told_by_present_names(
 
 
 @V2_FIRST
-@pytest.mark.parametrize("mapped", [False, True])
+@first_always("mapped", [False, True])
 def test_partition_columns_of_hive_are_not_in_the_file(
     exactly: Exactness, format_version: int, mapped: bool
 ) -> None:
@@ -301,7 +301,7 @@ def nested(who: Mapping[str, Any] | None) -> tuple[tuple[str, Any], ...] | None:
     return None if who is None else tuple(who.items())
 
 
-@pytest.mark.parametrize("file_format", ["parquet", "avro"])
+@first_always("file_format", ["parquet", "avro"])
 def test_a_leaf_added_to_a_struct_later_has_its_default_where_the_struct_is_not_null(
     exactly: Exactness, file_format: str
 ) -> None:

@@ -109,7 +109,7 @@ def test_deletes_of_rows_that_are_gone_already_go_without_a_trace(
 
 
 @V3_FIRST
-@pytest.mark.parametrize("with_rows", [True, False])
+@first_always("with_rows", [True, False])
 def test_deletes_of_the_very_first_commit_apply_to_nothing(
     exactly: Exactness, format_version: int, with_rows: bool
 ) -> None:
@@ -152,7 +152,7 @@ def test_positions_of_a_commit_apply_to_its_own_rows_and_its_equality_deletes_do
     assert result["rows_deleted"] == 5
 
 
-@pytest.mark.parametrize("granularity", ["file", "partition"])
+@first_always("granularity", ["file", "partition"])
 def test_position_deletes_that_several_data_files_share_stay_and_are_not_repeated(
     exactly: Exactness, granularity: str
 ) -> None:
@@ -190,7 +190,7 @@ def test_legacy_position_deletes_of_an_upgraded_table_are_merged_into_vectors(ex
     assert contents(table) == {("puffin", 1): 3, ("parquet", 1): 1}
 
 
-@pytest.mark.parametrize("ending", ["puffin", "parquet"])
+@first_always("ending", ["puffin", "parquet"])
 def test_vectors_that_share_a_puffin_file_of_any_name_are_merged(exactly: Exactness, ending: str) -> None:
     """Flink names a Puffin file `*.parquet`."""
     table = exactly.table(COLUMNS, format_version=3)
@@ -278,6 +278,7 @@ def rewrite(table: TableBuilder, old: list[str], new: WrittenFile, *, sequence_n
     replaced.addFile(table.parsed(new)).commit()
 
 
+@pytest.mark.thorough
 @V2_FIRST
 def test_merge_update_and_delete_by_spark_between_upserts(
     exactly: Exactness, spark: SparkSession, format_version: int

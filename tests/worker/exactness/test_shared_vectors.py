@@ -14,6 +14,7 @@ from tests.exactness import Exactness
 from tests.factories import TableBuilder, visible_rows
 from tests.jobs import ONE_PER_TASK
 from tests.readers import Rows, duckdb_rows
+from tests.thorough import first_always
 from worker.contract.control_plane import AttemptId
 from worker.deletes.locations import output_locations
 
@@ -188,7 +189,7 @@ def test_our_own_expiry_spares_a_shared_file_until_nothing_of_it_is_live(exactly
     check(table, expected - Rows({(n + 2, 0): 1 for n in first_of_each()}))
 
 
-@pytest.mark.parametrize("is_pending", [True, False])
+@first_always("is_pending", [True, False])
 def test_once_somebody_else_expires_all_move_and_his_expiry_loses_nothing(
     exactly: Exactness, is_pending: bool
 ) -> None:
@@ -283,7 +284,7 @@ def test_publications_share_files_and_leave_what_is_live_beside_replaced_ones(ex
     check(table, rows_without(*first_of_each(), 1, 2, 6, 10) + Rows({(100, 0): 1}))
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
+@first_always("when", ["before", "after"])
 def test_a_worker_that_dies_at_its_commit_loses_no_vector_and_leaves_no_file(
     exactly: Exactness, when: str
 ) -> None:

@@ -149,6 +149,7 @@ def test_what_is_pending_is_converted_first_and_what_a_writer_commits_meanwhile_
     assert visible_rows(spark, table.identifier) == pyiceberg_rows(table) == shown
 
 
+@pytest.mark.thorough
 def test_what_is_pending_is_converted_in_as_many_commits_as_a_conversion_takes(
     new_table: NewTable, jobs: Jobs, spark: SparkSession
 ) -> None:
@@ -273,6 +274,7 @@ def folders(table: TableBuilder) -> set[Path]:
     return {path for path in found if any(path.rglob("*.parquet"))}
 
 
+@pytest.mark.thorough
 @first_always("when", ["before", "after"])
 def test_a_killed_rewriting_is_followed_by_one_that_removes_what_it_left(
     new_table: NewTable, jobs: Jobs, when: str

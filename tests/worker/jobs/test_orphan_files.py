@@ -100,7 +100,7 @@ def test_they_go_also_when_others_did_the_work_or_some_deletes_are_refused(
 HASHED = {"write.object-storage.enabled": "true", "write.object-storage.partitioned-paths": "false"}
 
 
-@pytest.mark.parametrize("properties", [{}, HASHED])
+@first_always("properties", [{}, HASHED])
 def test_what_was_committed_and_not_reported_stays_and_what_else_was_written_goes(
     spark: SparkSession, jobs: Jobs, table: TableBuilder, properties: Mapping[str, str]
 ) -> None:

@@ -185,6 +185,7 @@ def test_what_is_needed_or_written_again_since_the_dry_run_stays(
     assert duckdb_rows(table).total() == 4
 
 
+@pytest.mark.thorough
 @pytest.mark.integration
 def test_a_lease_that_is_lost_during_the_last_look_lets_nothing_go(
     new_table: NewTable, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
@@ -287,6 +288,7 @@ def test_iceberg_lets_nothing_go_that_has_the_path_of_a_needed_file_in_another_s
     assert remove(jobs)["orphan_files"] == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.integration
 def test_what_another_catalog_has_committed_beside_this_one_stays(
     new_table: NewTable, jobs: Jobs, spark: SparkSession
@@ -349,6 +351,7 @@ def test_a_clock_that_is_ahead_makes_no_file_older(new_table: NewTable, jobs: Jo
     assert remove(jobs)["orphan_files"] == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.integration
 def test_a_file_that_was_written_again_since_it_was_listed_stays_however_old_it_is(
     new_table: NewTable, jobs: Jobs

@@ -128,7 +128,7 @@ def test_a_writer_that_made_the_branch_of_an_empty_table_is_published(lake: Lake
 
 
 @V2_FIRST
-@pytest.mark.parametrize("scope", ["file", "partition"])
+@first_always("scope", ["file", "partition"])
 def test_position_deletes_of_the_writer_hit_what_they_name_on_either_branch(
     lake: Lake, format_version: int, scope: str
 ) -> None:

@@ -109,6 +109,7 @@ def _expire(table: TableBuilder) -> None:
     table.java.expireSnapshots().expireOlderThan(2**62).retainLast(1).commit()
 
 
+@pytest.mark.thorough
 @V2_FIRST
 def test_jobs_that_maintain_the_table_leave_what_is_staged(lake: Lake, format_version: int) -> None:
     table = lake.create(row(1, 1), row(2, 2), format_version=format_version)
@@ -128,6 +129,7 @@ def test_jobs_that_maintain_the_table_leave_what_is_staged(lake: Lake, format_ve
     assert max_committed(table) == 2
 
 
+@pytest.mark.thorough
 @V2_FIRST
 def test_manifests_of_the_branch_do_not_grow(lake: Lake, format_version: int) -> None:
     table = lake.create(row(0, 0), format_version=format_version)

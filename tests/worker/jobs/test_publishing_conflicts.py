@@ -373,7 +373,7 @@ def test_what_is_staged_while_the_job_runs_comes_with_the_next(lake: Lake) -> No
     assert lake.rows() == in_order(row(1, 11))
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
+@first_always("when", ["before", "after"])
 def test_a_killed_attempt_is_followed_by_one_that_publishes_what_is_missing(lake: Lake, when: str) -> None:
     table = lake.create(row(1, 1), row(2, 2))
     lake.upsert(row(1, 10), row(3, 3))

@@ -133,6 +133,7 @@ def test_a_checkpoint_without_changes_that_comes_first_is_what_a_renewal_repeats
     assert lake.publish()["staged_snapshots"] == 0
 
 
+@pytest.mark.thorough
 def test_a_killed_renewal_is_done_or_not_and_nothing_comes_twice(lake: Lake) -> None:
     table = lake.create(row(1, 1))
     checkpoint(lake, 1, *table.data_files([row(2, 2)]))
@@ -165,6 +166,7 @@ def test_a_target_that_was_rolled_back_behind_a_renewal_stops_publication(lake: 
     assert lake.rows() == in_order(row(1, 1), row(3, 3))
 
 
+@pytest.mark.thorough
 def test_jobs_let_expire_what_a_renewed_branch_had_and_nothing_that_it_needs(lake: Lake) -> None:
     table = lake.create(row(1, 1))
     for number in (1, 2):

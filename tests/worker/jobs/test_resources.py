@@ -52,7 +52,8 @@ def at_once(runner: TaskRunner) -> int:
 
 
 @pytest.mark.parametrize(
-    "local_rows", [pytest.param(0, marks=pytest.mark.exhaustive, id="spark"), pytest.param(10**9, id="driver")]
+    "local_rows",
+    [pytest.param(0, marks=pytest.mark.exhaustive, id="spark"), pytest.param(10**9, id="driver")],
 )
 def test_no_more_tasks_run_at_a_time_than_are_allowed(spark: SparkSession, local_rows: int) -> None:
     runner = TaskRunner(spark, local_rows, 4)

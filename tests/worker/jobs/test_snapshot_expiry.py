@@ -137,6 +137,7 @@ def test_whoever_commits_meanwhile_is_in_nobodys_way(
     assert (3, "eu", 30) in duckdb_rows(table)
 
 
+@pytest.mark.thorough
 def test_a_writer_that_never_pauses_does_not_keep_an_expiry_from_its_end(
     new_table: NewTable, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,6 +203,7 @@ def test_what_a_killed_attempt_let_expire_is_deleted_by_whoever_follows(
     assert duckdb_rows(table) - shown == Counter([(20, "eu", 0)])
 
 
+@pytest.mark.thorough
 def test_what_can_not_be_deleted_is_found_by_whoever_follows(
     new_table: NewTable, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -366,6 +368,7 @@ def test_one_who_always_comes_first_ends_the_job(
     assert (snapshots(table), raised.value.remedy[:21]) == (before, "Let snapshots expire ")
 
 
+@pytest.mark.thorough
 def test_a_branch_that_a_rest_catalog_moves_meanwhile_leads_to_what_it_names(
     new_table: NewTable, spark: SparkSession, catalog: Catalog, jobs: Jobs
 ) -> None:

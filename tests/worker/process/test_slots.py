@@ -291,6 +291,7 @@ def shared(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pro
     root.setLevel(level)
 
 
+@pytest.mark.thorough
 @pytest.mark.integration
 def test_a_short_job_ends_while_a_long_one_fills_the_cores_and_neither_tells_of_the_other(
     spark: SparkSession,

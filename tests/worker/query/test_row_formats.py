@@ -11,6 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.factories import TableBuilder
+from tests.thorough import first_always
 from tests.worker.exactness.test_schemas import plain_file
 from worker.contract.lookups import AskedKeys
 from worker.io.storage import Storage
@@ -35,7 +36,7 @@ def found(table: TableBuilder, ids: list[int], select: list[str]) -> list[dict[s
     return [rows[at] for at in sorted(range(len(rows)), key=lambda at: int(places.keys[at]))]
 
 
-@pytest.mark.parametrize("file_format", ["orc", "avro"])
+@first_always("file_format", ["orc", "avro"])
 def test_rows_of_other_formats_are_told(
     spark: SparkSession, table_name: str, file_format: Literal["orc", "avro"]
 ) -> None:

@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 from tests.aws import KINDS, ROLE, SHOWN, Aws, aws, environment, vended
 from tests.factories import TableBuilder
 from tests.http_server import Answer, Request, answering, rest_catalog
+from tests.thorough import first_always
 from trust.egress import Egress
 from worker.table.catalogs import (
     file_io_properties,
@@ -125,7 +126,7 @@ def test_java_renews_what_ends(spark: SparkSession, server: Aws, tmp_path: Path)
     assert server.used[-1] != server.used[-2]
 
 
-@pytest.mark.parametrize("where", ["config", "storage-credentials"])
+@first_always("where", ["config", "storage-credentials"])
 def test_java_has_anew_what_a_catalog_vends(
     spark: SparkSession, server: Aws, table_name: str, where: str
 ) -> None:

@@ -28,7 +28,7 @@ from tests.jobs import CatalogRecord, Jobs, RecordingReporter, SqlCatalog
 from tests.s3 import s3_server
 from tests.service.conftest import ADMIN_KEY, Running, running
 from tests.sigv4 import Signatures, signed_only
-from tests.thorough import first_always
+from tests.thorough import THOROUGH, first_always
 from tests.worker.table.catalog_servers import hive_metastore, rest_server
 from worker.contract.control_plane import Assignment
 from worker.jobs.pipeline import run_job
@@ -99,7 +99,9 @@ def hadoop(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Cat
     return SqlCatalog(name, properties, "hadoop")
 
 
-@pytest.fixture(scope="module", params=["rest", "hive", "glue"])
+@pytest.fixture(
+    scope="module", params=["rest", *(pytest.param(kind, marks=THOROUGH) for kind in ("hive", "glue"))]
+)
 def record(request: pytest.FixtureRequest) -> CatalogRecord:
     found: CatalogRecord = request.getfixturevalue(request.param)
     return found

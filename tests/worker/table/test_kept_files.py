@@ -7,6 +7,7 @@ from py4j.java_gateway import JavaObject
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
+from tests.thorough import first_always
 from worker.spark.jvm import java_object, jvm_of
 from worker.table.row_delta import _GUARDS
 
@@ -83,7 +84,7 @@ def test_a_file_that_is_deleted_is_gone(store: JavaObject, files: JavaObject) ->
         read(files.newInputFile(PLACE))
 
 
-@pytest.mark.parametrize("is_written", [False, True])
+@first_always("is_written", [False, True])
 def test_what_is_too_large_to_keep_is_read_as_ever(
     store: JavaObject, files: JavaObject, is_written: bool
 ) -> None:
