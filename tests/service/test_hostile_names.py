@@ -6,6 +6,7 @@ from typing import Any
 from urllib.parse import quote
 
 import httpx
+import pytest
 from sqlmodel import SQLModel, func, select
 
 from service.auth.principals import SESSION_COOKIE
@@ -134,6 +135,7 @@ def check_filters(service: Running, name: str) -> None:
         assert 'name="next" value="/"' in form, target
 
 
+@pytest.mark.thorough
 def test_policies_keys_workers_and_catalogs_of_any_name(service: Running, iceberg: IcebergCatalog) -> None:
     """Each is either refused with a problem, or kept exactly as it was given."""
     service.register(iceberg)

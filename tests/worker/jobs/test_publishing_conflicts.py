@@ -20,7 +20,7 @@ from tests.deaths import killed_at_its_commit
 from tests.factories import WrittenFile, live_delete_files
 from tests.staging import BRANCH, Lake, Meanwhile, in_order, row
 from tests.staging import lake as lake
-from tests.thorough import V3_FIRST, first_always
+from tests.thorough import THOROUGH, V3_FIRST, first_always
 from worker.io.storage import Storage
 from worker.jobs.publishing import spared
 from worker.keys.read import KeyReader
@@ -47,7 +47,13 @@ LOST_LOOKS = 2  # after which a job publishes less
 @V3_FIRST
 @pytest.mark.parametrize(
     "meanwhile",
-    ["append", "upsert", "compact", "delete", "schema", "spec", "rollback", "expiry", "publish"],
+    [
+        *("append", "compact", "rollback"),
+        *(
+            pytest.param(event, marks=THOROUGH)
+            for event in ("upsert", "delete", "schema", "spec", "expiry", "publish")
+        ),
+    ],
 )
 def test_what_happens_on_the_target_meanwhile_is_as_if_it_had_come_before(
     lake: Lake, spark: SparkSession, format_version: int, meanwhile: str
