@@ -12,7 +12,7 @@ from pyroaring import BitMap64
 
 from tests.lookups.seeds import run_seed
 from tests.soak.planted import other_rows, take_null_for_its_placeholder
-from tests.thorough import first_always
+from tests.thorough import EXHAUSTIVE, first_always
 from worker.index.key_set_index import KeySetIndex
 from worker.io.sorting import Int64Array
 from worker.keys.key_set import KeySet
@@ -137,7 +137,7 @@ FAULTS: dict[str, Fault] = {
 }
 
 
-@first_always("fault", list(FAULTS))
+@first_always("fault", list(FAULTS), EXHAUSTIVE)
 def test_a_fault_is_found(fault: str) -> None:
     """One of the first seeds fails, and only with the fault."""
     for seed in range(SEEDS):
