@@ -67,8 +67,6 @@ def spark_session(*, cores: int = 2) -> SparkSession:
             "PYSPARK_SUBMIT_ARGS", f"--conf spark.sql.extensions={extensions} pyspark-shell"
         )
     session = create_spark(f"local[{cores}]", "tests")
-    # Else each of its Python processes, which it starts anew after a minute, would import what tasks need.
-    session.sparkContext._jsc.sc().conf().set("spark.python.daemon.module", "tests.python_daemon")
     suit_small_tables(session)
     set_permissions_without_processes(session)
     return session

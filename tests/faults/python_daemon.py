@@ -1,7 +1,7 @@
 """Spark's Python processes with faults at the same points as in the worker; see tests.faults.worker_build."""
 
 from tests.faults.worker_build import inject
-from tests.python_daemon import fork_processes
+from worker.spark.python_daemon import fork_processes
 
 if __name__ == "__main__":
     inject()

@@ -5,13 +5,12 @@ of one, would fail in the middle of a job, or understand the task in another way
 """
 
 import logging
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 
-from worker.spark.session import is_local
+from worker.spark.session import runs_tasks_in_this_python
 from worker.spark.tasks import TaskRunner
 
 log = logging.getLogger("icestream.worker")
@@ -68,8 +67,8 @@ def check_executors(runner: TaskRunner) -> None:
     Says so in the log and goes on if none comes within WAIT_SECONDS: pods of a busy cluster take longer.
     """
     context = runner.spark.sparkContext
-    if is_local(str(context.master)) and context.pythonExec == sys.executable:
-        return  # they are this Python
+    if runs_tasks_in_this_python(context):
+        return
     places: set[_Place] = set()
     try:
         # The first look waits for an executor, the second one finds those that came with it.

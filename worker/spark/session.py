@@ -3,9 +3,11 @@
 import os
 import sys
 from collections.abc import Mapping
+from typing import Any
 
 import pyspark
 from py4j.protocol import Py4JJavaError
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from worker.spark.jars import EXCLUDED, SparkSettings, cached_jars, jars_folder, remember_jars, wanted_jars
@@ -41,6 +43,10 @@ def create_spark(master: str, app_name: str = "icestream", *, structured_logs: b
             f" here (docs/spark-clusters.md)."
         ) from error
     keep_names(spark.sparkContext._jvm, "PythonUtils")
+    context: Any = spark.sparkContext._jsc
+    if runs_tasks_in_this_python(spark.sparkContext):
+        # It is read when the first task comes.
+        context.sc().conf().setIfMissing("spark.python.daemon.module", "worker.spark.python_daemon")
     wanted = wanted_jars(os.environ)
     if not cached_jars(jars_folder(os.environ), wanted):
         remember_jars(jars_folder(os.environ), wanted, (spark.conf.get("spark.jars") or "").split(","))
@@ -55,6 +61,11 @@ def java_cause(error: Py4JJavaError) -> str:
 def is_local(master: str) -> bool:
     """Whether tasks run on this machine and nobody else has to reach the driver."""
     return master == "local" or master.startswith("local[")
+
+
+def runs_tasks_in_this_python(context: SparkContext) -> bool:
+    """Whether what tasks import is what this process has."""
+    return is_local(str(context.master)) and context.pythonExec == sys.executable
 
 
 def spark_settings(environment: Mapping[str, str], *, structured_logs: bool = False) -> dict[str, str]:

@@ -143,3 +143,11 @@ def test_a_package_is_looked_up_once(spark: SparkSession) -> None:
     jvm: Any = spark.sparkContext._jvm
     for names in ("java.util", "org.apache.iceberg", "py4j.reflection.TypeUtil"):
         assert attrgetter(names)(jvm) is attrgetter(names)(jvm)
+
+
+@pytest.mark.integration
+def test_tasks_on_this_machine_begin_in_a_process_that_has_imported_what_they_need(
+    spark: SparkSession,
+) -> None:
+    asked = ["'worker.jobs.pipeline' in __import__('sys').modules", "__import__('gc').get_freeze_count() > 0"]
+    assert spark.sparkContext.parallelize(asked, 2).map(eval).collect() == [True, True]
