@@ -45,7 +45,6 @@ from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from stores.table_metadata import parse_table_metadata
-from tests.local_files import set_permissions_without_processes
 from worker.spark.session import create_spark
 
 POSITION_DELETE_SCHEMA = Schema(
@@ -68,7 +67,6 @@ def spark_session(*, cores: int = 2) -> SparkSession:
         )
     session = create_spark(f"local[{cores}]", "tests")
     suit_small_tables(session)
-    set_permissions_without_processes(session)
     return session
 
 

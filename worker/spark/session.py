@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pyspark
@@ -11,7 +12,9 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from worker.spark.jars import EXCLUDED, SparkSettings, cached_jars, jars_folder, remember_jars, wanted_jars
-from worker.spark.jvm import keep_names
+from worker.spark.jvm import java_object, keep_names
+
+_LOCAL_FILES = Path(__file__).with_name("LocalFiles.java")
 
 
 class ClusterError(Exception):
@@ -44,6 +47,7 @@ def create_spark(master: str, app_name: str = "icestream", *, structured_logs: b
         ) from error
     keep_names(spark.sparkContext._jvm, "PythonUtils")
     context: Any = spark.sparkContext._jsc
+    java_object(context, _LOCAL_FILES, "LocalFiles").takePlace(context.hadoopConfiguration())
     if runs_tasks_in_this_python(spark.sparkContext):
         # It is read when the first task comes.
         context.sc().conf().setIfMissing("spark.python.daemon.module", "worker.spark.python_daemon")

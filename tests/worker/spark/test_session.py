@@ -151,3 +151,31 @@ def test_tasks_on_this_machine_begin_in_a_process_that_has_imported_what_they_ne
 ) -> None:
     asked = ["'worker.jobs.pipeline' in __import__('sys').modules", "__import__('gc').get_freeze_count() > 0"]
     assert spark.sparkContext.parallelize(asked, 2).map(eval).collect() == [True, True]
+
+
+@pytest.mark.integration
+def test_a_local_file_of_hadoops_is_written_by_no_further_process(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    jvm: Any = spark.sparkContext._jvm
+    context: Any = spark.sparkContext._jsc
+    gateway: Any = spark.sparkContext._gateway
+    fs, settings = jvm.org.apache.hadoop.fs, context.hadoopConfiguration()
+    files = fs.FileSystem.get(jvm.java.net.URI.create(tmp_path.as_uri()), settings)
+
+    def page_faults_of_children() -> int:
+        return int(Path(f"/proc/{gateway.proc.pid}/stat").read_text().rpartition(")")[2].split()[8])
+
+    before = page_faults_of_children()
+    for name, bits in (("own", 0o600), ("for all", 0o644)):
+        path = fs.Path(str(tmp_path / name))
+        files.create(path, True).close()
+        files.setPermission(path, fs.permission.FsPermission(bits))
+        assert (tmp_path / name).stat().st_mode & 0o7777 == bits
+    assert page_faults_of_children() == before
+    assert (tmp_path / ".own.crc").exists(), "Hadoop's checksums are written as ever"
+    # Java knows no more than nine of them.
+    folder = fs.Path(str(tmp_path / "sticky"))
+    files.mkdirs(folder)
+    files.setPermission(folder, fs.permission.FsPermission("1777"))
+    assert (tmp_path / "sticky").stat().st_mode & 0o7777 == 0o1777
