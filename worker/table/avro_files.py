@@ -97,12 +97,12 @@ class _Conversion(AvroSchemaConversion):
 
 
 @lru_cache(SCHEMAS_KEPT)
-def _written_schema(header: str) -> tuple[Schema, dict[str, Entries | None]]:
-    """And what is known by it of how entries lie.
+def _written_schema(header: str) -> tuple[Schema, dict[str, Entries | None], dict[str | None, Any]]:
+    """And what is known by it of how entries lie, and what reads them.
 
     Most manifests of a table say the same, which takes longer to understand than their entries to read.
     """
-    return _Conversion().avro_to_iceberg(json.loads(header)), {}
+    return _Conversion().avro_to_iceberg(json.loads(header)), {}, {}
 
 
 class AvroFile:
@@ -127,7 +127,7 @@ class AvroFile:
             self.properties: Mapping[str, str] = self._unread.metadata
             header = self.properties["avro.schema"]
             understand = _written_schema if len(header) <= _HEADER_KEPT else _written_schema.__wrapped__
-            self.schema, self._entries = understand(header)
+            self.schema, self._entries, self._readers = understand(header)
 
     def columns(self, name: str, wanted: Schema) -> Iterator[pl.DataFrame]:
         """Those of `wanted`, some entries at a time, called as `entries_of` says.
@@ -142,11 +142,18 @@ class AvroFile:
             raise NotInColumnsError
         return entries.read(self._blocks())
 
-    def rows(self, wanted: Schema) -> Iterator[Any]:
-        """Tuples of the columns of `wanted`."""
+    def rows(self, wanted: Schema, name: str | None = None) -> Iterator[Any]:
+        """Tuples of the columns of `wanted`.
+
+        name: of such columns of such files, whose reader is kept: of few entries, it takes longer to make.
+        """
         with self.told_as_corrupt():
-            # Made as PyIceberg makes its own.
-            reader: Any = visit_with_partner(self.schema, wanted, _Resolver(), _SkippingAccessor())  # type: ignore[misc]
+            reader = self._readers.get(name)
+            if reader is None:
+                # Made as PyIceberg makes its own.
+                reader = visit_with_partner(self.schema, wanted, _Resolver(), _SkippingAccessor())  # type: ignore[misc]
+            if name is not None:
+                self._readers[name] = reader
             for count, content in self._blocks():
                 decoder = new_decoder(content + _BEHIND)
                 for _ in range(count):

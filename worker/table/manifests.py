@@ -263,7 +263,7 @@ def read_manifest_list(io: FileIO, snapshot: Snapshot, kept: ReadFiles | None = 
                 size or 0,
             )
             for path, spec_id, content, number, lowest, snapshot_id, added, existing, removed, size in (
-                file.rows(_MANIFEST_LIST)
+                file.rows(_MANIFEST_LIST, "manifests")
             )
         ]
         if not found and _counts_files(snapshot):
@@ -424,7 +424,7 @@ def _files(
     schema = _entry_schema(partition_type, manifest.content)
     # Files of a partition share its key: there are millions of them. By `repr`, which tells -0.0 from 0.0.
     partitions: dict[str, PartitionKey] = {}
-    for status, snapshot_id, sequence_number, data_file in file.rows(schema):
+    for status, snapshot_id, sequence_number, data_file in file.rows(schema, manifest.content.name):
         if (status == DELETED) != are_removed:
             continue
         # Sequence numbers and snapshot ids are inherited while an entry is new (spec, "Inheritance").
