@@ -116,6 +116,21 @@ def told_as_latest(storage: Storage, location: str, known: LiveFiles) -> Sequenc
     return is_last, is_the_same
 
 
+@dataclass(frozen=True, slots=True)
+class _LatestSnapshot:
+    """In the place of pypaimon's own search, which asks several times about each snapshot's file."""
+
+    table: FileStoreTable
+    storage: Storage
+
+    def load(self) -> Snapshot | None:
+        location = str(self.table.table_path)
+        number = max(_snapshot_ids(self.storage, location), default=None)
+        if number is None:
+            return None
+        return JSON.from_json(self.table.file_io.read_file_utf8(_snapshot_path(location, number)), Snapshot)
+
+
 class RunTable:
     """One Paimon primary-key table, seen as its live files."""
 
@@ -196,6 +211,7 @@ class RunTable:
         )
         commit = table.new_batch_write_builder().new_commit()
         commit.file_store_commit.snapshot_commit = next_snapshot
+        commit.file_store_commit.snapshot_manager.snapshot_loader = _LatestSnapshot(table, self.storage)
         commit.file_store_commit.commit_max_retries = 0
         try:
             message = CommitMessage((), 0, [self._meta(file) for file in added], deleted_files=dead)

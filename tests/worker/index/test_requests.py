@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from pypaimon.filesystem.local_file_io import LocalFileIO
 
 from tests.patience import PATIENCE_SECONDS
 from tests.slow_store import SlowStore
@@ -74,6 +75,18 @@ def test_an_index_is_opened_and_committed_to_with_few_requests(tmp_path: Path) -
         assert warehouse.listed_names(DATABASE) == []
         assert open_index(warehouse, DATABASE, KEY_SET) is None
         assert warehouse.databases() == []
+
+
+def test_a_commit_does_not_look_at_each_snapshot_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = open_index(IndexWarehouse(tmp_path.as_uri(), Storage()), DATABASE, KEY_SET, create=True)
+    assert index is not None
+    monkeypatch.setattr(LocalFileIO, "list_status", lambda *_: pytest.fail("pypaimon lists them"))
+    known = index.files
+    for number in (1, 2):
+        known = index.files_table.take_place(known)
+        assert known.paimon_snapshot_id == number
 
 
 def test_a_clean_up_deletes_snapshots_first_and_files_of_a_kind_at_once(
