@@ -16,8 +16,8 @@ from typing import Any, ClassVar, Literal
 LogFormat = Literal["text", "json"]
 Redact = Callable[[str], str]
 _LINE = "%(asctime)s %(levelname)s %(message)s"
-_TALKATIVE = ("httpx", "py4j", "pyiceberg.io")
-"""They tell every call."""
+_TALKATIVE = ("httpx", "py4j", "pyiceberg.io", "pypaimon")
+"""They tell every call, or each step of a commit."""
 _ids: ContextVar[Mapping[str, object]] = ContextVar("ids_of_lines", default=MappingProxyType({}))
 
 

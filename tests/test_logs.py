@@ -2,6 +2,7 @@
 
 import json
 import logging
+import subprocess
 import sys
 
 import pytest
@@ -55,3 +56,13 @@ def test_a_secret_is_in_no_line_however_json_would_escape_it(log_format: str) ->
     assert "***" in text
     assert "gre" not in text
     assert "gre" in written(secret, log_format=log_format)
+
+
+def test_of_libraries_that_tell_each_step_only_troubles_are_told() -> None:
+    steps = (
+        "import logging, telemetry.logs as logs; logs.configure_logs('text');"
+        "log = logging.getLogger('pypaimon.write'); log.info('a step'); log.warning('a trouble')"
+    )
+    told = subprocess.run([sys.executable, "-c", steps], capture_output=True, text=True, check=True).stderr
+    assert "a trouble" in told
+    assert "a step" not in told
