@@ -49,7 +49,7 @@ def index_new_files(
         new = new_ones(table.files.data_files)
         for index in indexes(job, table, warehouse) if len(new) else []:
             if (rows := uncovered_files(new, index.dictionary).record_count) <= rows_at_most:
-                index_key_set(job, table, warehouse, index.key_set, only=new)
+                index_key_set(job, table, warehouse, index.key_set, only=new, index=index)
             else:
                 job.decide(f"Key set {index.key_set}: {counted(rows, 'new row')} left to the next index job.")
     except JobCancelledError:

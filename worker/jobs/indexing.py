@@ -254,13 +254,15 @@ def index_key_set(
     *,
     rebuild: bool = False,
     only: DataFiles | None = None,
+    index: KeySetIndex | None = None,
 ) -> dict[str, Any]:
-    """only: the data files to be indexed, if they are not yet; None for all live ones."""
+    """only: the data files to be indexed, if they are not yet; None for all live ones. index: of the key set,
+    if it was opened just now."""
     if rebuild:
         job.reporter.confirm_lease()
     try:
         try:
-            index = open_again(job, table, warehouse, key_set, create=True, rebuild=rebuild)
+            index = index or open_again(job, table, warehouse, key_set, create=True, rebuild=rebuild)
         except DamagedIndexError as error:
             job.decide(f"Key set {key_set}: its index starts anew, since the old one is damaged: {error}.")
             job.reporter.confirm_lease()

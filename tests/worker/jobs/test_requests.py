@@ -3,6 +3,7 @@
 import threading
 from pathlib import Path
 from typing import Any, Literal
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pytest
@@ -14,7 +15,7 @@ from tests.jobs import Jobs
 from tests.patience import PATIENCE_SECONDS
 from tests.thorough import V3_FIRST
 from worker.attempt.indexes import open_again
-from worker.index.key_set_index import KeySetIndex
+from worker.index.key_set_index import KeySetIndex, open_index
 from worker.lookup.shuffle import KeysRead, ReadTask
 
 pytestmark = pytest.mark.integration
@@ -66,3 +67,21 @@ def test_an_index_is_opened_while_the_keys_of_deletes_are_read(
     monkeypatch.setattr("worker.lookup.resolution.open_again", opened)
     monkeypatch.setattr(ReadTask, "run", read)
     assert jobs.run("convert").result["key_sets"][0]["source"] == "index"
+
+
+def test_a_conversion_that_indexes_opens_the_index_twice(
+    spark: SparkSession, jobs: Jobs, table_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = Mock(wraps=open_index)
+    table = TableBuilder.create(spark, table_name, "id bigint", format_version=2)
+    table.append(pa.table({"id": [1, 2, 3]}))
+    jobs.run("index", key_sets=[["id"]])
+    for key in (1, 2):
+        table.append(pa.table({"id": [10 + key]}))
+        table.delete_keys(pa.table({"id": [key]}))
+        with monkeypatch.context() as counted:
+            counted.setattr("worker.attempt.indexes.open_index", opened)
+            outcome = jobs.run("convert", takes_new_files=True)
+        assert outcome.health["covers_head"]
+    # To look up, and to add what is new.
+    assert opened.call_count == 2 * 2
