@@ -20,7 +20,8 @@ from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
 from pyiceberg.table import CommitTableRequest
 from pyspark.sql import SparkSession
 
-from worker.table.catalogs import java_map, java_message, java_properties, java_types
+from worker.spark.jvm import java_map
+from worker.table.catalogs import java_message, java_properties, java_types
 
 Body: TypeAlias = dict[str, Any]
 

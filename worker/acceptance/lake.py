@@ -26,10 +26,9 @@ from worker.io.storage import Storage, StoredFile
 from worker.jobs.foreign_errors import meaning_of
 from worker.process.errors import JobError, StorageError
 from worker.process.plurals import counted
-from worker.spark.jvm import jvm_of
+from worker.spark.jvm import java_map, json_mapper, told_by_java
 from worker.table.catalogs import (
     file_io_properties,
-    java_map,
     java_message,
     java_types,
     load_table,
@@ -339,7 +338,7 @@ class Lake:
         return told(f"{kind} {'.'.join(name)}", self._gateway, of_catalog=True)
 
     def _namespace(self, parts: Sequence[str]) -> JavaObject:
-        array = self._jvm.org.apache.iceberg.util.JsonUtil.mapper().readValue(
+        array = json_mapper(self._jvm).readValue(
             json.dumps(list(parts)), self._jvm.java.lang.Class.forName("[Ljava.lang.String;")
         )
         return self._jvm.org.apache.iceberg.catalog.Namespace.of(array)
@@ -391,6 +390,5 @@ def summary_of(table: JavaObject) -> dict[str, str]:
     head = table.currentSnapshot()
     if head is None:
         return {}
-    mapper = jvm_of(table).org.apache.iceberg.util.JsonUtil.mapper()
-    found: dict[str, str] = json.loads(mapper.writeValueAsString(head.summary()))
+    found: dict[str, str] = told_by_java(head.summary())
     return found

@@ -30,9 +30,9 @@ from worker.jobs.conversion_plan import counts
 from worker.jobs.file_rewriting import SOURCE, Choice, FileRewriting
 from worker.process.errors import JobError
 from worker.process.plurals import counted
-from worker.spark.jvm import java_object, jvm_of
+from worker.spark.jvm import java_map, java_object, jvm_of
 from worker.table import row_delta
-from worker.table.catalogs import java_map, java_message
+from worker.table.catalogs import java_message
 from worker.table.files import DataFiles, DeleteFile
 from worker.table.plan import affected_files
 from worker.table.row_delta import java_list

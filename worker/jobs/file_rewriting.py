@@ -7,7 +7,6 @@ the snapshot that was looked at: no class and no place that the table names reac
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -36,9 +35,9 @@ from worker.jobs.orphan_files import remove_orphan_files
 from worker.jobs.own_commits import OwnCommit, commit_result
 from worker.process.errors import JobError
 from worker.process.plurals import counted
-from worker.spark.jvm import java_object, jvm_of
+from worker.spark.jvm import java_map, java_object, jvm_of, told_by_java
 from worker.table import row_delta
-from worker.table.catalogs import java_map, java_message, raise_lack_of_memory
+from worker.table.catalogs import java_message, raise_lack_of_memory
 from worker.table.commit import ATTEMPT, CommitFate, CommittedSnapshot, check_clock, commit_snapshot
 from worker.table.commit_errors import CommitConflictError, prepared
 from worker.table.row_delta import java_list, layout_of_new_rows
@@ -167,8 +166,7 @@ class FileRewriting(ABC):
         with self.told_as_failed():
             jvm, head = jvm_of(java_table), str(table.snapshot_id)
             made = java_object(java_table, SOURCE, planner, java_table, head, java_map(jvm, options))
-            mapper = jvm.org.apache.iceberg.util.JsonUtil.mapper()
-            groups: list[dict[str, Any]] = json.loads(mapper.writeValueAsString(made.groups()))
+            groups: list[dict[str, Any]] = told_by_java(made.groups())
         return groups
 
     def java_table(

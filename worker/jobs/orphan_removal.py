@@ -45,7 +45,7 @@ from worker.jobs.spark_actions import ActionError, actions, check_manifests, not
 from worker.process.errors import JobError
 from worker.process.plurals import counted
 from worker.process.slots import Threads
-from worker.spark.jvm import jvm_of
+from worker.spark.jvm import jvm_of, told_by_java
 from worker.table.all_snapshots import paths_of_all_snapshots
 from worker.table.catalogs import java_message, raise_lack_of_memory
 
@@ -435,13 +435,11 @@ class _Removal:
             action.prefixMismatchMode(actions_of.DeleteOrphanFiles.PrefixMismatchMode.IGNORE)
             action.deleteWith(nothing_deleted(self._table.java_table))
             found = self._job.run_action("look", action.execute)
-            told = jvm.org.apache.iceberg.util.JsonUtil.mapper().writeValueAsString(
-                found.orphanFileLocations()
-            )
+            told = told_by_java(found.orphanFileLocations())
         except (Py4JError, CapturedException) as error:
             raise_lack_of_memory(error)
             raise OrphanRemovalError(java_message(error)) from None
-        return {*map(normalize_location, json.loads(told))}
+        return {*map(normalize_location, told)}
 
     def _delete(self, orphans: Sequence[StoredFile]) -> dict[str, int]:
         job, listed = self._job, len(self._job.assignment.orphan_files)

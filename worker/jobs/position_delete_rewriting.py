@@ -20,9 +20,8 @@ from worker.index.warehouse import IndexWarehouse
 from worker.jobs import spark_actions
 from worker.jobs.file_rewriting import Choice, FileRewriting
 from worker.process.slots import Threads
-from worker.spark.jvm import jvm_of
+from worker.spark.jvm import java_map, jvm_of
 from worker.table import row_delta
-from worker.table.catalogs import java_map
 from worker.table.files import DeleteFile
 from worker.table.row_delta import java_list
 from worker.table.small_files import target_delete_file_bytes

@@ -1,6 +1,8 @@
 // What classes of other sources share: each of them knows those of this one. Compiled by Janino, as CommitGuards.java
 // is, so without type arguments.
 
+import java.lang.reflect.Constructor;
+import java.lang.reflect.InvocationTargetException;
 import java.nio.ByteBuffer;
 import java.util.ArrayList;
 import java.util.Iterator;
@@ -18,6 +20,55 @@ import org.apache.iceberg.types.Type;
 import org.apache.iceberg.types.Types;
 import org.apache.iceberg.util.ByteBuffers;
 import org.apache.iceberg.util.UUIDUtil;
+
+/** Makes objects of a class with what Python gives to its constructor, in one call. */
+public class Maker {
+    private final Constructor constructor;
+
+    public Maker(Constructor constructor) {
+        this.constructor = constructor;
+    }
+
+    public Object make() throws Throwable {
+        return with(new Object[] {});
+    }
+
+    public Object make(Object a) throws Throwable {
+        return with(new Object[] {a});
+    }
+
+    public Object make(Object a, Object b) throws Throwable {
+        return with(new Object[] {a, b});
+    }
+
+    public Object make(Object a, Object b, Object c) throws Throwable {
+        return with(new Object[] {a, b, c});
+    }
+
+    public Object make(Object a, Object b, Object c, Object d) throws Throwable {
+        return with(new Object[] {a, b, c, d});
+    }
+
+    public Object make(Object a, Object b, Object c, Object d, Object e) throws Throwable {
+        return with(new Object[] {a, b, c, d, e});
+    }
+
+    public Object make(Object a, Object b, Object c, Object d, Object e, Object f) throws Throwable {
+        return with(new Object[] {a, b, c, d, e, f});
+    }
+
+    public Object make(Object a, Object b, Object c, Object d, Object e, Object f, Object g) throws Throwable {
+        return with(new Object[] {a, b, c, d, e, f, g});
+    }
+
+    private Object with(Object[] arguments) throws Throwable {
+        try {
+            return this.constructor.newInstance(arguments);
+        } catch (InvocationTargetException error) {
+            throw error.getCause();
+        }
+    }
+}
 
 /** Rows of a schema as Iceberg's writers take them: not every Parquet file says that 16 bytes are a UUID. */
 public class Rows {

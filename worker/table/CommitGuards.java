@@ -4,6 +4,7 @@
 import java.io.ByteArrayOutputStream;
 import java.io.IOException;
 import java.io.InputStream;
+import java.util.HashMap;
 import java.util.HashSet;
 import java.util.Iterator;
 import java.util.List;
@@ -12,9 +13,12 @@ import java.util.Queue;
 import java.util.Set;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.function.Consumer;
+import org.apache.iceberg.BaseTable;
 import org.apache.iceberg.ContentFile;
 import org.apache.iceberg.DataFile;
 import org.apache.iceberg.DeleteFile;
+import org.apache.iceberg.HistoryEntry;
+import org.apache.iceberg.LocationProviders;
 import org.apache.iceberg.RowDelta;
 import org.apache.iceberg.Snapshot;
 import org.apache.iceberg.SnapshotAncestryValidator;
@@ -32,6 +36,7 @@ import org.apache.iceberg.io.LocationProvider;
 import org.apache.iceberg.io.OutputFile;
 import org.apache.iceberg.io.PositionOutputStream;
 import org.apache.iceberg.io.SeekableInputStream;
+import org.apache.iceberg.util.JsonUtil;
 
 /**
  * Whether the snapshots since the plan leave alone what it names by path. Other files pass: a writer who appends
@@ -192,12 +197,67 @@ public class GuardedOperations extends DelegatingOperations {
     }
 }
 
+/** The same table, by such operations. io: how it reads and writes its own files; null for as ever. */
+public class GuardedTable extends BaseTable {
+    public GuardedTable(BaseTable table, FileIO io, String folder, String layout) {
+        super(
+                new GuardedOperations(
+                        table.operations(),
+                        io == null ? table.io() : io,
+                        LocationProviders.locationsFor(table.location(), new HashMap()),
+                        folder,
+                        layout),
+                table.name(),
+                table.reporter());
+    }
+}
+
+/** What a commit looks at before, of a table as it was refreshed last. */
+public class TableState {
+    private final TableOperations operations;
+
+    public TableState(BaseTable table) {
+        this.operations = table.operations();
+    }
+
+    /** In JSON: a call from Python for each takes longer. */
+    public String told(String branch) throws IOException {
+        TableMetadata now = this.operations.current();
+        List history = now.snapshotLog();
+        long last = now.lastUpdatedMillis();
+        if (!history.isEmpty()) {
+            last = Math.max(last, ((HistoryEntry) history.get(history.size() - 1)).timestampMillis());
+        }
+        Map told = new HashMap();
+        told.put("last_updated_ms", Long.valueOf(last));
+        told.put("now_ms", Long.valueOf(System.currentTimeMillis()));
+        told.put("is_empty", Boolean.valueOf(now.currentSnapshot() == null));
+        told.put("has_branch", Boolean.valueOf(now.ref(branch) != null));
+        told.put("last_sequence_number", Long.valueOf(now.lastSequenceNumber()));
+        told.put("place", this.operations.metadataFileLocation("any-file"));
+        return JsonUtil.mapper().writeValueAsString(told);
+    }
+}
+
 /** What a commit changes, given to it as lists: a call from Python takes longer than all else of it. */
 public class Changes {
     private final RowDelta operation;
 
-    public Changes(RowDelta operation) {
-        this.operation = operation;
+    /** snapshotId: that they were planned on; -1 for an empty table. dataFiles: paths of those that must be live. */
+    public Changes(
+            Table table, String branch, String snapshotId, List dataFiles, SnapshotAncestryValidator validator) {
+        this.operation = table.newRowDelta();
+        this.operation.toBranch(branch);
+        this.operation.validateDataFilesExist(dataFiles);
+        this.operation.validateDeletedFiles();
+        this.operation.validateWith(validator);
+        if (!snapshotId.equals("-1")) {
+            this.operation.validateFromSnapshot(Long.parseLong(snapshotId));
+        }
+    }
+
+    public RowDelta operation() {
+        return this.operation;
     }
 
     public void addRows(List files) {

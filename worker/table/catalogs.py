@@ -29,7 +29,7 @@ from trust.properties import chooses_code, unknown_database_options
 from trust.rest_answers import SentElsewhereError
 from worker.io.storage import PLACES
 from worker.process.slots import ALONE, Slot
-from worker.spark.jvm import java_object, jvm_of
+from worker.spark.jvm import java_map, java_object, jvm_of, told_by_java
 from worker.table.avro_files import EncryptedTableError
 from worker.table.record_properties import CatalogError, python_properties
 from worker.table.rest_gateway import RestGateway, open_gateway, words_of
@@ -424,7 +424,7 @@ def file_io_properties(java_table: JavaObject) -> dict[str, str]:
         if (key := java_table.properties().get("encryption.key-id")) is None:
             raise
         raise EncryptedTableError(f"its encryption.key-id is {key}: {java_message(error)}") from None
-    java = _string_map(java_io, java_io.properties())
+    java = _strings_in(java_io.properties())
     vended = _storage_credentials(java_io)
     location = java_table.location()
     nearest = max((prefix for prefix in vended if location.startswith(prefix)), key=len, default=None)
@@ -442,7 +442,7 @@ def _storage_credentials(java_io: JavaObject) -> dict[str, dict[str, str]]:
         return {}
     # An array, since other loops over what Java lists end with an exception, which costs ten milliseconds.
     credentials = java_io.credentials().toArray()
-    return {one.prefix(): _string_map(java_io, one.config()) for one in credentials}
+    return {one.prefix(): _strings_in(one.config()) for one in credentials}
 
 
 def java_types(error: Exception) -> frozenset[str]:
@@ -491,12 +491,6 @@ def raise_lack_of_memory(error: Exception) -> None:
         cause = cause.getCause()
 
 
-def java_map(jvm: JVMView, values: Mapping[str, str]) -> JavaObject:
-    """A `java.util.HashMap`, made in one call."""
-    hash_map = jvm.java.util.HashMap().getClass()
-    return jvm.org.apache.iceberg.util.JsonUtil.mapper().readValue(json.dumps(dict(values)), hash_map)
-
-
 @lru_cache(maxsize=32)
 def _open(jvm: JVMView, name: str, settings: tuple[tuple[str, str], ...]) -> JavaObject:
     """A catalog, kept open: it holds connections, and tables go on using it."""
@@ -530,11 +524,8 @@ def _sign_glue(
     field.set(catalog, builder.build())
 
 
-def _string_map(neighbour: JavaObject, values: JavaObject) -> dict[str, str]:
-    content = json.loads(
-        jvm_of(neighbour).org.apache.iceberg.util.JsonUtil.mapper().writeValueAsString(values)
-    )
-    return {key: value for key, value in content.items() if isinstance(value, str)}
+def _strings_in(values: JavaObject) -> dict[str, str]:
+    return {key: value for key, value in told_by_java(values).items() if isinstance(value, str)}
 
 
 def _java_exception(error: Exception) -> JavaObject | None:

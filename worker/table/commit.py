@@ -36,7 +36,7 @@ from worker.table.commit_errors import (
     prepared,
 )
 from worker.table.files import DeleteFile
-from worker.table.row_delta import ANY_FILE, NO_SNAPSHOT, RowDelta, java_list, validator_of
+from worker.table.row_delta import NO_SNAPSHOT, RowDelta, java_list, validator_of
 
 ATTEMPT = "icestream.attempt"
 COMMIT_ID = "icestream.commit-id"
@@ -162,14 +162,15 @@ def commit_snapshot(
         confirm_lease()
         with prepared():
             java_table.refresh()
+            state = row_delta.state_of(java_table, branch)
             # Iceberg creates a branch that does not exist from the current snapshot, without any check.
-            is_empty = starting_snapshot_id == NO_SNAPSHOT and java_table.currentSnapshot() is None
-            if not is_empty and not java_table.refs().containsKey(branch):
+            is_empty = starting_snapshot_id == NO_SNAPSHOT and state["is_empty"]
+            if not is_empty and not state["has_branch"]:
                 raise CommitConflictError(f"branch {branch} no longer exists")
-            check_clock(java_table)
-            place = java_table.operations().metadataFileLocation(ANY_FILE)
+            _check_clock(state)
+            place = state["place"]
             check_location(place)
-            base = int(java_table.operations().current().lastSequenceNumber())
+            base = state["last_sequence_number"]
             condemned = jvm_of(java_table).java.util.concurrent.ConcurrentLinkedQueue()
             operation = operation_of(summary, condemned, place)
         failure: CommitError | None = None
@@ -211,11 +212,12 @@ def check_clock(java_table: JavaObject) -> None:
     The table is taken as it was refreshed last.
     """
     with prepared():
-        metadata = java_table.operations().current()
-        last, history = metadata.lastUpdatedMillis(), metadata.snapshotLog()
-        if history:
-            last = max(last, history[-1].timestampMillis())
-        now = jvm_of(java_table).java.lang.System.currentTimeMillis()
+        state = row_delta.state_of(java_table)
+    _check_clock(state)
+
+
+def _check_clock(state: Mapping[str, Any]) -> None:
+    last, now = state["last_updated_ms"], state["now_ms"]
     if now < last - 1000 * CLOCK_TOLERANCE_SECONDS:
         raise ClockBehindError(
             f"the table was last committed to at {_time(last)} by the clock of its writer, and it is"

@@ -7,14 +7,14 @@ slices, since a Java string ends at 2^31 characters, to which four million delet
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 from py4j.java_gateway import JavaObject, JVMView
 from pyiceberg.table.metadata import TableMetadata
 
-from worker.spark.jvm import java_object, jvm_of
-from worker.table.catalogs import java_map
+from worker.spark.jvm import java_map, java_object, java_strings, json_mapper, jvm_of
 from worker.table.files import DeleteFile, FileContent, NewDeleteFile
 
 T = TypeVar("T")
@@ -76,24 +76,15 @@ def java_row_delta(
     for path, content in delta.read.items():
         read.put(path, content)
     files = _guard(java_table, "KeptFiles", java_table.io(), read)
-    operation = (
-        guarded(java_table, place, delta.layout, files)
-        .newRowDelta()
-        .toBranch(delta.branch)
-        .validateDataFilesExist(referenced)
-        .validateDeletedFiles()
-        .validateWith(validator)
-    )
-    if delta.starting_snapshot_id != NO_SNAPSHOT:
-        operation.validateFromSnapshot(delta.starting_snapshot_id)
-    changes = _guard(java_table, "Changes", operation)
+    table, head = guarded(java_table, place, delta.layout, files), str(delta.starting_snapshot_id)
+    changes = _guard(java_table, "Changes", table, delta.branch, head, referenced, validator)
     if delta.rows:
         changes.addRows(delta.rows)
     for added in _slices(delta.added):
         changes.addDeletes(java_new_delete_files(java_table, added))
     for removed in _slices(delta.removed):
         changes.removeDeletes(java_delete_files(java_table, removed))
-    return described(operation, summary, condemned)
+    return described(changes.operation(), summary, condemned)
 
 
 def described(operation: JavaObject, summary: Mapping[str, str], condemned: JavaObject) -> JavaObject:
@@ -104,7 +95,7 @@ def described(operation: JavaObject, summary: Mapping[str, str], condemned: Java
 
 def loads_no_class(java_table: JavaObject, layout: str) -> JavaObject:
     """The same table for its writers, which loads no class that it names."""
-    return _guarded(java_table, java_table.location(), layout)
+    return _guard(java_table, "GuardedTable", java_table, None, java_table.location(), layout)
 
 
 def guarded(java_table: JavaObject, place: str, layout: str, files: JavaObject | None = None) -> JavaObject:
@@ -113,14 +104,13 @@ def guarded(java_table: JavaObject, place: str, layout: str, files: JavaObject |
 
     place: of a metadata file, as it was checked. files: how it reads and writes its own, a `FileIO`.
     """
-    return _guarded(java_table, place.removesuffix(ANY_FILE), layout, files)
+    return _guard(java_table, "GuardedTable", java_table, files, place.removesuffix(ANY_FILE), layout)
 
 
-def _guarded(java_table: JavaObject, folder: str, layout: str, files: JavaObject | None = None) -> JavaObject:
-    jvm, io = jvm_of(java_table), java_table.io() if files is None else files
-    own = jvm.org.apache.iceberg.LocationProviders.locationsFor(java_table.location(), java_map(jvm, {}))
-    operations = _guard(java_table, "GuardedOperations", java_table.operations(), io, own, folder, layout)
-    return jvm.org.apache.iceberg.BaseTable(operations, java_table.name(), java_table.reporter())
+def state_of(java_table: JavaObject, branch: str = "") -> dict[str, Any]:
+    """What a commit looks at before, of a table as it was refreshed last."""
+    state: dict[str, Any] = json.loads(_guard(java_table, "TableState", java_table).told(branch))
+    return state
 
 
 def layout_of_new_rows(metadata: TableMetadata) -> str:
@@ -178,12 +168,16 @@ def _slices(values: Sequence[T]) -> Iterator[Sequence[T]]:
 
 
 def _java_delete_files(java_table: JavaObject, files: list[dict[str, Any]]) -> JavaObject:
-    iceberg = jvm_of(java_table).org.apache.iceberg
-    # Partition values may be NaN or infinite, for which Python writes what JSON has no numbers for.
-    feature = iceberg.shaded.com.fasterxml.jackson.core.json.JsonReadFeature.ALLOW_NON_NUMERIC_NUMBERS
-    reader = getattr(iceberg.util.JsonUtil.mapper().reader(), "with")(feature)
-    node = reader.readTree(json.dumps({"delete-files": files}))
-    return iceberg.rest.TableScanResponseParser.parseDeleteFiles(node, java_table.specs())
+    jvm = jvm_of(java_table)
+    node = _lenient_reader(jvm).readTree(json.dumps({"delete-files": files}))
+    return jvm.org.apache.iceberg.rest.TableScanResponseParser.parseDeleteFiles(node, java_table.specs())
+
+
+@lru_cache(maxsize=8)
+def _lenient_reader(jvm: JVMView) -> JavaObject:
+    """Partition values may be NaN or infinite, for which Python writes what JSON has no numbers for."""
+    features = jvm.org.apache.iceberg.shaded.com.fasterxml.jackson.core.json.JsonReadFeature
+    return getattr(json_mapper(jvm).reader(), "with")(features.ALLOW_NON_NUMERIC_NUMBERS)
 
 
 def java_delete_files(java_table: JavaObject, files: Sequence[DeleteFile]) -> JavaObject:
@@ -197,10 +191,9 @@ def java_new_delete_files(java_table: JavaObject, files: Sequence[NewDeleteFile]
 
 
 def java_list(jvm: JVMView, values: Sequence[str]) -> JavaObject:
-    whole = jvm.java.util.ArrayList()
-    mapper = jvm.org.apache.iceberg.util.JsonUtil.mapper()
-    for part in _slices(values):
-        whole.addAll(mapper.readValue(json.dumps(list(part)), whole.getClass()))
+    whole = java_strings(jvm, values[:_SLICE])
+    for part in _slices(values[_SLICE:]):
+        whole.addAll(java_strings(jvm, part))
     return whole
 
 

@@ -1,4 +1,4 @@
-"""What a conversion asks a store for: each file of the table's metadata once, and no size."""
+"""What a conversion asks a store for, each file of metadata once and no size; and how little of Java."""
 
 import threading
 from pathlib import Path
@@ -7,6 +7,8 @@ from unittest.mock import Mock
 
 import pyarrow as pa
 import pytest
+from py4j.clientserver import JavaClient
+from py4j.protocol import MEMORY_COMMAND_NAME
 from pyspark.sql import SparkSession
 
 from tests.benchmarks.store_jobs import StoreJobs, table_in_store
@@ -69,19 +71,30 @@ def test_an_index_is_opened_while_the_keys_of_deletes_are_read(
     assert jobs.run("convert").result["key_sets"][0]["source"] == "index"
 
 
-def test_a_conversion_that_indexes_opens_the_index_twice(
+def test_a_conversion_that_indexes_calls_java_a_few_times_and_opens_the_index_twice(
     spark: SparkSession, jobs: Jobs, table_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    calls: list[str] = []
+
+    def send(client: JavaClient, command: str, *how: Any, **more: Any) -> Any:
+        if not command.startswith(MEMORY_COMMAND_NAME):  # a thread of py4j's lets objects go
+            calls.append(command)
+        return real(client, command, *how, **more)
+
+    real = JavaClient.send_command
     opened = Mock(wraps=open_index)
     table = TableBuilder.create(spark, table_name, "id bigint", format_version=2)
     table.append(pa.table({"id": [1, 2, 3]}))
     jobs.run("index", key_sets=[["id"]])
-    for key in (1, 2):
+    for key in (1, 2):  # the first one makes Java's names known
         table.append(pa.table({"id": [10 + key]}))
         table.delete_keys(pa.table({"id": [key]}))
+        calls.clear()
         with monkeypatch.context() as counted:
+            counted.setattr(JavaClient, "send_command", send)
             counted.setattr("worker.attempt.indexes.open_index", opened)
             outcome = jobs.run("convert", takes_new_files=True)
         assert outcome.health["covers_head"]
+    assert len(calls) < 70
     # To look up, and to add what is new.
     assert opened.call_count == 2 * 2

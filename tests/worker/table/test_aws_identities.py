@@ -15,9 +15,9 @@ from tests.factories import TableBuilder
 from tests.http_server import Answer, Request, answering, rest_catalog
 from tests.thorough import first_always
 from trust.egress import Egress
+from worker.spark.jvm import java_map
 from worker.table.catalogs import (
     file_io_properties,
-    java_map,
     java_properties,
     load_table,
 )

@@ -592,7 +592,7 @@ class TestClocks:
         """Iceberg's own words are understood."""
         plan = new_plan()
         commit_ahead(plan.table, 600)
-        monkeypatch.setattr(worker.table.commit, "check_clock", lambda _: None)
+        monkeypatch.setattr(worker.table.commit, "_check_clock", lambda _: None)
         with pytest.raises(ClockBehindError, match=r"sorted snapshot log|Invalid update timestamp"):
             commit_row_delta(plan.java_table, plan.delta)
         assert find_commits(plan.java_table, "main", "job-1") == []
