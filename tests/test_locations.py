@@ -1,6 +1,8 @@
 """Locations are compared as places, not as strings, and what is checked is what is opened."""
 
+import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from pyarrow import fs as pafs
@@ -179,6 +181,23 @@ def test_files_of_the_service_are_opened_by_no_name(tmp_path: Path) -> None:
             with pytest.raises(LocationNotAllowedError, match="keeps for itself"):
                 places.check(f"{tmp_path}/{name}")
         places.check(f"{tmp_path}/other")
+
+
+def test_a_place_is_looked_at_once_to_compare_it_with_files_of_the_service(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = [tmp_path / name for name in ("a", "b", "c")]
+    for one in (*own, tmp_path / "other"):
+        one.touch()
+    places = Places(None, tuple(map(str, own)))
+    places.check(f"{tmp_path}/other")  # where links of `own` lead is known then
+    looked = Mock(wraps=os.stat)
+    monkeypatch.setattr(os, "stat", looked)
+    places.check(f"{tmp_path}/other")
+    assert [Path(one.args[0]).name for one in looked.call_args_list] == ["other", "a", "b", "c"]
+    looked.reset_mock()
+    places.check(f"{tmp_path}/new")
+    assert looked.call_count == 1
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from urllib.parse import unquote
 
 _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*):(?=/)")
@@ -210,10 +209,11 @@ class Places:
 
 def is_one_of(path: str, own: Iterable[str]) -> bool:
     """Whether a path without links is one of some files, by whatever name, or in one of some folders."""
-    return any(
-        path == one or path.startswith(f"{one}/") or _is_same_file(path, one)
-        for one in _without_links(tuple(own))
-    )
+    files = _without_links(tuple(own))
+    if any(path == one or path.startswith(f"{one}/") for one in files):
+        return True
+    identity = _identity(path)
+    return identity is not None and any(_identity(one) == identity for one in files)
 
 
 @lru_cache(maxsize=8)  # each file of a table is asked about
@@ -221,8 +221,10 @@ def _without_links(paths: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(map(os.path.realpath, paths))
 
 
-def _is_same_file(one: str, other: str) -> bool:
+def _identity(path: str) -> tuple[int, int] | None:
+    """By which a file is told from any other; None if it is not there."""
     try:
-        return Path(one).samefile(other)
+        found = os.stat(path)  # noqa: PTH116 - each file of a table is asked about
     except OSError:
-        return False  # one of them is not there
+        return None
+    return found.st_dev, found.st_ino
