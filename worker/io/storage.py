@@ -264,7 +264,9 @@ class Storage:
 
         Raises LocationNotAllowedError, and OutOfTimeError for what is wanted no more.
         """
-        opener = self._opener(location)
+        return self._place(self._opener(location), location)
+
+    def _place(self, opener: LocationFileIO, location: str) -> tuple[pafs.FileSystem, str]:
         scheme, netloc, path = LocationFileIO.parse_location(location, self.properties)
         return opener.fs_by_scheme(scheme, netloc), path
 
@@ -277,9 +279,10 @@ class Storage:
         size_bytes: its size where that is known, so that a store need not be asked for it. Raises
         FileNotFoundError (final: the file is gone) or OSError (a retry can help).
         """
-        if (found := self._s3_object(location)) is not None:
+        opener, found = self._found(location)
+        if found is not None:
             return found.open() if size_bytes is None else OpenObject(found, size_bytes)
-        filesystem, path = self.resolve(location)
+        filesystem, path = self._place(opener, location)
         if isinstance(filesystem, pafs.LocalFileSystem):
             return pa.memory_map(path)
         return filesystem.open_input_file(path)
@@ -288,9 +291,13 @@ class Storage:
         """Whether it is asked for as an object of S3."""
         return "://" in location and self._opener(location).is_object(location)
 
-    def _s3_object(self, location: str) -> S3Object | None:
-        """Raises as `resolve` does, and pa.ArrowInvalid as Arrow does."""
-        return self._opener(location).s3_object(location, result_in_time)
+    def _found(self, location: str) -> tuple[LocationFileIO, S3Object | None]:
+        """What opens a location, which is checked once for that, and the object there if it is on S3.
+
+        Raises as `resolve` does, and pa.ArrowInvalid as Arrow does.
+        """
+        opener = self._opener(location)
+        return opener, opener.s3_object(location, result_in_time)
 
     def _opener(self, location: str) -> LocationFileIO:
         check_time()
@@ -298,21 +305,23 @@ class Storage:
         return self.io.at(location)
 
     def open_output(self, location: str) -> pa.NativeFile:
-        if (found := self._s3_object(location)) is not None:
+        opener, found = self._found(location)
+        if found is not None:
             return Sink(Upload(found), "w")
-        filesystem, path = self._resolve_to_write(location)
+        filesystem, path = self._place_to_write(opener, location)
         return filesystem.open_output_stream(path)
 
-    def _resolve_to_write(self, location: str) -> tuple[pafs.FileSystem, str]:
-        """As `resolve`; a local disk has the folder then."""
-        filesystem, path = self.resolve(location)
+    def _place_to_write(self, opener: LocationFileIO, location: str) -> tuple[pafs.FileSystem, str]:
+        """A local disk has the folder then."""
+        filesystem, path = self._place(opener, location)
         if isinstance(filesystem, pafs.LocalFileSystem):
             filesystem.create_dir(path.rsplit("/", 1)[0], recursive=True)
         return filesystem, path
 
     def read(self, location: str, offset: int = 0, length: int | None = None) -> bytes:
         """`length` bytes from `offset` (both in bytes), or all to the end."""
-        if (found := self._s3_object(location)) is not None:
+        _, found = self._found(location)
+        if found is not None:
             if length is None:
                 return found.content()[offset:]
             return found.read([(offset, offset + length)])[0] if length else b""
@@ -329,7 +338,8 @@ class Storage:
         asked: list[tuple[S3Object, int, int]] = []
         for location, offset, length in ranges:
             with suppress(OSError, LocationNotAllowedError, pa.ArrowException):
-                if (found := self._s3_object(location)) is not None:
+                _, found = self._found(location)
+                if found is not None:
                     named.append((location, offset, length))
                     asked.append((found, offset, offset + length))
         contents = zip(named, read_each(asked), strict=True)
@@ -371,10 +381,11 @@ class Storage:
         A writer that ends in the middle spoils nothing of what another has written: an object store takes a
         file as a whole, and a local one is written in place and never cut off.
         """
-        if content.size <= PART_BYTES and (found := self._s3_object(location)) is not None:
+        opener, found = self._found(location)
+        if content.size <= PART_BYTES and found is not None:
             found.put(content.to_pybytes())
             return
-        filesystem, path = self._resolve_to_write(location)
+        filesystem, path = self._place_to_write(opener, location)
         if isinstance(filesystem, pafs.LocalFileSystem):
             with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT, 0o666), "wb") as file:
                 file.write(content)
@@ -453,9 +464,10 @@ class Storage:
 
     def exists(self, location: str) -> bool:
         """Whether there is such a file."""
-        if (found := self._s3_object(location)) is not None:
+        opener, found = self._found(location)
+        if found is not None:
             return found.exists()
-        filesystem, path = self.resolve(location)
+        filesystem, path = self._place(opener, location)
         return bool(filesystem.get_file_info(path).is_file)
 
     def find(self, location: str) -> StoredFile | None:
