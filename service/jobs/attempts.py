@@ -238,12 +238,8 @@ def finish(
     Raises ConflictError `stale-attempt` when the attempt is no longer the running one, and ForbiddenError for
     an attempt of somebody else's worker.
     """
-    params = {"job_id": job_id, "attempt": attempt}
-    found = session.exec(_LOCKED_WITH_ATTEMPT, params=params).first()
-    if found is not None and is_current(found[0], attempt):
-        # Nearly always, and in one statement.
-        job, running, worker = found
-        check_owner(worker, caller)
+    if found := _running(session, caller, job_id, attempt):
+        job, running, _ = found
     else:
         job = lock_job(session, job_id)
         ended, _ = _own(session, caller, job_id, attempt) or (None, None)
@@ -540,10 +536,28 @@ def is_current(job: Job, attempt: int) -> bool:
 
 
 def _fenced(session: Session, caller: Principal, job_id: str, attempt: int) -> tuple[Job, Attempt, Worker]:
+    if found := _running(session, caller, job_id, attempt):
+        return found
     job = lock_job(session, job_id)
-    _, worker = _own(session, caller, job_id, attempt) or (None, None)
+    _own(session, caller, job_id, attempt)
     running = _check_current(session, job, attempt)
-    return job, running, worker or session.get_one(Worker, running.worker_id)
+    return job, running, session.get_one(Worker, running.worker_id)
+
+
+def _running(
+    session: Session, caller: Principal, job_id: str, attempt: int
+) -> tuple[Job, Attempt, Worker] | None:
+    """As nearly always, an attempt of the caller's that runs, with its job, both locked: in one statement.
+
+    Raises ForbiddenError for somebody else's.
+    """
+    params = {"job_id": job_id, "attempt": attempt}
+    found = session.exec(_LOCKED_WITH_ATTEMPT, params=params).first()
+    if found is None or not is_current(found[0], attempt):
+        return None
+    job, running, worker = found
+    check_owner(worker, caller)
+    return job, running, worker
 
 
 def _own(session: Session, caller: Principal, job_id: str, attempt: int) -> tuple[Attempt, Worker] | None:
