@@ -132,9 +132,16 @@ def read_table_metadata(file: InputFile) -> TableMetadata:
         return parse_table_metadata(source.read())
 
 
-def parse_table_metadata(content: bytes) -> TableMetadata:
-    """Of its JSON. Raises PyIceberg's ValidationError, and UnicodeDecodeError."""
+def parse_table_metadata(content: bytes, known: TableMetadata | None = None) -> TableMetadata:
+    """Of its JSON. known: of the table before, whose snapshots never change: they are not understood again.
+
+    Raises PyIceberg's ValidationError, and UnicodeDecodeError.
+    """
     text = content.decode()
+    if known is not None:
+        # What is wrong with it is told below.
+        with suppress(*NOT_MODELLED, ValueError, LookupError, AttributeError, RecursionError):
+            return TableMetadataUtil.parse_obj(_with_snapshots_of(known, json.loads(text)))
     try:
         return TableMetadataUtil.parse_raw(text)
     except RecursionError as error:
@@ -164,6 +171,15 @@ def table_metadata_of(said: Any) -> TableMetadata:
 def parse_schema(content: str) -> Schema:
     """Of its JSON. Raises ValueError."""
     return Schema.model_validate(_typed(json.loads(content)))
+
+
+def _with_snapshots_of(known: TableMetadata, said: dict[str, Any]) -> dict[str, Any]:
+    if said["table-uuid"] != str(known.table_uuid):
+        return said
+    # A table that was copied to another place has the same ids, and other paths.
+    before = {(one.snapshot_id, one.manifest_list): one for one in known.snapshots}
+    now = [before.get((one["snapshot-id"], one["manifest-list"]), one) for one in said["snapshots"]]
+    return said | {"snapshots": now}
 
 
 def _modelled(said: dict[str, Any]) -> dict[str, Any]:

@@ -107,6 +107,32 @@ def test_a_default_in_nanoseconds_is_read(kind: str, default: str, nanoseconds: 
     assert (field.initial_default, field.write_default) == (nanoseconds, nanoseconds)
 
 
+def test_snapshots_that_are_known_of_the_table_are_not_understood_again() -> None:
+    def snapshot(number: int) -> dict[str, Any]:
+        of = {"snapshot-id": number, "sequence-number": number, "timestamp-ms": number}
+        return of | {"manifest-list": f"/{number}.avro", "schema-id": 0}
+
+    def read(*snapshots: Any, known: Any = None, **otherwise: Any) -> Any:
+        refs = {"main": {"snapshot-id": snapshots[-1]["snapshot-id"], "type": "branch"}}
+        said = described(snapshots=snapshots, refs=refs, last_sequence_number=9, **otherwise)
+        return parse_table_metadata(json.dumps(said).encode(), known)
+
+    before = read(snapshot(1), snapshot(2))
+    of_tomorrow = snapshot(3) | {"summary": {"operation": "of tomorrow"}}
+    for new, schemas in ((snapshot(3), [_schema("string")]), (of_tomorrow, [_schema("variant")])):
+        after = read(snapshot(2), new, known=before, schemas=schemas)
+        assert after == read(snapshot(2), new, schemas=schemas)
+        assert after.refs["main"].snapshot_id == 3
+    assert read(snapshot(2), snapshot(3), known=before).snapshots[0] is before.snapshots[1]
+    moved = snapshot(2) | {"manifest-list": "/elsewhere/2.avro"}
+    assert read(moved, known=before) == read(moved)
+    other = "00000000-03fe-4693-9a96-a0705ddf69c1"
+    assert read(snapshot(2), known=before, table_uuid=other).snapshots[0] is not before.snapshots[1]
+    for wrong in (b"", b"[]", b"{}", b'{"table-uuid": 1, "snapshots": [[]]}'):
+        with pytest.raises(ValidationError):
+            parse_table_metadata(wrong, before)
+
+
 def test_what_a_reader_of_rows_does_not_need_may_be_new() -> None:
     snapshot = {
         "snapshot-id": 7,

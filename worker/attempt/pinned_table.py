@@ -139,7 +139,7 @@ def _pin(job: Job, java_table: JavaObject, storage: Storage, *, reads_files: boo
 
 def _read(job: Job, java_table: JavaObject, storage: Storage, *, reads_files: bool) -> PinnedTable:
     branch = job.assignment.table.branch
-    metadata = catalogs.table_metadata(java_table)
+    metadata = catalogs.table_metadata(java_table, storage.identity)
     reference = metadata.refs.get(branch)
     if reference is None and branch == "main":
         return PinnedTable(java_table, metadata, None, NO_FILES, storage, branch)

@@ -5,7 +5,7 @@ is the one place that knows how Java says the same.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
@@ -27,6 +27,7 @@ from trust.egress import Egress, HostNotAllowedError
 from trust.locations import sqlite_path
 from trust.properties import chooses_code, unknown_database_options
 from trust.rest_answers import SentElsewhereError
+from worker.io.cache import Cache
 from worker.io.storage import PLACES
 from worker.process.slots import ALONE, Slot
 from worker.spark.jvm import java_map, java_object, jvm_of, told_by_java
@@ -35,6 +36,10 @@ from worker.table.record_properties import CatalogError, python_properties
 from worker.table.rest_gateway import RestGateway, open_gateway, words_of
 
 CATALOG_NAME = "catalog_name"
+
+KEPT = Cache(64 * 1024**2)
+"""The metadata of tables, as it was found last."""
+_FACTOR = 6  # by which it is larger in memory than its JSON
 
 _MISSING = frozenset(
     f"org.apache.iceberg.exceptions.{name}"
@@ -390,9 +395,10 @@ def _jdbc_properties(uri: str) -> dict[str, str]:
     )
 
 
-def table_metadata(java_table: JavaObject) -> TableMetadata:
+def table_metadata(java_table: JavaObject, table: Hashable = None) -> TableMetadata:
     """What Java has read of a table already, so that no store is asked for the same file once more.
 
+    table: which one it is, and how its files are opened: what its snapshots say is understood once then.
     Raises CatalogUnreachableError, MemoryError, or PyIceberg's ValidationError.
     """
     try:
@@ -400,7 +406,10 @@ def table_metadata(java_table: JavaObject) -> TableMetadata:
     except (Py4JError, CapturedException) as error:  # a REST catalog may tell of snapshots only now
         raise_lack_of_memory(error)
         raise CatalogUnreachableError(f"The table's snapshots can't be read: {java_message(error)}") from None
-    return parse_table_metadata(text.encode())
+    metadata = parse_table_metadata(text.encode(), None if table is None else KEPT.find(table))
+    if table is not None:
+        KEPT.put(table, metadata, _FACTOR * len(text))
+    return metadata
 
 
 def metadata_json(java_table: JavaObject) -> str:

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 from py4j.clientserver import JavaClient
 from py4j.protocol import MEMORY_COMMAND_NAME
+from pyiceberg.table.metadata import TableMetadata
 from pyspark.sql import SparkSession
 
 from tests.benchmarks.store_jobs import StoreJobs, table_in_store
@@ -19,6 +20,7 @@ from tests.thorough import V3_FIRST
 from worker.attempt.indexes import open_again
 from worker.index.key_set_index import KeySetIndex, open_index
 from worker.lookup.shuffle import KeysRead, ReadTask
+from worker.table import catalogs
 
 pytestmark = pytest.mark.integration
 
@@ -69,6 +71,26 @@ def test_an_index_is_opened_while_the_keys_of_deletes_are_read(
     monkeypatch.setattr("worker.lookup.resolution.open_again", opened)
     monkeypatch.setattr(ReadTask, "run", read)
     assert jobs.run("convert").result["key_sets"][0]["source"] == "index"
+
+
+def test_what_the_snapshots_of_a_table_say_is_understood_once(
+    spark: SparkSession, jobs: Jobs, table_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[TableMetadata] = []
+
+    def seen_by(*how: Any) -> TableMetadata:
+        seen.append(real(*how))
+        return seen[-1]
+
+    real = catalogs.table_metadata
+    monkeypatch.setattr(catalogs, "table_metadata", seen_by)
+    table = TableBuilder.create(spark, table_name, "id bigint", format_version=2)
+    table.append(pa.table({"id": [1, 2, 3]}))
+    jobs.run("index", key_sets=[["id"]])
+    table.delete_keys(pa.table({"id": [1]}))
+    jobs.run("convert", takes_new_files=True)
+    assert [len(one.snapshots) for one in seen] == [1, 2, 3]
+    assert all(one.snapshots[0] is seen[0].snapshots[0] for one in seen)
 
 
 def test_a_conversion_that_indexes_calls_java_a_few_times_and_opens_the_index_twice(
