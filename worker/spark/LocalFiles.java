@@ -13,7 +13,7 @@ import org.apache.hadoop.fs.RawLocalFileSystem;
 import org.apache.hadoop.fs.permission.FsPermission;
 
 /**
- * Hadoop's local files, without a process for each: it runs `chmod` three times for a file that it writes, which is
+ * Hadoop's local files, without a process for each: it runs `chmod` several times for a file that it writes, which is
  * more than half of what a commit to a small table costs.
  */
 public class LocalFiles extends RawLocalFileSystem {
