@@ -16,17 +16,18 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from pyiceberg.avro.decoder import StreamingBinaryDecoder, new_decoder
+from pyiceberg.avro.decoder import StreamingBinaryDecoder
 from pyiceberg.avro.encoder import BinaryEncoder
-from pyiceberg.avro.file import META_SCHEMA, AvroFile, AvroFileHeader
+from pyiceberg.avro.file import META_SCHEMA, AvroFileHeader
 from pyiceberg.avro.resolver import construct_reader, construct_writer
 from pyiceberg.exceptions import ValidationError
 from pyiceberg.types import TimestampNanoType
 from pyiceberg.utils.schema_conversion import LOGICAL_FIELD_TYPE_MAPPING, AvroSchemaConversion
 
+from stores.avro_readers import SCHEMA, read_header
+
 # PyIceberg writes such partition values, and reads them once it knows what they are.
 LOGICAL_FIELD_TYPE_MAPPING.setdefault(("timestamp-nanos", "long"), TimestampNanoType())
-_SCHEMA = "avro.schema"
 _OF_JAVA = "iceberg.schema"
 """In a header of the Java library's, and of no other writer's."""
 _SYNC_BYTES = 16
@@ -44,8 +45,9 @@ def readable_manifest(content: bytes) -> bytes:
     if b'"fixed"' not in content:  # which costs far less than its header
         return content
     try:
-        header, start = _header(content)
-        told = json.loads(header.meta[_SCHEMA])
+        header, decoder = read_header(content)
+        start = decoder.tell()
+        told = json.loads(header.meta[SCHEMA])
         declared, written, sizes = _ways(told)
     except (*_MALFORMED, EOFError, StopIteration):
         return content
@@ -67,16 +69,9 @@ def readable_manifest(content: bytes) -> bytes:
 
 def _with_schema(content: bytes, header: AvroFileHeader, start: int, schema: Any) -> bytes:
     rewritten = io.BytesIO()
-    again = AvroFileHeader(header.magic, header.meta | {_SCHEMA: json.dumps(schema)}, header.sync)
+    again = AvroFileHeader(header.magic, header.meta | {SCHEMA: json.dumps(schema)}, header.sync)
     construct_writer(META_SCHEMA).write(BinaryEncoder(rewritten), again)
     return rewritten.getvalue() + content[start:]
-
-
-def _header(content: bytes) -> tuple[AvroFileHeader, int]:
-    """And where what follows begins."""
-    file: AvroFile[Any] = AvroFile(None)  # type: ignore[arg-type]
-    file.decoder = decoder = new_decoder(content)
-    return file._read_header(), decoder.tell()
 
 
 def _ways(entry: Any) -> tuple[Any, Any, list[int | None]]:

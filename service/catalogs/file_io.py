@@ -10,14 +10,13 @@ from typing import Any
 
 import zstandard
 from pyarrow.fs import LocalFileSystem
-from pyiceberg.avro.decoder import new_decoder
-from pyiceberg.avro.file import AvroFile
 from pyiceberg.io import InputFile, InputStream, OutputFile
 from pyiceberg.io.pyarrow import PyArrowFile
 from pyiceberg.typedef import EMPTY_DICT
 
 from service.catalogs.egress import check_file_io, check_location
 from service.settings import Settings
+from stores.avro_readers import read_header
 from stores.file_io import LocationFileIO
 from stores.manifest_files import readable_manifest
 from stores.table_metadata import ENCRYPTED
@@ -73,9 +72,8 @@ class _BoundedFile(PyArrowFile):
 
 def _check_avro(content: bytes, what: str) -> None:
     """Raise LimitExceededError for blocks that unpack to too much, or tell of too many entries."""
-    file: AvroFile[Any] = AvroFile(None)  # type: ignore[arg-type]
-    file.decoder = decoder = new_decoder(content)
-    codec = file._read_header().meta.get("avro.codec", "null")
+    header, decoder = read_header(content)
+    codec = header.meta.get("avro.codec", "null")
     entries = size = 0
     while decoder.tell() < len(content) and (found := decoder.read_int()) > 0:
         check_time()

@@ -16,10 +16,8 @@ from typing import Any
 import fastavro
 import numpy as np
 import polars as pl
-from pyiceberg.avro import STRUCT_DOUBLE
-from pyiceberg.avro.decoder import BinaryDecoder, new_decoder
+from pyiceberg.avro.decoder import new_decoder
 from pyiceberg.avro.encoder import BinaryEncoder
-from pyiceberg.avro.reader import DoubleReader as PyIcebergDoubleReader
 from pyiceberg.avro.resolver import construct_reader
 from pyiceberg.schema import Schema
 from pyiceberg.types import (
@@ -46,6 +44,8 @@ from pyiceberg.types import (
 )
 from pyiceberg.utils.decimal import decimal_required_bytes
 
+from stores.avro_readers import DoubleReader
+
 BATCH_BYTES = 256 * 1024  # of entries that are decoded at a time
 _LARGEST_BLOCK = 4 * 1024**2  # bytes; writers of Iceberg make them of 64 KB or less
 _LARGEST_FIXED = 16  # bytes, which a column holds also of each value that is null
@@ -65,13 +65,6 @@ _LONGS = (
 
 class NotInColumnsError(Exception):
     """PyIceberg has to read this, or to say what is wrong with it."""
-
-
-class DoubleReader(PyIcebergDoubleReader):
-    """PyIceberg's decoder in C gives no more than a float has."""
-
-    def read(self, decoder: BinaryDecoder) -> float:
-        return float(STRUCT_DOUBLE.unpack(decoder.read(STRUCT_DOUBLE.size))[0])
 
 
 @dataclass(frozen=True, slots=True)

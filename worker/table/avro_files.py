@@ -1,6 +1,5 @@
 """Metadata files in Avro: only the columns that are asked for are decoded, and damage is told as such."""
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
@@ -9,24 +8,19 @@ from typing import Any
 
 import fastavro
 import polars as pl
-from pyiceberg.avro.decoder import BinaryDecoder, new_decoder
-from pyiceberg.avro.reader import DecimalReader, Reader
-from pyiceberg.avro.resolver import ReadSchemaResolver, SchemaPartnerAccessor
+from pyiceberg.avro.decoder import new_decoder
 from pyiceberg.exceptions import ValidationError
 from pyiceberg.io import FileIO
-from pyiceberg.schema import Schema, visit_with_partner
-from pyiceberg.types import DecimalType, DoubleType, IcebergType, TimestampNanoType, TimestamptzNanoType
-from pyiceberg.utils.schema_conversion import AvroSchemaConversion
+from pyiceberg.schema import Schema
 
+from stores.avro_readers import HEADER_KEPT, SCHEMA, SCHEMAS_KEPT, read_schema, reader_of
 from stores.manifest_files import readable_manifest
 from stores.table_metadata import ENCRYPTED, ENCRYPTED_REMEDY
 from worker.process.errors import JobError
-from worker.table.avro_columns import DoubleReader, Entries, NotInColumnsError, entries_of
+from worker.table.avro_columns import Entries, NotInColumnsError, entries_of
 
-SCHEMAS_KEPT = 64
 _BEHIND = bytes(4096)
 """The decoder in C reads numbers behind the end as well, and there would be whatever lies in memory."""
-_HEADER_KEPT = 100_000  # characters; Iceberg's have 8,000
 _FACTOR = 10  # by which a metadata file is larger in memory while it is read
 
 
@@ -54,55 +48,13 @@ class CorruptMetadataError(UnsupportedTableError):
     remedy = "Restore that file, or roll the table back to a snapshot before it; nothing was changed."
 
 
-class _SkippingAccessor(SchemaPartnerAccessor):
-    """Lets the read schema leave out structs, lists and maps, such as statistics: they are skipped."""
-
-    def field_partner(
-        self, partner_struct: IcebergType | None, field_id: int, field_name: str
-    ) -> IcebergType | None:
-        return None if partner_struct is None else super().field_partner(partner_struct, field_id, field_name)
-
-    def list_element_partner(self, partner_list: IcebergType | None) -> IcebergType | None:
-        return None if partner_list is None else super().list_element_partner(partner_list)
-
-    def map_key_partner(self, partner_map: IcebergType | None) -> IcebergType | None:
-        return None if partner_map is None else super().map_key_partner(partner_map)
-
-    def map_value_partner(self, partner_map: IcebergType | None) -> IcebergType | None:
-        return None if partner_map is None else super().map_value_partner(partner_map)
-
-
-class _Decimal(DecimalReader):
-    """Skips what it would read; PyIceberg takes it for bytes with their length before them."""
-
-    def skip(self, decoder: BinaryDecoder) -> None:
-        decoder.skip(self._length)
-
-
-class _Resolver(ReadSchemaResolver):
-    def visit_double(self, _: DoubleType, __: IcebergType | None) -> Reader:
-        return DoubleReader()  # type: ignore[no-untyped-call]
-
-    def visit_decimal(self, decimal_type: DecimalType, _: IcebergType | None) -> Reader:
-        return _Decimal(decimal_type.precision, decimal_type.scale)
-
-
-class _Conversion(AvroSchemaConversion):
-    """Knows timestamps in nanoseconds too, by which a table may be partitioned."""
-
-    def _convert_logical_type(self, avro_logical_type: dict[str, Any]) -> IcebergType:
-        if avro_logical_type["logicalType"] == "timestamp-nanos":
-            return TimestamptzNanoType() if avro_logical_type.get("adjust-to-utc") else TimestampNanoType()
-        return super()._convert_logical_type(avro_logical_type)
-
-
 @lru_cache(SCHEMAS_KEPT)
 def _written_schema(header: str) -> tuple[Schema, dict[str, Entries | None], dict[str | None, Any]]:
     """And what is known by it of how entries lie, and what reads them.
 
     Most manifests of a table say the same, which takes longer to understand than their entries to read.
     """
-    return _Conversion().avro_to_iceberg(json.loads(header)), {}, {}
+    return read_schema(header), {}, {}
 
 
 class AvroFile:
@@ -125,8 +77,8 @@ class AvroFile:
             self._content = content
             self._unread: Any = fastavro.block_reader(BytesIO(content))
             self.properties: Mapping[str, str] = self._unread.metadata
-            header = self.properties["avro.schema"]
-            understand = _written_schema if len(header) <= _HEADER_KEPT else _written_schema.__wrapped__
+            header = self.properties[SCHEMA]
+            understand = _written_schema if len(header) <= HEADER_KEPT else _written_schema.__wrapped__
             self.schema, self._entries, self._readers = understand(header)
 
     def columns(self, name: str, wanted: Schema) -> Iterator[pl.DataFrame]:
@@ -150,8 +102,7 @@ class AvroFile:
         with self.told_as_corrupt():
             reader = self._readers.get(name)
             if reader is None:
-                # Made as PyIceberg makes its own.
-                reader = visit_with_partner(self.schema, wanted, _Resolver(), _SkippingAccessor())  # type: ignore[misc]
+                reader = reader_of(self.schema, wanted)
             if name is not None:
                 self._readers[name] = reader
             for count, content in self._blocks():

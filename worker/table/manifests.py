@@ -42,6 +42,7 @@ from pyiceberg.types import (
     TimestamptzType,
 )
 
+from stores.avro_readers import SCHEMAS_KEPT
 from worker.io.cache import Cache
 from worker.io.paths import Paths
 from worker.io.sorting import Int64Array
@@ -49,12 +50,7 @@ from worker.process.errors import JobError
 from worker.process.memory import holding, take_memory
 from worker.process.slots import Threads
 from worker.table.avro_columns import NotInColumnsError, value_of
-from worker.table.avro_files import (
-    SCHEMAS_KEPT,
-    AvroFile,
-    CorruptMetadataError,
-    UnsupportedTableError,
-)
+from worker.table.avro_files import AvroFile, CorruptMetadataError, UnsupportedTableError
 from worker.table.files import (
     NO_FILES,
     NO_NUMBER,

@@ -17,7 +17,7 @@ from pyiceberg.manifest import (
     manifest_entry_schema_with_data_file,
 )
 from pyiceberg.partitioning import PartitionSpec
-from pyiceberg.schema import Schema, index_by_id, visit_with_partner
+from pyiceberg.schema import Schema, index_by_id
 from pyiceberg.transforms import BucketTransform, DayTransform, IdentityTransform, Transform
 from pyiceberg.types import (
     DateType,
@@ -29,6 +29,7 @@ from pyiceberg.types import (
     TimestamptzNanoType,
 )
 
+from stores import avro_readers
 from tests.benchmarks import planning
 from worker.table import all_snapshots, avro_files, manifest_values, manifests
 from worker.table.files import DeleteFile, PartitionKey
@@ -39,14 +40,14 @@ def test_what_all_manifests_of_a_table_say_is_understood_once_unless_it_is_long(
     kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(planning, "FILES_PER_MANIFEST", 1)
-    monkeypatch.setattr(avro_files, "_HEADER_KEPT", kept)
+    monkeypatch.setattr(avro_files, "HEADER_KEPT", kept)
     metadata, snapshot = planning.make_snapshot(tmp_path, data_files=7, delete_files=3)
     avro_files._written_schema.cache_clear()
-    understand = avro_files._Conversion.avro_to_iceberg
-    made = Mock(wraps=visit_with_partner)
-    monkeypatch.setattr(avro_files, "visit_with_partner", made)
+    understand = avro_readers._Conversion.avro_to_iceberg
+    made = Mock(wraps=avro_readers.reader_of)
+    monkeypatch.setattr(avro_files, "reader_of", made)
     with patch.object(
-        avro_files._Conversion, "avro_to_iceberg", autospec=True, side_effect=understand
+        avro_readers._Conversion, "avro_to_iceberg", autospec=True, side_effect=understand
     ) as seen:
         files = manifests.read_snapshot_files(metadata, snapshot, PyArrowFileIO())
     assert (len(files.data_files), len(files.equality_deletes)) == (7, 3)
