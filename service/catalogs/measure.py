@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from pyiceberg.io import FileIO
-from pyiceberg.manifest import DataFileContent, ManifestContent, ManifestFile
+from pyiceberg.manifest import DataFileContent, ManifestContent
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Operation, Snapshot
 
+from service.catalogs.manifests import DeleteFile, Manifest, read_delete_files, read_manifest_list
 from service.db.database import is_id
 from service.errors import InvalidError
 from service.reader_cost import TARGET_FILE_BYTES, Shape
@@ -100,15 +101,11 @@ def _within(number: int, most: int) -> int:
     return min(max(number, 0), most)
 
 
-_CachedDelete = tuple[str, int, int, tuple[int, ...], int | None]
-"""Path, rows, bytes, ids of the key fields, and the id of the adding snapshot."""
-
-
 @dataclass(frozen=True)
 class _CachedDeletes:
     """The live delete files of a manifest."""
 
-    equality: tuple[_CachedDelete, ...]
+    equality: tuple[DeleteFile, ...]
     positions: Volume
 
 
@@ -190,29 +187,25 @@ class ManifestCache:
         self._known: OrderedDict[str, _CachedDeletes] = OrderedDict()
         self._lock = threading.Lock()
 
-    def deletes(self, manifest: ManifestFile, io: FileIO) -> _CachedDeletes:
+    def deletes(self, manifest: Manifest, io: FileIO) -> _CachedDeletes:
         """What is live in a delete manifest."""
         with self._lock:
-            if manifest.manifest_path in self._known:
-                self._known.move_to_end(manifest.manifest_path)
-                return self._known[manifest.manifest_path]
-        equality: list[_CachedDelete] = []
+            if manifest.path in self._known:
+                self._known.move_to_end(manifest.path)
+                return self._known[manifest.path]
+        equality: list[DeleteFile] = []
         files = rows = 0
         # Several vectors may lie in one Puffin file.
         sizes: dict[str, int] = {}
-        for entry in manifest.fetch_manifest_entry(io, discard_deleted=True):
-            file = entry.data_file
-            if file.content == DataFileContent.EQUALITY_DELETES:
-                keys = tuple(sorted(file.equality_ids or ()))
-                equality.append(
-                    (file.file_path, file.record_count, file.file_size_in_bytes, keys, entry.snapshot_id)
-                )
-            elif file.content == DataFileContent.POSITION_DELETES:
+        for file in read_delete_files(io, manifest):
+            if file.content is DataFileContent.EQUALITY_DELETES:
+                equality.append(file)
+            elif file.content is DataFileContent.POSITION_DELETES:
                 files, rows = files + 1, rows + file.record_count
-                sizes[file.file_path] = file.file_size_in_bytes
+                sizes[file.path] = file.size_bytes
         found = _CachedDeletes(tuple(equality), Volume(files, rows, sum(sizes.values())))
         with self._lock:
-            self._known[manifest.manifest_path] = found
+            self._known[manifest.path] = found
             while len(self._known) > _CACHED_MANIFESTS:
                 self._known.popitem(last=False)
         return found
@@ -241,18 +234,18 @@ def measure(table: Table, branch: str, cache: ManifestCache, since: set[int | No
     small = 0
     positions = Volume()
     target = _size_in(table.metadata.properties, "commit.manifest.target-size-bytes", 8 * 1024 * 1024)
-    for manifest in head.manifests(table.io):
+    for manifest in read_manifest_list(table.io, head.manifest_list):
         check_time()
         is_present = manifest.partition_spec_id == table.metadata.default_spec_id
-        small += is_present and 4 * manifest.manifest_length <= 3 * target
-        if manifest.content == ManifestContent.DELETES:
+        small += is_present and 4 * manifest.size_bytes <= 3 * target
+        if manifest.content is ManifestContent.DELETES:
             found = cache.deletes(manifest, table.io)
             positions += found.positions
-            for path, deleted, size, field_ids, snapshot_id in found.equality:
+            for _, path, deleted, size, field_ids, snapshot_id in found.equality:
                 deletes.append(EqualityDelete(path, deleted, size, field_ids, times[snapshot_id]))
         else:
-            data_files += (manifest.added_files_count or 0) + (manifest.existing_files_count or 0)
-            rows += (manifest.added_rows_count or 0) + (manifest.existing_rows_count or 0)
+            data_files += manifest.files
+            rows += manifest.rows
     everything = Volume(data_files, rows, summarized(head, "total-files-size"))
     # PyIceberg walks through all snapshots to find one: a stream leaves tens of thousands.
     snapshots = {snapshot.snapshot_id: snapshot for snapshot in table.snapshots()}

@@ -15,6 +15,8 @@ from sqlalchemy import event, text
 from sqlmodel import col, select
 
 from service.auth.service import find_api_key_principal
+from service.catalogs import manifests
+from service.catalogs.file_io import GuardedFileIO, _BoundedFile
 from service.catalogs.iceberg import IcebergCatalogs
 from service.catalogs.metadata_locations import Identifier
 from service.db.database import utc_now
@@ -26,6 +28,7 @@ from service.records.health import HealthSample, TableHealth
 from service.scheduling.looks import _reads_within
 from service.scheduling.poller import Poller
 from service.settings import Settings
+from stores import avro_readers
 from tests.browser.running_service import index_report
 from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.rest_catalog import running_rest_catalog
@@ -530,6 +533,50 @@ def test_a_look_reads_the_last_sample_and_the_last_jobs_once(
     texts = [statement for statement, _ in asked if statement.startswith("SELECT")]
     assert sum("FROM health_samples" in each for each in texts) == 1
     assert sum("row_number()" in each for each in texts) == 1
+
+
+def test_a_look_opens_each_file_once_and_understands_no_two_that_are_alike(
+    service: Running, iceberg: IcebergCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service.register(iceberg)
+    tables = []
+    for name in ("db.one", "db.other"):
+        iceberg.create(name)
+        iceberg.append(name, [1, 2])
+        iceberg.delete_keys(name, [1])
+        tables.append(service.enroll(name))
+    opened: Counter[str] = Counter()
+    understood: Counter[str] = Counter()
+    file_ios = []
+    open_file, make = _BoundedFile.open, GuardedFileIO.__init__
+
+    def note_file(file: _BoundedFile, seekable: bool = True) -> Any:
+        opened[file.location] += 1
+        return open_file(file, seekable)
+
+    def note_schema(written: str) -> Any:
+        understood[written] += 1
+        return avro_readers.read_schema(written)
+
+    def note_file_io(file_io: GuardedFileIO, properties: Any) -> None:
+        file_ios.append(file_io)
+        make(file_io, properties)
+
+    monkeypatch.setattr(_BoundedFile, "open", note_file)
+    monkeypatch.setattr("service.catalogs.manifests.read_schema", note_schema)
+    monkeypatch.setattr(GuardedFileIO, "__init__", note_file_io)
+    manifests._reader.cache_clear()
+    with polling(service) as (poller, _):
+        for table in tables:
+            poller.poll(table["id"])
+            assert len(understood) == 2, "lists, and manifests"
+        assert health(service, tables[1])["pending_equality_deletes"] == 1
+        files = len(opened)
+        poller.poll(tables[0]["id"])
+    assert len(file_ios) == 3
+    # Metadata and lists are read again, what is told apart by its name is not.
+    assert (len(opened), sorted(opened.values())) == (files, [1] * (files - 2) + [2, 2])
+    assert set(understood.values()) == {1}
 
 
 @ON_BOTH
