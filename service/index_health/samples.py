@@ -1,20 +1,16 @@
 """What was seen of each table, over time: samples of its figures, and lists of these."""
 
-from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, bindparam
+from sqlalchemy import ColumnElement, bindparam, func
 from sqlalchemy import select as select_columns
 from sqlmodel import Session, col, select
 
 from service.http.paging import Page, PageRequest, Sorting, read_page, within
 from service.index_health.models import HealthSampleView, KeySetSample
-from service.index_health.service import store_status
-from service.policies.models import EffectivePolicy
+from service.index_health.service import Judged
 from service.records.health import HealthSample, HealthStatus, Resolution, TableHealth, count_pending
-from service.records.jobs import Job
-from service.records.tables import EnrolledTable
 from service.settings import Settings
 
 _UNSEEN_SECONDS = 600.0
@@ -33,47 +29,56 @@ _OF_TIME = {
     *("day_most_deletes", "day_longest_lag_seconds"),
 }
 """Of a sample: what follows from when it was taken, and from those before it."""
+_COMPARED = HealthSample.model_fields.keys() - {*_OF_TIME, *_AGES}
+_OF_SHAPE = ("data_files", "rows", "vectors", "positions", "data_bytes", "delete_bytes")
+_IN_HISTORY = set(KeySetSample.model_fields)
 # As `service.last_jobs`.
-_LAST_SAMPLE = (
-    select(HealthSample)
-    .where(HealthSample.table_id == bindparam("table_id"))
-    .order_by(col(HealthSample.id).desc())
-    .limit(1)
+_LAST_ID = select(func.max(HealthSample.id)).where(HealthSample.table_id == bindparam("table_id"))
+_HEALTH = (
+    select(TableHealth, HealthSample)
+    .outerjoin(HealthSample, col(HealthSample.id) == _LAST_ID.scalar_subquery())
+    .where(TableHealth.table_id == bindparam("table_id"))
 )
 
 
-def record_sample(
-    session: Session,
-    table: EnrolledTable,
-    health: TableHealth,
-    policy: EffectivePolicy,
-    jobs: Sequence[Job],
-    last: HealthSample | None,
-    now: datetime,
-) -> None:
-    """Store the status, and append a sample if the figures changed, or if the last one is a while ago.
+def read_health(session: Session, table_id: str) -> tuple[TableHealth, HealthSample | None]:
+    """And the table's last sample."""
+    health, last = session.exec(_HEALTH, params={"table_id": table_id}).one()
+    return health, last
 
-    jobs: as `store_status` takes them. last: the table's last sample, as `keep_last_look` has left it.
+
+def record_sample(
+    session: Session, health: TableHealth, found: Judged, last: HealthSample | None, now: datetime
+) -> None:
+    """Append a sample if the figures changed, or if the last one is a while ago.
+
+    last: the table's last sample, as `keep_last_look` has left it.
     """
-    view = store_status(session, table, health, policy, jobs)
-    of_shape = {"data_files", "rows", "vectors", "positions", "data_bytes", "delete_bytes"}
     shape: dict[str, Any] = health.reader_shapes.get("now", {})
-    alike = {*_OF_TIME, "unconvertible", "key_sets", *of_shape}
     sample = HealthSample(
+        table_id=health.table_id,
         at=now,
-        unconvertible=len(view.unconvertible),
-        key_sets=[one.model_dump(include=set(KeySetSample.model_fields)) for one in view.key_sets],
-        **view.model_dump(include=HealthSample.model_fields.keys() - alike),
-        **{name: shape[name] for name in of_shape & shape.keys()},
+        status=found.status.value,
+        iceberg_snapshot_id=health.iceberg_snapshot_id,
+        pending_equality_delete_files=health.pending_equality_delete_files,
+        pending_equality_deletes=health.pending_equality_deletes,
+        lag_seconds=health.lag_seconds(now),
+        **vars(found.totals),
+        unconvertible=len(health.unconvertible),
+        staged_rows=health.staged_rows,
+        staged_age_seconds=health.staged_age_seconds(now),
+        key_sets=[one.model_dump(include=_IN_HISTORY) for one in found.key_sets],
+        snapshots=health.snapshots,
+        small_manifests=health.small_manifests,
+        **{name: shape[name] for name in _OF_SHAPE if name in shape},
     )
-    ignored = {*_OF_TIME, *_AGES}
     if (
         last is None
-        or last.model_dump(exclude=ignored) != sample.model_dump(exclude=ignored)
+        or any(getattr(last, name) != getattr(sample, name) for name in _COMPARED)
         or now - last.at >= timedelta(seconds=_SAMPLE_SECONDS)
     ):
         append_sample(session, last, sample)
-    count_pending(session, health, view.pending_equality_deletes, now)
+    count_pending(session, health, health.pending_equality_deletes, now)
 
 
 def unseen_after(settings: Settings) -> timedelta:
@@ -82,7 +87,7 @@ def unseen_after(settings: Settings) -> timedelta:
 
 
 def keep_last_look(
-    session: Session, settings: Settings, health: TableHealth, now: datetime
+    session: Session, settings: Settings, health: TableHealth, last: HealthSample | None, now: datetime
 ) -> HealthSample | None:
     """Append a sample of the last look at a table in which nothing but ages had changed until then; returns
     the last sample.
@@ -91,7 +96,6 @@ def keep_last_look(
     nor when at the earliest there came what is new; nor that nobody has looked since: then the sample's
     status is `unknown`.
     """
-    last = session.exec(_LAST_SAMPLE, params={"table_id": health.table_id}).first()
     if last is None or health.measured_at is None:
         return last
     is_unseen = now - health.measured_at > unseen_after(settings)

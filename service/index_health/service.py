@@ -1,6 +1,6 @@
 """The health of a table as users see it: figures, a status word, the reason, and what to do."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -10,19 +10,22 @@ from sqlalchemy import select as select_columns
 from sqlmodel import Session, col, select
 
 from service.db.database import utc_now
-from service.index_health.models import HealthView, KeySetView, ReaderCostView, Watch
+from service.index_health.models import HealthView, KeySetView, Watch
 from service.index_health.reader_cost import view_reader_cost
 from service.index_health.status import conversion_late_at, judge, publication_late_at
 from service.jobs.queue import is_system_paused
+from service.jobs.turns import in_text
 from service.jobs.views import pause_reason
 from service.policies.effective import effective_policy
 from service.policies.models import EffectivePolicy
 from service.records.catalogs import Catalog
-from service.records.health import TableHealth, age_seconds
-from service.records.jobs import Job, JobStatus
+from service.records.health import HealthStatus, TableHealth, age_seconds
+from service.records.jobs import Job, JobKind, JobStatus
 from service.records.reports import KeySetReport, StoppedAt, UnconvertibleDelete
 from service.records.tables import EnrolledTable
 
+_ACTIVE = (JobStatus.QUEUED.value, JobStatus.RUNNING.value)
+_TELLING = (JobStatus.SUCCEEDED.value, JobStatus.FAILED.value)
 # Putting a statement together takes longer than most take to run, and polls run these.
 _ENDED = (
     select(
@@ -32,14 +35,29 @@ _ENDED = (
     .where(
         Job.table_id == bindparam("table_id"),
         ~col(Job.dry_run),
-        col(Job.status).in_((JobStatus.SUCCEEDED.value, JobStatus.FAILED.value)),
+        col(Job.status).in_(in_text(_TELLING)),
     )
     .subquery()
 )
-_LAST_JOBS = (
+_LAST = select_columns(_ENDED.c.id).where(_ENDED.c.age <= bindparam("most"))
+_LAST_JOBS = select(Job).where(col(Job.id).in_(_LAST)).order_by(col(Job.ended_at).desc())
+_RECENT_JOBS = (
     select(Job)
-    .join(_ENDED, _ENDED.c.id == col(Job.id))
-    .where(_ENDED.c.age == 1)
+    .where(
+        col(Job.id).in_(
+            _LAST.union_all(
+                select_columns(col(Job.id)).where(
+                    # With the catalog, by which an index has them.
+                    col(Job.catalog_id) == bindparam("catalog_id"),
+                    col(Job.table_id) == bindparam("table_id"),
+                    col(Job.status).in_(in_text(_ACTIVE)),
+                ),
+                select_columns(col(Job.id)).where(
+                    col(Job.table_id) == bindparam("table_id"), col(Job.ended_at) > bindparam("later_than")
+                ),
+            )
+        )
+    )
     .order_by(col(Job.ended_at).desc())
 )
 # A row has many more columns, and some are validated as they are read.
@@ -55,7 +73,43 @@ _OF_INDEXES = select_columns(
 
 def last_jobs(session: Session, table_id: str) -> Sequence[Job]:
     """The last job of each kind that succeeded or failed, latest first."""
-    return session.exec(_LAST_JOBS, params={"table_id": table_id}).all()
+    return session.exec(_LAST_JOBS, params={"table_id": table_id, "most": 1}).all()
+
+
+LATEST = 3
+"""Jobs of each kind, of which what they took tells what the next one takes."""
+
+
+@dataclass(frozen=True)
+class RecentJobs:
+    """What decisions on a table go by, read at once."""
+
+    active: Sequence[Job]
+    """Queued or running."""
+    ended: Mapping[JobKind, Sequence[Job]]
+    """Of each kind, the LATEST that succeeded or failed, latest first. None was a dry run."""
+    ended_later: Sequence[Job]
+    """Whatever ended, if it did after a moment that was asked for."""
+
+    @property
+    def last(self) -> Sequence[Job]:
+        """As `last_jobs`."""
+        return [jobs[0] for jobs in self.ended.values()]
+
+
+def recent_jobs(session: Session, table: EnrolledTable, later_than: datetime) -> RecentJobs:
+    asked = {"table_id": table.id, "catalog_id": table.catalog_id, "most": LATEST, "later_than": later_than}
+    active, later = list[Job](), list[Job]()
+    ended: dict[JobKind, list[Job]] = {}
+    for job in session.exec(_RECENT_JOBS, params=asked):
+        if job.status in _ACTIVE:
+            active.append(job)
+            continue
+        if job.ended_at is not None and job.ended_at > later_than:
+            later.append(job)
+        if job.status in _TELLING and not job.dry_run:
+            ended.setdefault(JobKind(job.kind), []).append(job)
+    return RecentJobs(active, {kind: jobs[:LATEST] for kind, jobs in ended.items()}, later)
 
 
 @dataclass(frozen=True)
@@ -67,6 +121,17 @@ class Totals:
     bytes: int
     sorted_runs: int
     dead_ratio: float
+
+
+@dataclass(frozen=True)
+class Judged:
+    """How a table is."""
+
+    status: HealthStatus
+    reason: str
+    what_to_do: str | None
+    key_sets: Sequence[KeySetView]
+    totals: Totals
 
 
 def total(key_sets: Sequence[KeySetReport]) -> Totals:
@@ -118,32 +183,34 @@ def begins_to_lag_at(
     return min((at for at in found if at is not None and at >= now), default=None)
 
 
-def get_health(session: Session, table: EnrolledTable) -> HealthView:
-    """The health of a table now."""
-    health = session.get_one(TableHealth, table.id)
-    policy, jobs = effective_policy(session, table), last_jobs(session, table.id)
-    return _view(session, table, health, policy, jobs, view_reader_cost(health))
-
-
-def _view(
-    session: Session,
+def judged(
     table: EnrolledTable,
     health: TableHealth,
     policy: EffectivePolicy,
     jobs: Sequence[Job],
-    reader_cost: ReaderCostView | None,
-) -> HealthView:
-    now = utc_now()
+    paused: str | None,
+    now: datetime,
+) -> Judged:
+    """jobs: the table's last ones. paused: why none of it starts, if so."""
     key_sets = view_key_sets(health, now)
-    totals = total(key_sets)
+    found = judge(health, key_sets, policy, jobs, paused, table.created_at, now)
+    return Judged(*found, key_sets, total(key_sets))
+
+
+def get_health(session: Session, table: EnrolledTable) -> HealthView:
+    """The health of a table now."""
+    health = session.get_one(TableHealth, table.id)
+    policy, jobs = effective_policy(session, table), last_jobs(session, table.id)
     catalog = session.get_one(Catalog, table.catalog_id)
     paused = pause_reason(table, catalog, is_system_paused=is_system_paused(session))
-    status, reason, remedy = judge(health, key_sets, policy, jobs, paused, table.created_at, now)
+    now = utc_now()
+    found = judged(table, health, policy, jobs, paused, now)
+    totals = found.totals
     return HealthView(
         table_id=table.id,
-        status=status,
-        status_reason=reason,
-        what_to_do=remedy,
+        status=found.status,
+        status_reason=found.reason,
+        what_to_do=found.what_to_do,
         coverage=totals.coverage,
         lag_seconds=health.lag_seconds(now),
         pending_equality_deletes=health.pending_equality_deletes,
@@ -164,9 +231,9 @@ def _view(
         staged_age_seconds=health.staged_age_seconds(now),
         kept_snapshots=health.kept_snapshots,
         stopped_at=StoppedAt.model_validate(health.stopped_at) if health.stopped_at else None,
-        reader_cost=reader_cost,
+        reader_cost=view_reader_cost(health),
         unconvertible=[UnconvertibleDelete.model_validate(item) for item in health.unconvertible],
-        key_sets=key_sets,
+        key_sets=list(found.key_sets),
         data_files=health.data_files,
         unindexed_data_files=health.unindexed_data_files,
         iceberg_snapshot_id=health.iceberg_snapshot_id,
@@ -191,17 +258,8 @@ def coverages(session: Session, table_ids: Sequence[str]) -> dict[str, float | N
     return {row.table_id: total(view_key_sets(row, now)).coverage for row in found}
 
 
-def store_status(
-    session: Session, table: EnrolledTable, health: TableHealth, policy: EffectivePolicy, jobs: Sequence[Job]
-) -> HealthView:
-    """Keep the status of now for lists, which can't judge every table anew.
-
-    jobs: the table's last ones.
-
-    What it returns has no `reader_cost`: that is for people, takes a while, and each poll comes here.
-    """
-    view = _view(session, table, health, policy, jobs, None)
-    health.status, health.status_reason = view.status.value, view.status_reason
-    health.what_to_do = view.what_to_do
+def store_status(session: Session, health: TableHealth, found: Judged) -> None:
+    """Keep the status of now for lists, which can't judge every table anew."""
+    health.status, health.status_reason = found.status.value, found.reason
+    health.what_to_do = found.what_to_do
     session.add(health)
-    return view

@@ -51,17 +51,23 @@ def record_table_event(
     **fields: Any,
 ) -> None:
     """Add an event about a table, such as a decision not to run anything."""
-    write_event(
-        session,
-        at=now,
-        kind=kind,
-        level=level,
-        message=message,
-        table_id=table_id,
-        job_id=None,
-        attempt=None,
-        fields=fields,
-    )
+    write_event(session, **table_event(table_id, kind, message, now, level=level, **fields))
+
+
+def table_event(
+    table_id: str, kind: str, message: str, now: datetime, *, level: str = "info", **fields: Any
+) -> dict[str, Any]:
+    """The columns of an event about a table."""
+    return {
+        "at": now,
+        "kind": kind,
+        "level": level,
+        "message": message,
+        "table_id": table_id,
+        "job_id": None,
+        "attempt": None,
+        "fields": fields,
+    }
 
 
 def list_events(

@@ -44,7 +44,7 @@ _TOLD_BY_SNAPSHOTS = (
 )
 
 
-def _in_text(values: Iterable[str]) -> list[ColumnElement[str]]:
+def in_text(values: Iterable[str]) -> list[ColumnElement[str]]:
     """Constants of a statement: of parameters, no database knows which partial index has the rows.
 
     SQLite would look at their values, and prepare the statement anew each time.
@@ -52,7 +52,7 @@ def _in_text(values: Iterable[str]) -> list[ColumnElement[str]]:
     return [literal_column(f"'{value}'", String) for value in values]
 
 
-_QUEUED, _RUNNING = _in_text((JobStatus.QUEUED.value, JobStatus.RUNNING.value))
+_QUEUED, _RUNNING = in_text((JobStatus.QUEUED.value, JobStatus.RUNNING.value))
 
 _CLAIMED = {
     dialect: row.on_conflict_do_update(index_elements=["table_id"], set_={"at": row.excluded.at})
@@ -272,7 +272,7 @@ def _claimable(query: Query) -> Query:
             and_(col(EnrolledTable.deleted_at).is_(None), ~col(EnrolledTable.paused)),
         ),
         or_(~col(Job.writes), ~writer_runs),
-        or_(col(Job.kind).not_in(_in_text(_EXPIRING)), ~waits),
+        or_(col(Job.kind).not_in(in_text(_EXPIRING)), ~waits),
     )
 
 
@@ -283,13 +283,13 @@ def goes_first(begun: type[Job], job: type[Job]) -> ColumnElement[bool]:
     Of two such that have begun, none waits for the other.
     """
     return and_(
-        col(job.kind).in_(_in_text(_EXPIRING)),
+        col(job.kind).in_(in_text(_EXPIRING)),
         col(begun.id) != col(job.id),
         col(begun.status) == _QUEUED,
         col(begun.attempt) > 0,
         col(begun.writes),
-        col(begun.kind).in_(_in_text(_TOLD_BY_SNAPSHOTS)),
-        or_(col(begun.kind).not_in(_in_text(_EXPIRING)), col(job.attempt) == 0),
+        col(begun.kind).in_(in_text(_TOLD_BY_SNAPSHOTS)),
+        or_(col(begun.kind).not_in(in_text(_EXPIRING)), col(job.attempt) == 0),
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from zlib import crc32
 
 from sqlalchemy import BigInteger, Column, Float, Index, cast, func, select, text
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlmodel import Field, Session, SQLModel, col
 
 from service.db.database import BigId, Json, UtcDateTime, insert_into
@@ -368,6 +369,19 @@ _MOST_COUNTED = 10**14
 """Of one table: what a catalog makes up must not make the totals of the others overflow."""
 
 
+# Putting it together takes longer than it takes to run.
+_CHANGED = {
+    dialect: row.on_conflict_do_update(
+        index_elements=["minute", "part"],
+        set_={"equality_deletes": col(PendingChange.equality_deletes) + row.excluded.equality_deletes},
+    )
+    for dialect, row in (
+        ("sqlite", sqlite.insert(PendingChange)),
+        ("postgresql", postgresql.insert(PendingChange)),
+    )
+}
+
+
 def count_pending(session: Session, health: TableHealth, equality_deletes: int, now: datetime) -> None:
     """Let the totals have so many deletes of a table from now on; 0 when it is removed.
 
@@ -384,11 +398,10 @@ def count_pending(session: Session, health: TableHealth, equality_deletes: int, 
 
 
 def add_change(session: Session, minute: int, part: int, change: int) -> None:
-    row = insert_into(session, PendingChange).values(minute=minute, part=part, equality_deletes=change)
-    total = col(PendingChange.equality_deletes) + change
-    session.execute(
-        row.on_conflict_do_update(index_elements=["minute", "part"], set_={"equality_deletes": total})
-    )
+    session.flush()
+    connection = session.connection()
+    changed = {"minute": minute, "part": part, "equality_deletes": change}
+    connection.execute(_CHANGED[connection.dialect.name], changed)
 
 
 def minute_of(moment: datetime) -> int:

@@ -1,9 +1,9 @@
 """The queue after the clock was set back, or was ahead: nothing waits for a time that comes too late."""
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import bindparam
 from sqlmodel import Session, col, or_, select
 
 from service.jobs.events import record_job_event
@@ -14,9 +14,6 @@ from service.records.tables import EnrolledTable
 
 CLOCK_TOLERANCE = timedelta(seconds=3)
 """So much a clock may be off, or a transaction late, without being said to have been set back."""
-
-# Each poll runs it, and putting it together takes longer.
-_ENDED_LATER = select(Job).where(Job.table_id == bindparam("table_id"), col(Job.ended_at) > bindparam("at"))
 
 
 def follow_clock(session: Session, set_back: timedelta, now: datetime) -> list[Job]:
@@ -65,27 +62,29 @@ def _corrected(decision: dict[str, Any], now: datetime) -> dict[str, Any]:
     }
 
 
-def correct_times(session: Session, table: EnrolledTable, now: datetime) -> None:
+def correct_times(
+    session: Session, table: EnrolledTable, health: TableHealth, ended_later: Sequence[Job], now: datetime
+) -> None:
     """Let nothing of a table have happened at a time that is still to come, after the clock was set back.
 
     Times between that are kept: the latest becomes `now`. Otherwise no age or pause would pass until then.
+
+    ended_later: its jobs that did so after `now`, as far as a clock may be off.
     """
     if _is_ahead(table.created_at, now):
         table.created_at = now
         session.add(table)
-    health = session.get_one(TableHealth, table.id)
     if health.indexed_at is not None and _is_ahead(health.indexed_at, now):
         health.indexed_at = now
     if health.rows_deleted_since is not None and _is_ahead(health.rows_deleted_since, now):
         health.rows_deleted_since = now
     health.decisions = {kind: _corrected(one, now) for kind, one in health.decisions.items()}
     session.add(health)
-    jobs = session.exec(_ENDED_LATER, params={"table_id": table.id, "at": now + CLOCK_TOLERANCE}).all()
-    ends = {job.id: job.ended_at for job in jobs if job.ended_at is not None}
+    ends = {job.id: job.ended_at for job in ended_later if job.ended_at is not None}
     if not ends:
         return
     ahead = max(ends.values()) - now
-    for job in jobs:
+    for job in ended_later:
         job.ended_at = ends[job.id] - ahead
         job.started_at = min(job.started_at or job.ended_at, job.ended_at)
         sentence = f"It ended {ahead.total_seconds():.0f} s earlier: the clock of the service was ahead."
@@ -96,5 +95,5 @@ def correct_times(session: Session, table: EnrolledTable, now: datetime) -> None
         attempt.ended_at -= ahead
         attempt.started_at = min(attempt.started_at, attempt.ended_at)
         session.add(attempt)
-    session.add_all(jobs)
+    session.add_all(ended_later)
     session.flush()

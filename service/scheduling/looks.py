@@ -2,7 +2,7 @@
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -10,27 +10,38 @@ from typing import Any
 
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
-from sqlmodel import Session
+from sqlalchemy import bindparam
+from sqlmodel import Session, col, select
 
 from service.catalogs.measure import EqualityDelete, Measurement, Since, measure_past, measure_since
-from service.catalogs.staged import Staged
+from service.catalogs.staged import Staged, measure_staged
 from service.db.database import FOR_UPDATE, utc_now
 from service.errors import IcestreamError
 from service.index_health.models import AGE_LIMITS_SECONDS
 from service.index_health.reader_cost import store_reader_cost, store_savings
-from service.index_health.samples import keep_last_look, record_sample
-from service.index_health.service import begins_to_lag_at, last_jobs, store_status
+from service.index_health.samples import keep_last_look, read_health, record_sample
+from service.index_health.service import begins_to_lag_at, judged, recent_jobs, store_status
 from service.jobs.events import record_table_event
-from service.jobs.queue import cancel_publications_but, has_let_expire, jobs_of_table
+from service.jobs.queue import (
+    cancel_publications_but,
+    has_let_expire,
+    is_of_another_branch,
+    jobs_of_table,
+)
+from service.jobs.views import pause_reason
 from service.policies.effective import effective_policy
 from service.reader_cost import shape_of
 from service.records.catalogs import Catalog, CatalogType
 from service.records.health import HealthStatus, TableHealth
 from service.records.jobs import JobKind
+from service.records.system import SystemState
 from service.records.tables import EnrolledTable
+from service.scheduling.clock import CLOCK_TOLERANCE
 from service.scheduling.decisions import WORK
 from service.scheduling.scheduler import schedule
+from service.scheduling.state import Known, read_known
 from service.settings import Settings
+from service.webhooks.outbox import write_events
 from staging.history import StagingBranchNotFoundError
 from stores.table_metadata import named_places
 from trust.locations import normalize_location
@@ -57,6 +68,18 @@ class Polled:
     """Seconds until it has to be read again, though nothing be new."""
 
 
+Note = Callable[[Polled], dict[str, Any]]
+"""What the next poller goes on from, as TableHealth.last_poll has it."""
+# Putting a statement together takes longer than most take to run.
+_LOCKED = (
+    select(EnrolledTable, Catalog, SystemState.paused)
+    .join(Catalog, col(Catalog.id) == col(EnrolledTable.catalog_id))
+    .outerjoin(SystemState, col(SystemState.id) == 1)
+    .where(EnrolledTable.id == bindparam("table_id"))
+    .with_for_update(of=EnrolledTable, **FOR_UPDATE)
+)
+
+
 def store_failure(session: Session, table_id: str, error: IcestreamError) -> None:
     now = utc_now()
     health = session.get_one(TableHealth, table_id)
@@ -64,9 +87,10 @@ def store_failure(session: Session, table_id: str, error: IcestreamError) -> Non
     if health.poll_error != problem:
         record_table_event(session, table_id, "poll.failed", error.detail, now, level="error", **problem)
     health.poll_error, health.last_poll = problem, None
-    session.add(health)
     table = session.get_one(EnrolledTable, table_id)
-    store_status(session, table, health, effective_policy(session, table), last_jobs(session, table_id))
+    known = read_known(session, table, now)
+    found = judged(table, health, known.policy, known.jobs.last, known.paused, now)
+    store_status(session, health, found)
 
 
 def store_look(
@@ -75,35 +99,38 @@ def store_look(
     table_id: str,
     loaded: Table,
     found: Measurement,
-    staged: Staged,
-    source: str,
+    note: Note | None = None,
 ) -> Polled:
-    """source: the staging branch that was looked at; empty for none."""
+    """Each thing is read once, and written once: a look is as cheap as it has few statements."""
     now = utc_now()
     # Whoever removes the table waits, and cancels what is scheduled here then.
-    table = session.get_one(EnrolledTable, table_id, with_for_update=FOR_UPDATE)
+    table, catalog, is_paused = session.exec(_LOCKED, params={"table_id": table_id}).one()
     if table.deleted_at is not None:
         return Polled(is_reachable=True)
-    # Held until the end: a session forgets what nobody holds, and reads it anew.
-    catalog = session.get_one(Catalog, table.catalog_id)
     policy = effective_policy(session, table)
-    # Before the table's health: where a job ends, they are locked in this order, too.
-    cancel_publications_but(session, table_id, policy.publish.source, now)
-    health = session.get_one(TableHealth, table_id)
+    source = policy.publish.source
+    jobs = recent_jobs(session, table, now + CLOCK_TOLERANCE)
+    if any(is_of_another_branch(job, source) for job in jobs.active):
+        # Before the table's health: where a job ends, they are locked in this order, too.
+        cancel_publications_but(session, table_id, source, now)
+        jobs = recent_jobs(session, table, now + CLOCK_TOLERANCE)
+    paused = pause_reason(table, catalog, is_system_paused=bool(is_paused))
+    known = Known(policy, paused, jobs)
+    health, last_sample = read_health(session, table_id)
+    last_sample = keep_last_look(session, settings, health, last_sample, now)
     if health.poll_error is not None:
         record_table_event(session, table_id, "poll.recovered", "The table can be read again.", now)
         health.poll_error = None
-    last_sample = keep_last_look(session, settings, health, now)
     _follow(session, table, health, loaded, now)
-    _store_pending(health, found.equality_deletes, now)
+    # These may ask the database, before which what has changed of the health would be written.
     since = _store_since(session, table, health, loaded, found.iceberg_snapshot_id, now)
     _store_past(session, table, health, loaded, now)
+    _store_pending(health, found.equality_deletes, now)
     health.measured_at = now
     health.iceberg_snapshot_id = found.iceberg_snapshot_id
-    # Nobody publishes any more what was looked at, if that was taken back meanwhile.
-    is_same = policy.publish.source == source
-    _store_staged(health, staged if is_same else Staged(), now)
-    if source and is_same:
+    staged = measure_staged(loaded.metadata, source, table.branch) if source else Staged()
+    _store_staged(health, staged, now)
+    if source:
         _ask_at_first(health, staged, source, by_enrolment=table.publish_from is not None)
     health.small_manifests = found.small_manifests
     health.has_sort_order = loaded.metadata.default_sort_order_id != 0
@@ -112,20 +139,23 @@ def store_look(
     before = shape_of(shape) if shape is not None else None
     store_savings(health, before, since, policy.convert.reads_per_day, now)
     _store_coverage(table, health, found)
-    session.add(health)
-    session.flush()
-    decide_at = schedule(session, table, health, now, policy)
-    jobs = last_jobs(session, table_id)
-    record_sample(session, table, health, policy, jobs, last_sample, now)
-    lags_at = begins_to_lag_at(table, health, policy, jobs, now)
-    is_published = bool(policy.publish.source) and policy.publish.enabled
-    return Polled(
+    scheduled = schedule(session, table, health, known, now)
+    status = judged(table, health, policy, jobs.last, paused, now)
+    store_status(session, health, status)
+    lags_at = begins_to_lag_at(table, health, policy, jobs.last, now)
+    is_published = bool(source) and policy.publish.enabled
+    polled = Polled(
         is_reachable=True,
         metadata_location=loaded.metadata_location,
-        decide_at=min(filter(None, (decide_at, lags_at)), default=None),
+        decide_at=min(filter(None, (scheduled.decide_at, lags_at)), default=None),
         look_within=policy.publish.age_seconds if is_published else math.inf,
         read_within=_reads_within(CatalogType(catalog.type), loaded.metadata, health, now),
     )
+    if note is not None:
+        health.last_poll = note(polled)
+    record_sample(session, health, status, last_sample, now)
+    write_events(session, scheduled.told)
+    return polled
 
 
 def _store_pending(health: TableHealth, pending: Sequence[EqualityDelete], now: datetime) -> None:

@@ -29,13 +29,11 @@ from service.catalogs.egress import check_location
 from service.catalogs.iceberg import IcebergCatalogs, budget_seconds
 from service.catalogs.measure import ManifestCache, Measurement, measure
 from service.catalogs.metadata_locations import AT_ONCE, Identifier, MetadataLocations
-from service.catalogs.staged import Staged, measure_staged
 from service.db.database import Database, utc_now
 from service.errors import IcestreamError, UnreachableError
 from service.jobs.events import last_of_tables, latest_event_id
 from service.jobs.queue import is_system_paused
 from service.jobs.stream import settled_after
-from service.policies.effective import effective_policy
 from service.records.catalogs import Catalog, CatalogType
 from service.records.health import TableHealth
 from service.records.jobs import JobStatus
@@ -59,6 +57,18 @@ _SILENCES = 20
 """Of a catalog, that a poll may last in all: the first of a table may have thousands of manifests to read."""
 _LOOKED_AT_ONCE = 500
 """Rows in one transaction."""
+_POLLED = (
+    select_columns(
+        EnrolledTable,
+        Catalog,
+        col(TableHealth.report_snapshot_id),
+        col(TableHealth.indexed_snapshot_id),
+        col(TableHealth.verified_snapshot_id),
+    )
+    .join(Catalog, col(Catalog.id) == col(EnrolledTable.catalog_id))
+    .join(TableHealth, col(TableHealth.table_id) == col(EnrolledTable.id))
+    .where(col(EnrolledTable.id) == bindparam("table_id"), col(EnrolledTable.deleted_at).is_(None))
+)
 _TOLD = select_columns(col(Notification.id), col(Notification.table_id)).limit(5_000)
 _FORGET = delete(Notification).where(col(Notification.id) == bindparam("number"))
 _PATIENCE_IF_TOLD = 6
@@ -491,38 +501,36 @@ class Poller:
     def poll(self, table_id: str, basis: _Basis | None = None) -> Polled:
         """Measure one table now, store it, schedule."""
         with self._database.read() as session:
-            table = session.get(EnrolledTable, table_id)
-            if table is None or table.deleted_at is not None:
-                return Polled(is_reachable=True)
-            catalog = session.get_one(Catalog, table.catalog_id)
-            known = session.get_one(TableHealth, table_id)
-            source = effective_policy(session, table).publish.source
+            row = session.execute(_POLLED, {"table_id": table_id}).first()
+        if row is None:
+            return Polled(is_reachable=True)
+        table, catalog, *seen = row
         try:
             with self._budget():
-                loaded, found, staged = self._look(table, catalog, known, source)
+                loaded, found = self._look(table, catalog, {None, *seen})
         except IcestreamError as error:
             with self._database.write() as session:
                 store_failure(session, table_id, error)
             # A table that is too large says nothing of the others.
             is_unreachable = isinstance(error, UnreachableError) and error.slug != "catalog-limit-exceeded"
             return Polled(is_reachable=not is_unreachable)
+
+        def note(polled: Polled) -> dict[str, Any]:
+            assert basis is not None
+            return basis.note(polled, self._every_seconds(polled.look_within, is_told=basis.is_told(polled)))
+
         with self._database.write() as session:
-            polled = store_look(session, self._settings, table_id, loaded, found, staged, source)
-            if basis is not None and polled.metadata_location is not None:
-                every_seconds = self._every_seconds(polled.look_within, is_told=basis.is_told(polled))
-                session.get_one(TableHealth, table_id).last_poll = basis.note(polled, every_seconds)
-            return polled
+            return store_look(
+                session, self._settings, table_id, loaded, found, note if basis is not None else None
+            )
 
     def _look(
-        self, table: EnrolledTable, catalog: Catalog, known: TableHealth, source: str
-    ) -> tuple[Table, Measurement, Staged]:
+        self, table: EnrolledTable, catalog: Catalog, since: set[int | None]
+    ) -> tuple[Table, Measurement]:
         with self._catalogs.open(catalog):
             loaded = self._catalogs.load(catalog, tuple(table.identifier))
             location = loaded.location()
             if normalize_location(location) != normalize_location(table.location):
                 check_location(self._settings, location)
-            since = {None, known.report_snapshot_id, known.indexed_snapshot_id, known.verified_snapshot_id}
             with self._catalogs.reading(catalog, tuple(table.identifier)):
-                found = measure(loaded, table.branch, self._cache, since)
-        staged = measure_staged(loaded.metadata, source, table.branch) if source else Staged()
-        return loaded, found, staged
+                return loaded, measure(loaded, table.branch, self._cache, since)

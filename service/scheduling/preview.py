@@ -10,7 +10,6 @@ from sqlmodel import Session, col, select
 
 from service.catalogs.measure import Past, Volume
 from service.jobs.views import read_others, waiting_for
-from service.policies.effective import effective_policy
 from service.policies.models import EffectivePolicy
 from service.policies.schedules import fires, openings
 from service.records.catalogs import Catalog
@@ -28,7 +27,7 @@ from service.scheduling.facts import (
     windows_of,
 )
 from service.scheduling.models import PlannedJob, PolicyPreview
-from service.scheduling.state import table_state
+from service.scheduling.state import read_known, table_state
 
 PREVIEWED = timedelta(hours=24)
 _PREVIEWED_STARTS = 288
@@ -40,8 +39,9 @@ def preview(session: Session, table: EnrolledTable, health: TableHealth, now: da
 
     After the first of a kind, or the running one, that supposes that each succeeds and leaves nothing to do.
     """
-    policy = effective_policy(session, table)
-    state = table_state(session, table, health, policy, now)
+    known = read_known(session, table, now)
+    policy = known.policy
+    state = table_state(session, table, health, known, now)
     zone = policy.schedule.time_zone
     until = now + PREVIEWED
     crons = cron_of(policy)

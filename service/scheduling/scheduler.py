@@ -5,7 +5,7 @@ when they begin), and the latest of each kind in the table's health.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import islice
 from typing import Any
@@ -14,9 +14,8 @@ from sqlmodel import Session
 
 from service.index_health.status import OVERDUE
 from service.jobs import claims, queue
-from service.jobs.events import record_table_event
+from service.jobs.events import table_event
 from service.jobs.service import of_policy
-from service.policies.effective import effective_policy
 from service.policies.models import EffectivePolicy
 from service.policies.schedules import fires, next_opening
 from service.records.health import TableHealth
@@ -24,8 +23,10 @@ from service.records.jobs import POLICY, JobKind
 from service.records.tables import EnrolledTable
 from service.scheduling import clock
 from service.scheduling.decisions import NOT_COUNTED, cron_of, deadlines, decide
-from service.scheduling.facts import WAITS, Action, Decision, TableState, windows_of
-from service.scheduling.state import table_state, waits_since
+from service.scheduling.facts import WAITS, Action, Decision, TableState, weighing, windows_of
+from service.scheduling.state import Known, read_known, table_state, waits_since
+from service.scheduling.worth import Weighing
+from service.webhooks.outbox import write_events
 
 _DUE = frozenset({"outside-window", "budget-spent", "sort-order-missing"})
 """Codes of decisions that keep a job waiting which is due."""
@@ -33,24 +34,32 @@ _STILL_DUE = WAITS | {"active", "min-interval", NOT_COUNTED}
 """Of those that do so where it was due before: it may fail, or wait for a worker."""
 
 
-def schedule(
-    session: Session,
-    table: EnrolledTable,
-    health: TableHealth,
-    now: datetime,
-    policy: EffectivePolicy | None = None,
-) -> datetime | None:
-    """Queue what the table's policy asks for (`policy`, if it is known already); record each decision.
+@dataclass(frozen=True)
+class Scheduled:
+    decide_at: datetime | None
+    """When time alone may make another decision; None if it never does."""
+    told: Sequence[dict[str, Any]]
+    """Events that are to be written yet: with all else of a look, for which there is one statement."""
 
-    Returns when time alone may make another decision; None if it never does.
+
+def schedule(
+    session: Session, table: EnrolledTable, health: TableHealth, known: Known, now: datetime
+) -> Scheduled:
+    """Queue what the table's policy asks for; record each decision.
+
+    known: as `read_known` has it.
     """
-    clock.correct_times(session, table, now)
-    policy = policy or effective_policy(session, table)
-    state = table_state(session, table, health, policy, now)
+    clock.correct_times(session, table, health, known.jobs.ended_later, now)
+    if known.jobs.ended_later:
+        known = read_known(session, table, now)
+    policy = known.policy
+    state = table_state(session, table, health, known, now)
     decisions = dict(health.decisions)
     if affordable := [kind for kind in state.held if state.budget_spent(kind) is None]:
         claims.release_held(session, table.id, affordable, now)
-    decided = decide(state, policy, now)
+    weighed = weighing(state, policy)
+    decided = decide(state, policy, now, weighed)
+    told: list[dict[str, Any]] = []
     for number, decision in enumerate(decided):
         before = decisions.get(decision.kind.value, {})
         began = before.get("code") != decision.code or before.get("action") != decision.action.value
@@ -67,6 +76,8 @@ def schedule(
             **({"due_since": queue.rfc3339(due)} if due is not None else {}),
         }
         if decision.action is Action.TRIGGER:
+            write_events(session, told)  # in the order of decisions
+            told = []
             queue.enqueue(
                 session,
                 table,
@@ -78,21 +89,16 @@ def schedule(
                 requested_by=POLICY,
             )
         elif began and decision.action is not Action.WAIT:
-            record_table_event(
-                session,
-                table.id,
-                f"decision.{decision.action.value}",
-                decision.sentence,
-                now,
-                job_kind=decision.kind.value,
-                code=decision.code,
-            )
+            kind = f"decision.{decision.action.value}"
+            what = {"job_kind": decision.kind.value, "code": decision.code}
+            told.append(table_event(table.id, kind, decision.sentence, now, **what))
     # Of a table whose staging branch was taken back, nothing is decided any more.
     health.decisions = {kind: decisions[kind] for kind in decisions if kind in state.kinds}
     all_due = [one["due_since"] for one in health.decisions.values() if "due_since" in one]
     health.maintenance_due_at = datetime.fromisoformat(min(all_due)) if all_due else None
     session.add(health)
-    return _decides_at(replace(state, waits_since=waits_since(health.decisions)), policy, now, decided)
+    state = replace(state, waits_since=waits_since(health.decisions))
+    return Scheduled(_decides_at(state, policy, now, decided, weighed), told)
 
 
 def due_since(
@@ -136,20 +142,26 @@ def _parameters(decision: Decision, policy: EffectivePolicy) -> dict[str, Any] |
 
 
 def _decides_at(
-    state: TableState, policy: EffectivePolicy, now: datetime, decided: Sequence[Decision]
+    state: TableState,
+    policy: EffectivePolicy,
+    now: datetime,
+    decided: Sequence[Decision],
+    weighed: Weighing | None,
 ) -> datetime | None:
     """The next moment at which time alone makes other decisions than those of now, or may do so."""
     kept = [(decision.action, decision.code) for decision in decided]
-    for moment in sorted(_changes(state, policy, now)):
-        then = decide(state, policy, moment)
+    for moment in sorted(_changes(state, policy, now, weighed)):
+        then = decide(state, policy, moment, weighed, tells_cost=False)
         if [(decision.action, decision.code) for decision in then] != kept:
             return moment
     return None
 
 
-def _changes(state: TableState, policy: EffectivePolicy, now: datetime) -> Iterator[datetime]:
+def _changes(
+    state: TableState, policy: EffectivePolicy, now: datetime, weighed: Weighing | None
+) -> Iterator[datetime]:
     """The next moments, of each kind, at which time alone may make another decision."""
-    yield from (deadline for deadline in deadlines(state, policy) if deadline > now)
+    yield from (deadline for deadline in deadlines(state, policy, weighed) if deadline > now)
     zone = policy.schedule.time_zone
     for cron in cron_of(policy).values():
         if cron:

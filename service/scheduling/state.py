@@ -1,27 +1,30 @@
 """The state of a table that decisions depend on, read from the database."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from itertools import takewhile
 from statistics import median
 from typing import Any
 
-from sqlalchemy import Row, bindparam
-from sqlalchemy import select as columns
+from sqlalchemy import bindparam
 from sqlmodel import Session, col, select
 
 from service.catalogs.measure import Past, Volume
 from service.index_health.reader_cost import fresh_shape
+from service.index_health.service import LATEST, RecentJobs, recent_jobs
 from service.jobs import queue
 from service.jobs.budgets import spent_budget, spent_budget_of
 from service.jobs.index_reports import rewritable
 from service.jobs.views import pause_reason
+from service.policies.effective import effective_policy
 from service.policies.models import EffectivePolicy
 from service.reader_cost import Shape, shape_of, small_files
 from service.records.catalogs import Catalog
 from service.records.health import TableHealth
 from service.records.jobs import REQUEST, Job, JobKind, JobStatus
 from service.records.tables import EnrolledTable
+from service.scheduling.clock import CLOCK_TOLERANCE
 from service.scheduling.facts import (
     SCHEDULED,
     WAITS,
@@ -35,25 +38,10 @@ from service.scheduling.facts import (
 _LOOKED_BACK = 20
 """Jobs: after so many failures the pause is as long as it gets."""
 _INDEXING_STAGES = frozenset({"index", "compact", "commit_index"})
-_AVERAGED = 3
-"""Jobs: what the latest took tells what the next one takes."""
 _NOTHING = Shape(0, 0).as_json()
 
 
-# Putting a statement together takes longer than most take to run, and each poll runs these.
-_ACTIVE = columns(
-    *map(
-        col,
-        (Job.kind, Job.held_because, Job.status, Job.available_at, Job.failures, Job.priority, Job.trigger),
-    )
-).where(
-    col(Job.table_id) == bindparam("table_id"),
-    ~col(Job.dry_run),
-    col(Job.status).in_((JobStatus.QUEUED.value, JobStatus.RUNNING.value)),
-)
-_KINDS = (
-    select(Job.kind).where(Job.table_id == bindparam("table_id"), col(Job.ended_at).is_not(None)).distinct()
-)
+# Putting a statement together takes longer than most take to run.
 _ENDED = (
     select(Job)
     .where(
@@ -67,10 +55,27 @@ _ENDED = (
 )
 
 
+@dataclass(frozen=True)
+class Known:
+    """What decisions on a table go by besides its health."""
+
+    policy: EffectivePolicy
+    paused: str | None
+    """Why no job starts, if so."""
+    jobs: RecentJobs
+
+
+def read_known(session: Session, table: EnrolledTable, now: datetime) -> Known:
+    catalog = session.get_one(Catalog, table.catalog_id)
+    paused = pause_reason(table, catalog, is_system_paused=queue.is_system_paused(session))
+    jobs = recent_jobs(session, table, now + CLOCK_TOLERANCE)
+    return Known(effective_policy(session, table), paused, jobs)
+
+
 def table_state(
-    session: Session, table: EnrolledTable, health: TableHealth, policy: EffectivePolicy, now: datetime
+    session: Session, table: EnrolledTable, health: TableHealth, known: Known, now: datetime
 ) -> TableState:
-    active = session.execute(_ACTIVE, {"table_id": table.id}).all()
+    policy, active = known.policy, [job for job in known.jobs.active if not job.dry_run]
     spent = spent_budget(session, table, policy, now)
     spent_of = {
         kind: found
@@ -78,22 +83,21 @@ def table_state(
         if (found := spent_budget_of(session, table, policy, kind, now)) is not None
     }
 
-    def has_turn(job: Row[Any]) -> bool:
+    def has_turn(job: Job) -> bool:
         may_start = job.trigger == REQUEST or (spent is None and JobKind(job.kind) not in spent_of)
         is_first = not job.failures and job.available_at <= now
         return is_first and job.priority >= policy.schedule.priority and may_start
 
     present = {JobKind(job.kind) for job in active if job.status == JobStatus.RUNNING.value or has_turn(job)}
-    kinds = set(session.exec(_KINDS, params={"table_id": table.id}))
-    last = {kind: _last_job(session, health, kind, policy) for kind in SCHEDULED if kind.value in kinds}
+    last = {
+        kind: _last_job(session, health, kind, jobs, policy)
+        for kind, jobs in known.jobs.ended.items()
+        if kind in SCHEDULED
+    }
     now_stored = health.reader_shapes.get("now")
     shape = shape_of(now_stored) if now_stored is not None else None
     return TableState(
-        paused=pause_reason(
-            table,
-            session.get_one(Catalog, table.catalog_id),
-            is_system_paused=queue.is_system_paused(session),
-        ),
+        paused=known.paused,
         has_keys=health.has_keys,
         new=Volume(health.new_data_files, health.new_rows, health.new_bytes),
         indexed_at=health.indexed_at,
@@ -177,14 +181,13 @@ def _staged(health: TableHealth) -> StagedState:
 
 
 def _last_job(
-    session: Session, health: TableHealth, kind: JobKind, policy: EffectivePolicy
+    session: Session, health: TableHealth, kind: JobKind, ended: Sequence[Job], policy: EffectivePolicy
 ) -> LastJob | None:
-    for most in (_AVERAGED, _LOOKED_BACK):
-        named = {"table_id": health.table_id, "kind": kind.value, "most": most}
+    """ended: the latest of its kind."""
+    if len(ended) == LATEST and not _says_all(ended, health, policy):
+        named = {"table_id": health.table_id, "kind": kind.value, "most": _LOOKED_BACK}
         ended = session.exec(_ENDED, params=named).all()
-        if len(ended) < most or _says_all(ended, health, policy):
-            break
-    if not ended or ended[0].ended_at is None:
+    if ended[0].ended_at is None:
         return None
     since_success = list(takewhile(lambda job: job.status == JobStatus.FAILED.value, ended))
     failed = [job for job in since_success if job.trigger != REQUEST and job.policy_digest == policy.digest]
@@ -194,7 +197,7 @@ def _last_job(
         for job in ended
         if _tells_time(job) and job.started_at is not None and job.ended_at is not None
     ]
-    seconds = [each for _, each in took[:_AVERAGED]]
+    seconds = [each for _, each in took[:LATEST]]
     return LastJob(
         ended[0].ended_at,
         failed=len(failed),

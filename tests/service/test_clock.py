@@ -14,6 +14,7 @@ from service.records.tables import EnrolledTable
 from service.scheduling import clock
 from service.scheduling.looks import _since
 from service.scheduling.scheduler import schedule
+from service.scheduling.state import read_known
 from tests.service.conftest import Running, alike_on_both
 from tests.service.iceberg_tables import IcebergCatalog
 from tests.service.queue_calls import FATAL, add_tables, add_worker, claim, finish, job, request
@@ -81,7 +82,7 @@ def scheduled(database: Database, table_id: str, now: datetime) -> set[str]:
     """What the scheduler would start."""
     with database.write() as session:
         table, health = session.get_one(EnrolledTable, table_id), session.get_one(TableHealth, table_id)
-        schedule(session, table, health, now)
+        schedule(session, table, health, read_known(session, table, now), now)
         added = set()
         for queued in session.exec(select(Job).where(Job.status == "queued")).all():
             added.add(queued.kind)
@@ -149,7 +150,7 @@ def test_nothing_is_due_or_deleted_since_a_time_to_come_but_for_a_window(
         health = session.get_one(TableHealth, table)
         health.decisions, health.rows_deleted_since = made, NOW + YEAR
         session.add(health)
-        clock.correct_times(session, session.get_one(EnrolledTable, table), NOW)
+        clock.correct_times(session, session.get_one(EnrolledTable, table), health, (), NOW)
     with database.read() as session:
         health = session.get_one(TableHealth, table)
         assert health.rows_deleted_since == NOW

@@ -20,6 +20,7 @@ from service.records.policies import Level
 from service.records.tables import EnrolledTable
 from service.scheduling.preview import preview
 from service.scheduling.scheduler import schedule
+from service.scheduling.state import read_known
 from tests.service.queue_calls import (
     SETTINGS,
     START,
@@ -179,7 +180,8 @@ class Budgeted:
         """What the scheduler decides about a kind."""
         with self.database.write() as session:
             health = session.get_one(TableHealth, table)
-            schedule(session, session.get_one(EnrolledTable, table), health, now)
+            row = session.get_one(EnrolledTable, table)
+            schedule(session, row, health, read_known(session, row, now), now)
             return dict(health.decisions[kind])
 
     def change(self, **settings: dict[str, Any]) -> None:

@@ -6,12 +6,11 @@ from typing import Any
 import pytest
 from sqlmodel import col, select
 
-from service.policies.effective import effective_policy
 from service.records.health import TableHealth
 from service.records.jobs import Job, JobKind
 from service.records.tables import EnrolledTable
 from service.scheduling import worth
-from service.scheduling.state import table_state
+from service.scheduling.state import read_known, table_state
 from tests.service.conftest import ON_BOTH, Running, alike_on_both
 from tests.service.iceberg_tables import IcebergCatalog
 
@@ -276,7 +275,8 @@ def test_a_rewriting_is_tried_again_once_so_many_files_have_come_as_it_takes(
     def committed_at() -> datetime | None:
         with service.database.write() as session:
             row, health = session.get_one(EnrolledTable, table), session.get_one(TableHealth, table)
-            state = table_state(session, row, health, effective_policy(session, row), datetime.now(UTC))
+            now = datetime.now(UTC)
+            state = table_state(session, row, health, read_known(session, row, now), now)
             return state.last[JobKind.REWRITE_DATA_FILES].committed_at
 
     def ends(rewritten: int) -> None:

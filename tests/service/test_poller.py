@@ -23,8 +23,10 @@ from service.db.database import utc_now
 from service.errors import UnreachableError
 from service.jobs import attempts
 from service.jobs.contract import FinishRequest
+from service.policies.models import EffectivePolicy
 from service.records.catalogs import Catalog, CatalogType
 from service.records.health import HealthSample, TableHealth
+from service.scheduling import facts
 from service.scheduling.looks import _reads_within
 from service.scheduling.poller import Poller
 from service.settings import Settings
@@ -520,19 +522,33 @@ def test_moments_at_which_nothing_can_start_let_no_table_be_read(
         assert catalogs.loads["local.db.quiet"] == 1
 
 
-def test_a_look_reads_the_last_sample_and_the_last_jobs_once(
-    service: Running, iceberg: IcebergCatalog
-) -> None:
-    table = settled(service, iceberg)
+@ON_BOTH
+def test_a_look_is_few_statements(service: Running, iceberg: IcebergCatalog) -> None:
+    iceberg.create("db.quiet")
+    service.register(iceberg)
+    table = service.enroll("db.quiet", policy="manual")
     iceberg.append("db.quiet", [1, 2])
-    iceberg.delete_keys("db.quiet", [1])
     with polling(service) as (poller, _):
+        first = statements_of_a_look(service, poller, table)
+        end_job(service, f"/tables/{table['id']}", status="succeeded", health=index_report())
+        iceberg.append("db.quiet", [3])
+        iceberg.delete_keys("db.quiet", [1])
+        moved = statements_of_a_look(service, poller, table)
+        same = statements_of_a_look(service, poller, table)
+    for asked, most in (
+        (first, 9),  # with events of decisions
+        (moved, 10),  # with the totals, and with the last sample before, which is no longer that of its hour
+        (same, 7),
+    ):
+        assert len(asked) <= most, "\n".join(asked)
+        assert len(set(asked)) == len(asked)
+
+
+def statements_of_a_look(service: Running, poller: Poller, table: dict[str, Any]) -> list[str]:
+    """What the database is asked, but for the beginnings of transactions."""
+    with statements_of(service.database) as asked:
         poller.poll(table["id"])
-        with statements_of(service.database) as asked:
-            poller.poll(table["id"])
-    texts = [statement for statement, _ in asked if statement.startswith("SELECT")]
-    assert sum("FROM health_samples" in each for each in texts) == 1
-    assert sum("row_number()" in each for each in texts) == 1
+    return [statement for statement, _ in asked if not statement.startswith("BEGIN")]
 
 
 def test_a_look_opens_each_file_once_and_understands_no_two_that_are_alike(
@@ -577,6 +593,32 @@ def test_a_look_opens_each_file_once_and_understands_no_two_that_are_alike(
     # Metadata and lists are read again, what is told apart by its name is not.
     assert (len(opened), sorted(opened.values())) == (files, [1] * (files - 2) + [2, 2])
     assert set(understood.values()) == {1}
+
+
+def test_a_look_weighs_once_what_readers_pay(
+    service: Running, iceberg: IcebergCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {
+        "convert": {"when": "worthwhile", "reads_per_day": 1},
+        "rewrite_data_files": {"enabled": True},
+    }
+    service.admin.post("/policies", json={"name": "worthwhile", "settings": settings})
+    iceberg.delete_keys("db.t", [1])
+    service.register(iceberg)
+    table = service.enroll(policy="worthwhile")
+    weighed = []
+    weigh = facts.weigh
+
+    def note(state: facts.TableState, policy: EffectivePolicy) -> Any:
+        weighed.append(state)
+        return weigh(state, policy)
+
+    monkeypatch.setattr(facts, "weigh", note)
+    with polling(service) as (poller, _):
+        poller.poll(table["id"])
+        before = len(weighed)
+        poller.poll(table["id"])
+    assert len(weighed) - before == 1
 
 
 @ON_BOTH

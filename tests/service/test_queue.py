@@ -24,7 +24,6 @@ from service.jobs.contract import (
     HeartbeatRequest,
 )
 from service.jobs.views import view
-from service.policies.effective import effective_policy
 from service.policies.models import AttachmentRequest, PolicyRequest
 from service.policies.service import attach_policy, create_policy
 from service.records.catalogs import Catalog
@@ -34,7 +33,7 @@ from service.records.policies import Level
 from service.records.system import SystemState
 from service.records.tables import AddressCounter, EnrolledTable
 from service.scheduling import clock, state
-from service.scheduling.state import table_state
+from service.scheduling.state import read_known, table_state
 from service.webhooks.outbox import write_untold
 from tests.patience import wait_until
 from tests.service.conftest import DATABASES
@@ -157,8 +156,8 @@ def test_the_latest_jobs_tell_what_all_tell(
     def last_job() -> Any:
         with database.read() as session:
             row, health = session.get_one(EnrolledTable, table), TableHealth(table_id=table)
-            policy = effective_policy(session, row)
-            return table_state(session, row, health, policy, LATER).last[JobKind.CONVERT]
+            known = read_known(session, row, LATER)
+            return table_state(session, row, health, known, LATER).last[JobKind.CONVERT]
 
     told = last_job()
     monkeypatch.setattr(state, "_says_all", lambda *_: False)
@@ -196,7 +195,7 @@ def test_a_rewriting_tells_from_which_share_of_deleted_rows_on_it_took_files(dat
     finish(database, job_id, 1, "succeeded", LATER)
     with database.write() as session:
         row, health = session.get_one(EnrolledTable, table), session.get_one(TableHealth, table)
-        found = table_state(session, row, health, effective_policy(session, row), LATER)
+        found = table_state(session, row, health, read_known(session, row, LATER), LATER)
     last = found.last[JobKind.REWRITE_DATA_FILES]
     assert (last.delete_ratio, last.succeeded_at) == (0.02, LATER)
 
@@ -495,7 +494,7 @@ def test_what_a_conversion_costs_is_told_without_what_it_indexes(
     finish(database, job_id, 1, "succeeded", ended_at, result={"commits": 1, "stages": stages})
     with database.write() as session:
         row, health = session.get_one(EnrolledTable, table), session.get_one(TableHealth, table)
-        state = table_state(session, row, health, effective_policy(session, row), ended_at)
+        state = table_state(session, row, health, read_known(session, row, ended_at), ended_at)
         assert state.last[JobKind.CONVERT].seconds == known
 
 

@@ -352,7 +352,7 @@ def test_a_window_of_its_own_takes_the_place_of_the_schedules() -> None:
         found = decision(past(1, 2), JobKind.EXPIRE_SNAPSHOTS, policy)
         assert found.code == code
         if own == [never_now]:
-            assert NOW + timedelta(hours=12) in _changes(past(1, 2), policy, NOW)
+            assert NOW + timedelta(hours=12) in _changes(past(1, 2), policy, NOW, None)
 
 
 @pytest.mark.parametrize(
@@ -721,7 +721,7 @@ def test_when_time_alone_makes_another_decision_is_known(
     before = NOW + after - timedelta(milliseconds=1)
     assert decision(state, kind, now=before).action is not Action.TRIGGER
     assert decision(state, kind, now=NOW + after).action is Action.TRIGGER
-    assert NOW + after in set(_changes(state, POLICY, NOW))
+    assert NOW + after in set(_changes(state, POLICY, NOW, None))
 
 
 def test_a_policy_that_is_off_starts_nothing() -> None:
@@ -978,7 +978,7 @@ def test_what_is_staged_is_published_at_its_rows_or_its_age(state: TableState, c
 
 
 def test_what_is_staged_becomes_due_by_time_alone() -> None:
-    assert NOW + timedelta(seconds=29) in set(_changes(staged(), POLICY, NOW))
+    assert NOW + timedelta(seconds=29) in set(_changes(staged(), POLICY, NOW, None))
 
 
 def test_a_branch_that_can_not_be_told_starts_no_publication() -> None:

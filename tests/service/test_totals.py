@@ -16,7 +16,8 @@ from sqlmodel import Session, col, func, select
 from service.auth.models import SYSTEM
 from service.db.database import Database
 from service.index_health import summary
-from service.index_health.samples import keep_last_look, record_sample
+from service.index_health.samples import keep_last_look, read_health, record_sample
+from service.index_health.service import judged
 from service.index_health.summary import total_pending
 from service.jobs.conversions import converted_since
 from service.policies.effective import effective_policy
@@ -39,11 +40,12 @@ SETTINGS = Settings(fine_history_days=0.5, history_days=1, daily_history_days=2)
 def sample(database: Database, table_id: str, deletes: int, now: datetime) -> None:
     """As a poll of the table does it."""
     with database.write() as session:
-        table, health = get_table(session, table_id, for_update=True), session.get_one(TableHealth, table_id)
-        last = keep_last_look(session, SETTINGS, health, now)
+        table, (health, last) = get_table(session, table_id, for_update=True), read_health(session, table_id)
+        last = keep_last_look(session, SETTINGS, health, last, now)
         health.measured_at, health.pending_equality_deletes = now, deletes
         health.pending_equality_delete_files = min(deletes, 1)
-        record_sample(session, table, health, effective_policy(session, table), (), last, now)
+        status = judged(table, health, effective_policy(session, table), (), None, now)
+        record_sample(session, health, status, last, now)
 
 
 class World(NamedTuple):

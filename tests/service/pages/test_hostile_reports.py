@@ -16,6 +16,7 @@ from service.records.health import TableHealth
 from service.records.jobs import Job, JobStatus
 from service.records.tables import EnrolledTable
 from service.scheduling.scheduler import schedule
+from service.scheduling.state import read_known
 from tests.browser.running_service import convert_result, erasure_result, index_report, index_result
 from tests.service.conftest import Running
 from tests.service.iceberg_tables import IcebergCatalog
@@ -263,7 +264,7 @@ def check_everything(service: Running, person: Person, table: str, job: str) -> 
     service.poll(table)
     with service.database.write() as session:
         row, health = session.get_one(EnrolledTable, table), session.get_one(TableHealth, table)
-        schedule(session, row, health, utc_now())
+        schedule(session, row, health, read_known(session, row, utc_now()), utc_now())
 
 
 def claimed(service: Running, worker: str, table: str, kind: str) -> dict[str, Any]:
