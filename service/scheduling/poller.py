@@ -28,7 +28,7 @@ from service import __version__
 from service.catalogs.egress import check_location
 from service.catalogs.iceberg import IcebergCatalogs, budget_seconds
 from service.catalogs.measure import ManifestCache, Measurement, measure
-from service.catalogs.metadata_locations import AT_ONCE, Identifier, MetadataLocations
+from service.catalogs.metadata_locations import AT_ONCE, TOLD_TOGETHER, Identifier, MetadataLocations
 from service.db.database import Database, utc_now
 from service.errors import IcestreamError, UnreachableError
 from service.jobs.events import last_of_tables, latest_event_id
@@ -55,6 +55,9 @@ _READ_SINGLY = 10_000
 """Events after a start: of those before the last of them, none comes any more, whoever writes them."""
 _SILENCES = 20
 """Of a catalog, that a poll may last in all: the first of a table may have thousands of manifests to read."""
+_ALONG = 0.75
+"""Of the interval: what has its turn within that goes along where one answer tells of all tables, so that few
+such answers are asked for."""
 _LOOKED_AT_ONCE = 500
 """Rows in one transaction."""
 _POLLED = (
@@ -349,15 +352,16 @@ class Poller:
             return
         due: list[tuple[bool, bool, float, str]] = []
         settled: list[tuple[float, str]] = []
+        until = now + _ALONG * self._settings.poll_interval_seconds * (lane.type in TOLD_TOGETHER)
         for table_id, table in lane.tables.items():
-            has_news = table.news != table.polled
             if table.is_busy:
                 continue
             is_settled = table.is_settled(moment)
-            if is_settled and now >= table.next_at:
+            if is_settled and until >= table.next_at:
                 settled.append((table.next_at, table_id))
             if is_settled and now < table.fresh_until:
                 continue
+            has_news = table.news != table.polled
             if now >= table.next_at or has_news or table.fresh_until:
                 # Comparing locations meanwhile takes no table's turn away.
                 turn = min(table.next_at, table.fresh_until or table.next_at)
@@ -366,7 +370,8 @@ class Poller:
         room = max(self._room(lane), sum(not is_untold for is_untold, *_ in due))
         for *_, table_id in heapq.nsmallest(room, due):
             self._start_poll(lane, table_id)
-        lane.settled = deque(table_id for _, table_id in sorted(settled))
+        settled.sort()
+        lane.settled = deque(table_id for _, table_id in settled if settled[0][0] <= now)
         self._start_sweeps(catalog_id, lane, moment)
 
     def _room(self, lane: _Lane) -> int:
@@ -434,7 +439,7 @@ class Poller:
                     )
         except SQLAlchemyError as error:
             _log.warning("That nothing changed could not be noted: %s", error)
-        now = time.monotonic()
+        now, moved = time.monotonic(), tables.keys() - set(same)
         with self._lock:
             lane.sweeps -= 1
             if not same:
@@ -442,7 +447,7 @@ class Poller:
                 lane.settled.clear()
             for table_id, table in tables.items():
                 table.is_busy, table.next_at = False, now + self._interval(table)
-                if table_id not in same:
+                if table_id in moved:
                     table.fresh_until = table.next_at = 0.0
                     table.tells = False
                     if table.identifier in locations:  # it has moved

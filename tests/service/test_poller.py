@@ -28,7 +28,7 @@ from service.records.catalogs import Catalog, CatalogType
 from service.records.health import HealthSample, TableHealth
 from service.scheduling import facts
 from service.scheduling.looks import _reads_within
-from service.scheduling.poller import Poller
+from service.scheduling.poller import Poller, _Lane, _Tracked
 from service.settings import Settings
 from stores import avro_readers
 from tests.browser.running_service import index_report
@@ -619,6 +619,37 @@ def test_a_look_weighs_once_what_readers_pay(
         before = len(weighed)
         poller.poll(table["id"])
     assert len(weighed) - before == 1
+
+
+def test_what_tells_of_all_tables_is_asked_once_for_those_whose_turn_comes_soon(
+    service: Running, iceberg: IcebergCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service.register(iceberg)
+    for number in range(3):
+        iceberg.create(f"db.t{number}")
+        service.enroll(f"db.t{number}")
+    compared = []
+    sweep = Poller._sweep
+
+    def note(poller: Poller, catalog_id: str, lane: _Lane, tables: dict[str, _Tracked]) -> None:
+        compared.append({table.identifier[-1] for table in tables.values()})
+        sweep(poller, catalog_id, lane, tables)
+
+    monkeypatch.setattr(Poller, "_sweep", note)
+    with polling(service, poll_interval_seconds=3600) as (poller, catalogs):
+        tick_until(poller, lambda: catalogs.loads.total() == 3)
+        let_ticks_pass(poller)
+        (lane,) = poller._lanes.values()
+        tables = {table.identifier[-1]: table for table in lane.tables.values()}
+        for number, table in enumerate(tables.values()):
+            table.next_at = time.monotonic() + 1000 * (number + 1)
+        let_ticks_pass(poller)
+        assert not compared
+        (first, second, _) = tables
+        tables[first].next_at = 0
+        let_ticks_pass(poller)
+        assert compared == [{first, second}]
+        assert catalogs.loads.total() == 3
 
 
 @ON_BOTH
