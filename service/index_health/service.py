@@ -258,8 +258,7 @@ def coverages(session: Session, table_ids: Sequence[str]) -> dict[str, float | N
     return {row.table_id: total(view_key_sets(row, now)).coverage for row in found}
 
 
-def store_status(session: Session, health: TableHealth, found: Judged) -> None:
+def store_status(health: TableHealth, found: Judged) -> None:
     """Keep the status of now for lists, which can't judge every table anew."""
     health.status, health.status_reason = found.status.value, found.reason
     health.what_to_do = found.what_to_do
-    session.add(health)

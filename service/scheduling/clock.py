@@ -73,13 +73,11 @@ def correct_times(
     """
     if _is_ahead(table.created_at, now):
         table.created_at = now
-        session.add(table)
     if health.indexed_at is not None and _is_ahead(health.indexed_at, now):
         health.indexed_at = now
     if health.rows_deleted_since is not None and _is_ahead(health.rows_deleted_since, now):
         health.rows_deleted_since = now
     health.decisions = {kind: _corrected(one, now) for kind, one in health.decisions.items()}
-    session.add(health)
     ends = {job.id: job.ended_at for job in ended_later if job.ended_at is not None}
     if not ends:
         return

@@ -90,7 +90,7 @@ def store_failure(session: Session, table_id: str, error: IcestreamError) -> Non
     table = session.get_one(EnrolledTable, table_id)
     known = read_known(session, table, now)
     found = judged(table, health, known.policy, known.jobs.last, known.paused, now)
-    store_status(session, health, found)
+    store_status(health, found)
 
 
 def store_look(
@@ -141,7 +141,7 @@ def store_look(
     _store_coverage(table, health, found)
     scheduled = schedule(session, table, health, known, now)
     status = judged(table, health, policy, jobs.last, paused, now)
-    store_status(session, health, status)
+    store_status(health, status)
     lags_at = begins_to_lag_at(table, health, policy, jobs.last, now)
     is_published = bool(source) and policy.publish.enabled
     polled = Polled(
@@ -256,7 +256,6 @@ def _follow(
     if uuid != table.table_uuid or table.format_version != loaded.metadata.format_version:
         table.table_uuid, table.format_version = uuid, loaded.metadata.format_version
     table.location, table.other_locations = loaded.location(), named_places(loaded.properties)
-    session.add(table)
 
 
 def _reads_within(kind: CatalogType, metadata: TableMetadata, health: TableHealth, now: datetime) -> float:

@@ -96,7 +96,6 @@ def schedule(
     health.decisions = {kind: decisions[kind] for kind in decisions if kind in state.kinds}
     all_due = [one["due_since"] for one in health.decisions.values() if "due_since" in one]
     health.maintenance_due_at = datetime.fromisoformat(min(all_due)) if all_due else None
-    session.add(health)
     state = replace(state, waits_since=waits_since(health.decisions))
     return Scheduled(_decides_at(state, policy, now, decided, weighed), told)
 
