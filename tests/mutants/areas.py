@@ -82,6 +82,7 @@ AREAS = (
             "worker/table/all_snapshots.py",
             "worker/table/avro_columns.py",
             "worker/table/avro_files.py",
+            "stores/avro_readers.py",
         ),
         (
             "tests/worker/table/test_data_files.py",
