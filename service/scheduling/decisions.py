@@ -593,7 +593,7 @@ def _worthwhile(kind: JobKind, weighed: Weighing | None, now: datetime) -> Decis
     if weighed.is_conversion_worth_it(now) and weighed.is_rewriting_worth_it(soon):
         told = (
             "Right after a conversion that is due, readers will have paid as much for small files and vectors"
-            " as a rewriting costs: it takes the place of that one."
+            " as a rewriting costs, so that one is due, too."
         )
         return Decision(kind, Action.TRIGGER, "worthwhile", told)
     return None

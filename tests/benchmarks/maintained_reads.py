@@ -347,7 +347,7 @@ def report_of(measured: Sequence[Maintained], rows: int, rounds: int, load: floa
             ),
             f"Of what these {len(off_by)} reads took, the model tells"
             f" {sum(factor <= 2 for factor in off_by)} within a factor of two, and all within"
-            f" {max(off_by):.1f}.",
+            f" {max(off_by):.2f}.",
         ]
     )
 

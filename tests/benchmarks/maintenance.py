@@ -409,8 +409,9 @@ def report_of(runs: Mapping[tuple[str, str], Sequence[Figures]]) -> str:
             " compaction of the index before half of the table's bytes were written anew. It"
             " counts as such only if it could be known: if the same decisions, asked of the table as it was"
             " when the job was chosen and of each moment until the other one was, say that the other one is"
-            " due. What only who knows the future could have spared, or who may let new files or deletes wait"
-            " for longer than the policy does, is counted beside it, and below by reason.",
+            " due. What only who knows the future could have spared, such as whether what has just failed"
+            " will fail again, or who may let new files or deletes wait for longer than the policy does, is"
+            " counted beside it, and below by reason.",
             markdown(f"job | before | what was not known | {titles}", _rows_of_spared(runs)),
             "Write amplification is what writers and jobs wrote, the index's jobs too, for each byte of a"
             " writer's: in all, in which large tables that were neglected and get little are most of it, and"

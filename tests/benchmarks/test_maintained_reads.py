@@ -57,7 +57,7 @@ def test_the_report_tells_how_far_off_the_model_is_about_these_tables() -> None:
     assert measured(0.5).off_by == pytest.approx([2, 1] * len(READS))
     report = report_of([measured(1.5), measured(2.5)], 4_000, 1, 2.0, "a machine")
     assert (
-        "Of what these 16 reads took, the model tells 12 within a factor of two, and all within 2.5."
+        "Of what these 16 reads took, the model tells 12 within a factor of two, and all within 2.50."
         in report
     )
 

@@ -169,7 +169,7 @@ def test_a_rewriting_for_which_readers_will_soon_have_paid_takes_the_place_of_a_
     files = replace(DELETES, data_files=FRESH.data_files + 12)
     state = replace(pending(files, age_seconds=pending_seconds), last=last)
     found, conversion = decision(state, REWRITE, policy), decision(state, JobKind.CONVERT, policy)
-    assert ("it takes the place of that one" in found.sentence) == takes_it
+    assert ("so that one is due, too" in found.sentence) == takes_it
     assert (found.action is Action.TRIGGER) == takes_it
     assert (conversion.code == "rewriting") == takes_it
 
