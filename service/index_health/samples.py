@@ -7,6 +7,7 @@ from sqlalchemy import ColumnElement, bindparam, func
 from sqlalchemy import select as select_columns
 from sqlmodel import Session, col, select
 
+from service.db.database import FOR_UPDATE
 from service.http.paging import Page, PageRequest, Sorting, read_page, within
 from service.index_health.models import HealthSampleView, KeySetSample
 from service.index_health.service import Judged
@@ -38,11 +39,12 @@ _HEALTH = (
     select(TableHealth, HealthSample)
     .outerjoin(HealthSample, col(HealthSample.id) == _LAST_ID.scalar_subquery())
     .where(TableHealth.table_id == bindparam("table_id"))
+    .with_for_update(of=TableHealth, **FOR_UPDATE)
 )
 
 
 def read_health(session: Session, table_id: str) -> tuple[TableHealth, HealthSample | None]:
-    """And the table's last sample."""
+    """To be changed, and the table's last sample: a report that comes meanwhile waits."""
     health, last = session.exec(_HEALTH, params={"table_id": table_id}).one()
     return health, last
 

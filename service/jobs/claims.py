@@ -334,7 +334,8 @@ def release_held(session: Session, table_id: str, kinds: Collection[JobKind], no
         Job.status == JobStatus.QUEUED.value,
         col(Job.held_because).is_not(None),
     )
-    for job in session.exec(query.with_for_update(skip_locked=True)):
+    locked = query.with_for_update(skip_locked=True).execution_options(populate_existing=True)
+    for job in session.exec(locked):
         job.available_at, job.held_because = min(job.available_at, now), None
         session.add(job)
         record_job_event(session, job, "job.queued", "No longer held: the budget allows it.", now)

@@ -282,6 +282,8 @@ def _find_queued(session: Session, job: Job) -> Job | None:
             Job.status == JobStatus.QUEUED.value,
         )
         .order_by(col(Job.attempt))
+        # A look may have read it before.
+        .execution_options(populate_existing=True)
     ).first()
 
 
