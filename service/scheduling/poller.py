@@ -370,8 +370,9 @@ class Poller:
         room = max(self._room(lane), sum(not is_untold for is_untold, *_ in due))
         for *_, table_id in heapq.nsmallest(room, due):
             self._start_poll(lane, table_id)
-        settled.sort()
-        lane.settled = deque(table_id for _, table_id in settled if settled[0][0] <= now)
+        # Those whose turn comes soon go along with others alone.
+        is_time = any(next_at <= now for next_at, _ in settled)
+        lane.settled = deque(table_id for _, table_id in sorted(settled)) if is_time else deque()
         self._start_sweeps(catalog_id, lane, moment)
 
     def _room(self, lane: _Lane) -> int:
@@ -452,6 +453,8 @@ class Poller:
                     table.tells = False
                     if table.identifier in locations:  # it has moved
                         self._start_at_once(lane, table_id, table)
+                elif table.is_notified:
+                    self._start_at_once(lane, table_id, table)
             if not self._is_stopping:
                 self._start_sweeps(catalog_id, lane, utc_now())
 
