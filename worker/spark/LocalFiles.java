@@ -18,7 +18,7 @@ import org.apache.hadoop.fs.permission.FsPermission;
  */
 public class LocalFiles extends RawLocalFileSystem {
     public void setPermission(Path path, FsPermission permission) throws IOException {
-        if (permission.getStickyBit()) {
+        if (permission.getStickyBit() || pathToFile(path).isDirectory()) { // which may have bits of groups
             super.setPermission(path, permission);
             return;
         }

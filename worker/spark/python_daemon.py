@@ -12,7 +12,7 @@ _TASKS = "worker.jobs.pipeline"
 
 
 def fork_processes() -> None:
-    with suppress(ImportError):  # a task says what is missing
+    with suppress(Exception):  # a task says what is missing or wrong
         import_module(_TASKS)
     # Each of them looks for garbage after each task: among what was imported it would find none.
     gc.freeze()

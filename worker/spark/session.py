@@ -1,5 +1,6 @@
 """The Spark session of a worker, and what it is set to."""
 
+import logging
 import os
 import sys
 from collections.abc import Mapping
@@ -13,6 +14,8 @@ from pyspark.sql import SparkSession
 
 from worker.spark.jars import EXCLUDED, SparkSettings, cached_jars, jars_folder, remember_jars, wanted_jars
 from worker.spark.jvm import java_object, keep_names
+
+log = logging.getLogger("icestream.worker")
 
 _LOCAL_FILES = Path(__file__).with_name("LocalFiles.java")
 
@@ -47,7 +50,10 @@ def create_spark(master: str, app_name: str = "icestream", *, structured_logs: b
         ) from error
     keep_names(spark.sparkContext._jvm, "PythonUtils")
     context: Any = spark.sparkContext._jsc
-    java_object(context, _LOCAL_FILES, "LocalFiles").takePlace(context.hadoopConfiguration())
+    try:
+        java_object(context, _LOCAL_FILES, "LocalFiles").takePlace(context.hadoopConfiguration())
+    except Py4JJavaError as error:  # whoever configures other local files has those
+        log.info("Hadoop writes local files as it is configured to: %s", java_cause(error))
     if runs_tasks_in_this_python(spark.sparkContext):
         # It is read when the first task comes.
         context.sc().conf().setIfMissing("spark.python.daemon.module", "worker.spark.python_daemon")
