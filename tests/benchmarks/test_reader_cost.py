@@ -42,7 +42,13 @@ from tests.benchmarks.reader_tables import (
 from tests.factories import sqlite_catalog
 from tests.spark import spark as spark
 
-KNOWN = {"read": 0.5, "data file": 0.01, "row": 1e-7, "equality delete": 0.002, "vector": 0.003}
+KNOWN = {
+    "read": 0.5,
+    "data file": 0.01,
+    "row": 1e-7,
+    "data file and equality delete file": 0.002,
+    "vector": 0.003,
+}
 FULL = (Reader.SPARK, Read.FULL)
 
 
@@ -141,7 +147,7 @@ def test_they_are_so_about_the_overhead_of_a_full_read(reader: Reader, tables: l
     off = [one.off_by for one in compared((reader, Read.FULL), tables, MUCH)]
     assert len(off) > 10
     assert sum(one <= 2 for one in off) >= 0.9 * len(off)
-    assert max(off) <= 3.5
+    assert max(off) <= 4
 
 
 @pytest.mark.parametrize("reader", Reader)

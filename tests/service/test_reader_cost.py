@@ -430,12 +430,12 @@ def test_a_policy_may_go_by_what_readers_pay_and_what_the_table_s_jobs_took(
         job.started_at -= timedelta(seconds=120)
         session.add(job)
     service.finish(assignment, result={"commits": 1})
-    for keys in range(20):
+    for keys in range(30):
         iceberg.delete_keys("db.t", [keys])
     service.poll(table["id"])
     health = service.admin.get(f"/tables/{table['id']}/health").json()
     decision = health["decisions"]["convert"]
-    assert (decision["action"], decision["code"]) == ("wait", "below-triggers"), "20 files are no reason"
+    assert (decision["action"], decision["code"]) == ("wait", "below-triggers"), "30 files are no reason"
     assert "a conversion costs 120 s and leaves up to 1 vector." in decision["sentence"]
     monkeypatch.setattr(worth, "LEAST_SECONDS", 0.0)  # this table is small
     body = {"settings": {"index": {"enabled": False}, "convert": convert | {"max_read_ratio": 1.01}}}
@@ -445,4 +445,4 @@ def test_a_policy_may_go_by_what_readers_pay_and_what_the_table_s_jobs_took(
     service.poll(table["id"])
     (job_told,) = service.admin.get("/jobs?status=queued").json()["items"]
     assert job_told["kind"] == "convert"
-    assert "(policy: 1.01): it joins 21 delete files with 1 data file." in job_told["trigger"]
+    assert "(policy: 1.01): it joins 31 delete files with 1 data file." in job_told["trigger"]

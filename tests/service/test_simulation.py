@@ -17,6 +17,7 @@ from service.scheduling.facts import LastJob
 from service.scheduling.simulation import USUAL, Arrival, Beginning, Cost, Costs, JobCost, Outcome, simulate
 from tests.service.test_scheduler import NOW
 from tests.thorough import EXHAUSTIVE, THOROUGH
+from worker.demo.story import POLICY_SETTINGS, STREAM_CHANGES, STREAM_PAUSE_SECONDS
 
 REWRITE = JobKind.REWRITE_DATA_FILES
 MEGABYTES = 1_000_000
@@ -29,6 +30,15 @@ TABLE = Beginning(
     sorted_runs=1,
 )
 UPSERT = Shape(4, 400, 4, 400, data_bytes=40_000, delete_bytes=4_000)
+QUICK = Costs(
+    {
+        **USUAL,
+        JobKind.CONVERT: JobCost(Cost(1.5, 0.003), Cost(0)),
+        REWRITE: JobCost(Cost(1.5, 5e-8), Cost(0)),
+    },
+    wait_seconds=0.1,
+)
+"""As jobs of `icestream demo` take."""
 
 
 def settings(built_in: str) -> dict[str, dict[str, object]]:
@@ -47,10 +57,11 @@ def stream(
     every: float = 600,
     beginning: Beginning = TABLE,
     costs: Costs | None = None,
+    upsert: Shape = UPSERT,
 ) -> Outcome:
     """An upsert now and then, from the beginning on."""
     number = int(hours * 3600 / every)
-    arrivals = [Arrival(NOW + timedelta(seconds=every * each), UPSERT) for each in range(number)]
+    arrivals = [Arrival(NOW + timedelta(seconds=every * each), upsert) for each in range(number)]
     return simulate(beginning, arrivals, hold, NOW + timedelta(hours=hours), costs, most_steps=10**6)
 
 
@@ -132,11 +143,9 @@ def test_a_stream_that_is_rewritten_as_is_worthwhile_stays_cheap_to_read(
     )
     rows = 3_000_000
     demo = replace(TABLE, shape=Shape(4, rows, data_bytes=20 * rows), entries=rows)
-    convert, rewrite = JobCost(Cost(1.5, 0.003), Cost(0)), JobCost(Cost(1.5, 5e-8), Cost(0))
-    quick = Costs({**USUAL, JobKind.CONVERT: convert, REWRITE: rewrite}, wait_seconds=0.1)
-    failing = replace(quick, fails_each=fails_each)
+    failing = replace(QUICK, fails_each=fails_each)
     by_cost = stream(worthwhile, every=every, hours=hours, beginning=demo, costs=failing)
-    by_number = stream(policy(), every=every, hours=min(hours, 3600 / every), beginning=demo, costs=quick)
+    by_number = stream(policy(), every=every, hours=min(hours, 3600 / every), beginning=demo, costs=QUICK)
     assert by_cost.read_ratio is not None
     assert by_number.read_ratio is not None
     assert by_cost.read_ratio < 1.5 < 3 < by_number.read_ratio
@@ -148,6 +157,37 @@ def test_a_stream_that_is_rewritten_as_is_worthwhile_stays_cheap_to_read(
     assert per_conversion[0] * 10 < per_conversion[1]
     assert by_number.delete_files_rewritten / by_number.delete_files_written > 0.9
     assert not [each for each in by_cost.ran if each.is_idle]
+
+
+@pytest.mark.parametrize("hours", [0.5, pytest.param(24, marks=EXHAUSTIVE)])
+def test_a_table_under_the_policy_of_the_demo_stays_healthy_for_as_long_as_its_stream_goes_on(
+    hours: float,
+) -> None:
+    rows = 3_000_000
+    demo = replace(TABLE, shape=Shape(4, rows, data_bytes=20 * rows), entries=rows)
+    found = stream(
+        policy(**POLICY_SETTINGS),
+        every=STREAM_PAUSE_SECONDS,
+        hours=hours,
+        beginning=demo,
+        costs=QUICK,
+        upsert=Shape(
+            4,
+            STREAM_CHANGES,
+            4,
+            STREAM_CHANGES,
+            data_bytes=20 * STREAM_CHANGES,
+            delete_bytes=10 * STREAM_CHANGES,
+        ),
+    )
+    assert found.until == NOW + timedelta(hours=hours)
+    assert found.read_ratio is not None
+    # With a commit each three seconds, something is always pending, which alone makes it 1.4.
+    assert found.read_ratio < 1.7
+    assert max(read.ratio for read in found.reads) < 2.5
+    assert found.lag_seconds_max < 60
+    assert found.sorted_runs_max <= 20
+    assert not [each for each in found.ran if each.is_idle]
 
 
 @pytest.mark.thorough

@@ -38,7 +38,7 @@ NAMESPACE, NAME = "demo", "orders"
 IDENTIFIER = f"{CATALOG}.{NAMESPACE}.{NAME}"
 QUERY = f"SELECT region, count(*), sum(amount_cents) FROM {IDENTIFIER} GROUP BY region"  # noqa: S608
 POLICY = "demo"
-POLICY_SETTINGS = {
+POLICY_SETTINGS: dict[str, dict[str, object]] = {
     "convert": {"when": "worthwhile", "reads_per_day": 5000},
     "rewrite_data_files": {"enabled": True, "min_interval_seconds": 60, "min_input_files": 2},
     "expire_snapshots": {
