@@ -22,7 +22,8 @@ from service.policies.models import EffectivePolicy
 from service.reader_cost import Shape
 from service.records.jobs import JobKind
 from service.scheduling.decisions import deadlines, decide_kind
-from service.scheduling.facts import Action, TableState
+from service.scheduling.facts import Action, TableState, weighing
+from service.scheduling.rewriting_or_conversion import may_be_left_to_rewriting, rewriting_seconds
 from service.scheduling.simulation import (
     USUAL,
     Arrival,
@@ -256,7 +257,14 @@ def _unknown(job: Ran, later: Ran, hold: EffectivePolicy) -> str | None:
     longest = timedelta(seconds=hold.convert.age_seconds)
     if job.kind is JobKind.CONVERT and oldest_at is not None and later.ended_at - oldest_at >= longest:
         return LATE
-    state = queued.state
+    state, at = queued.state, queued.decided_at
+    if job.kind is JobKind.CONVERT:
+        takes = rewriting_seconds(state, hold, weighing(state, hold))
+        due = decide_kind(JobKind.CONVERT, state, hold, at, tells_cost=False)
+        if not may_be_left_to_rewriting(due, state, hold, at, takes):
+            return LATE
+        # Whether it would have been due without this one, whose place it might have taken.
+        state = replace(state, convertible=Volume(), pending_delete_files=0, oldest_convertible_at=None)
     last = state.last.get(later.kind)
     if last is not None and last.failed:
         return FAILED
@@ -409,7 +417,8 @@ def report_of(runs: Mapping[tuple[str, str], Sequence[Figures]]) -> str:
             " compaction of the index before half of the table's bytes were written anew. It"
             " counts as such only if it could be known: if the same decisions, asked of the table as it was"
             " when the job was chosen and of each moment until the other one was, say that the other one is"
-            " due. What only who knows the future could have spared, such as whether what has just failed"
+            " due, and of a table without pending deletes if the job converts these. What only who knows the"
+            " future could have spared, such as whether what has just failed"
             " will fail again, or who may let new files or deletes wait for longer than the policy does, is"
             " counted beside it, and below by reason.",
             markdown(f"job | before | what was not known | {titles}", _rows_of_spared(runs)),

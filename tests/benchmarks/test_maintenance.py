@@ -80,7 +80,7 @@ def test_a_bad_order_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decisions, "may_be_left_to_rewriting", lambda *_: False)
     monkeypatch.setattr(decisions, "_comes_first", lambda *_: False)
     monkeypatch.setattr(decisions, "_comes_until", lambda *_: False)
-    found = known(spared(minutely("worthwhile", timedelta(hours=8)), policy("worthwhile")))
+    found = known(spared(of_fleet("worthwhile", timedelta(days=2), SEED, 10), policy("worthwhile")))
     assert (JobKind.CONVERT, REWRITE) in {(one.job.kind, one.by.kind) for one in found if one.by is not None}
 
 
@@ -132,6 +132,9 @@ def test_a_job_right_before_a_rewriting_is_spared_by_a_better_order(kind: JobKin
     if kind is JobKind.CONVERT:
         old = replace(DUE, oldest_convertible_at=at(-265))
         assert seen(old, DUE) == [LATE]
+        takes_long = {**DUE.last, REWRITE: LastJob(at(-3600), seconds=250.0)}
+        late = replace(DUE, oldest_convertible_at=at(-100), last=takes_long)
+        assert seen(late, DUE) == [LATE], "by what rewritings usually take"
     if kind is JobKind.INDEX:
         waits = replace(DUE, waits_since={kind: at(-31)})
         assert seen(waits, waits) == [LATE]
