@@ -21,7 +21,7 @@ from telemetry.logs import configure_logs
 STOP_SECONDS = 10.0
 """After so long the process ends, whatever still hangs: a catalog, say, that does not answer a poll."""
 _DRAIN_SECONDS = 7
-_IDLE_SECONDS = 75
+IDLE_SECONDS = 75
 """For so long a connection without a request stays open: longer than clients and load balancers keep theirs
 (60 s), since who sends a request at the moment at which we end the connection gets no answer."""
 _log = logging.getLogger("icestream.serving")
@@ -55,7 +55,7 @@ def run(app: ASGIApp, stopping: threading.Event, settings: Settings) -> None:
         log_config=None,
         access_log=False,  # it would tell queries, which may hold secrets; see ICESTREAM_LOG_REQUESTS
         proxy_headers=False,  # the application believes only ICESTREAM_TRUSTED_PROXIES
-        timeout_keep_alive=_IDLE_SECONDS,
+        timeout_keep_alive=IDLE_SECONDS,
         timeout_graceful_shutdown=_DRAIN_SECONDS,
     )
     threading.Thread(target=_end_in_time, args=[stopping], name="ends-in-time", daemon=True).start()

@@ -27,6 +27,7 @@ from service.app import create_app, prepare
 from service.auth.access import check_every_route_declares_access
 from service.auth.models import SYSTEM, ApiKeyRequest
 from service.auth.service import create_api_key
+from service.command.serving import IDLE_SECONDS
 from service.db.database import Database, migrate
 from service.policies.service import ensure_built_in
 from service.records.keys import Role
@@ -273,6 +274,7 @@ def listening(app: ASGIApp) -> Iterator[str]:
         port=0,
         log_config=None,
         proxy_headers=False,
+        timeout_keep_alive=IDLE_SECONDS,
     )
     server = PromptServer(config)
     thread = threading.Thread(target=server.run)
