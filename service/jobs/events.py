@@ -28,16 +28,9 @@ def job_event(
     job: Job, kind: str, message: str, now: datetime, *, level: str = "info", **fields: Any
 ) -> dict[str, Any]:
     """The columns of an event about a job."""
-    return {
-        "at": now,
-        "kind": kind,
-        "level": level,
-        "message": message,
-        "table_id": job.table_id,
-        "job_id": job.id,
-        "attempt": job.attempt or None,
-        "fields": {"job_kind": job.kind, "dry_run": job.dry_run, "status": job.status, **fields},
-    }
+    fields = {"job_kind": job.kind, "dry_run": job.dry_run, "status": job.status, **fields}
+    of_table = table_event(job.table_id, kind, message, now, level=level, **fields)
+    return of_table | {"job_id": job.id, "attempt": job.attempt or None}
 
 
 def record_table_event(
