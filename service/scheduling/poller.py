@@ -16,6 +16,7 @@ from collections.abc import Hashable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from pyiceberg.table import Table
@@ -522,15 +523,12 @@ class Poller:
             # A table that is too large says nothing of the others.
             is_unreachable = isinstance(error, UnreachableError) and error.slug != "catalog-limit-exceeded"
             return Polled(is_reachable=not is_unreachable)
-
-        def note(polled: Polled) -> dict[str, Any]:
-            assert basis is not None
-            return basis.note(polled, self._every_seconds(polled.look_within, is_told=basis.is_told(polled)))
-
+        note = partial(self._noted, basis) if basis is not None else None
         with self._database.write() as session:
-            return store_look(
-                session, self._settings, table_id, loaded, found, note if basis is not None else None
-            )
+            return store_look(session, self._settings, table_id, loaded, found, note)
+
+    def _noted(self, basis: _Basis, polled: Polled) -> dict[str, Any]:
+        return basis.note(polled, self._every_seconds(polled.look_within, is_told=basis.is_told(polled)))
 
     def _look(
         self, table: EnrolledTable, catalog: Catalog, since: set[int | None]
