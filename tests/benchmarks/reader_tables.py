@@ -88,12 +88,17 @@ class Drawing:
     seed: int
     least_rows: int
     most_rows: int
+    most_files: int = MOST_FILES
+    most_deletes: int = 100
+    """By key, of each file of them."""
 
 
 DRAWINGS = (
     Drawing(14, 1, 50_000, 1_000_000),
     Drawing(8, 20261126, 50_000, 1_000_000),
     Drawing(8, 20261127, 1_000_000, 5_000_000),
+    Drawing(8, 163, 100_000, 2_000_000, most_deletes=3_000),
+    Drawing(8, 479, 1_000_000, 5_000_000, most_files=16),
 )
 
 
@@ -136,14 +141,15 @@ def drawn(drawing: Drawing) -> list[Drawn]:
     tables = []
     for at in range(drawing.number):
         partitions = len(REGIONS) if at % 2 else 1
-        files, rows = number_of(MOST_FILES, partitions), round(between(drawing.least_rows, drawing.most_rows))
+        files = number_of(drawing.most_files, partitions)
+        rows = round(between(drawing.least_rows, drawing.most_rows))
         equality = number_of(MOST_DELETE_FILES, partitions) if random.random() > 1 / 3 else 0
         vectors = min(round(between(1, MOST_FILES)), files) if random.random() > 1 / 3 else 0
         shape = Shape(
             files,
             rows,
             equality,
-            equality * round(between(1, 100)),
+            equality * round(between(1, drawing.most_deletes)),
             vectors,
             vectors * max(round(rows // files * between(1e-4, 0.2)), 1),
         )

@@ -321,7 +321,7 @@ def test_no_figure_of_metadata_or_clock_is_believed_to_spare_readers_without_end
     once = look(fresh, JOBS, 0)[0]
     assert once == pytest.approx(100 * cost(fresh))
     assert look(fresh, NOBODY, 24 * 365)[1] == pytest.approx(48 * once), "a day at most"
-    many = replace(fresh, rows=10**13)
+    many = replace(fresh, rows=10**13, data_bytes=10**13)
     look(worn(many), NOBODY, 0)
     assert look(many, JOBS, 0)[0] == 86_400
 

@@ -145,16 +145,12 @@ def test_a_stream_that_is_rewritten_as_is_worthwhile_stays_cheap_to_read(
     demo = replace(TABLE, shape=Shape(4, rows, data_bytes=20 * rows), entries=rows)
     failing = replace(QUICK, fails_each=fails_each)
     by_cost = stream(worthwhile, every=every, hours=hours, beginning=demo, costs=failing)
-    by_number = stream(policy(), every=every, hours=min(hours, 3600 / every), beginning=demo, costs=QUICK)
+    by_number = stream(policy(), every=every, hours=hours, beginning=demo, costs=QUICK)
     assert by_cost.read_ratio is not None
     assert by_number.read_ratio is not None
     assert by_cost.read_ratio < 1.5 < 3 < by_number.read_ratio
     assert by_cost.reads[-1].seconds < 2 * by_cost.reads[-1].fresh_seconds
-    assert by_cost.delete_files_written < 100 * by_cost.jobs[JobKind.CONVERT].jobs
-    per_conversion = [
-        each.delete_files_written / each.jobs[JobKind.CONVERT].jobs for each in (by_cost, by_number)
-    ]
-    assert per_conversion[0] * 10 < per_conversion[1]
+    assert by_cost.delete_files_written * 10 < by_number.delete_files_written
     assert by_number.delete_files_rewritten / by_number.delete_files_written > 0.9
     assert not [each for each in by_cost.ran if each.is_idle]
 
@@ -182,7 +178,7 @@ def test_a_table_under_the_policy_of_the_demo_stays_healthy_for_as_long_as_its_s
     )
     assert found.until == NOW + timedelta(hours=hours)
     assert found.read_ratio is not None
-    # With a commit each three seconds, something is always pending, which alone makes it 1.4.
+    # With a commit each three seconds, something is always pending, which alone makes it 1.2.
     assert found.read_ratio < 1.7
     assert max(read.ratio for read in found.reads) < 2.5
     assert found.lag_seconds_max < 60
