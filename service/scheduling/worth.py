@@ -21,9 +21,9 @@ _SHARE = 0.5
 """Of the overhead that the policy allows: pending deletes have one half, files and vectors the other."""
 LEAST_SECONDS = 0.1
 """What a job must save of each read before a read is too dear: of small tables, a ratio alone soon is."""
-_NOTICED = 0.1
-"""Of what a read of a table just rewritten costs: so much dearer may deleted rows in large files make it,
-since these would be written anew for little else."""
+_NOTICED = 0.2
+"""Of the overhead that the policy allows: so much dearer may deleted rows in large files make a read, since
+these would be written anew for little else."""
 FIRST_SECONDS = 5.0
 """What any job is taken to cost at least before one has run: it starts, plans and commits."""
 _READS_OF_A_REWRITING = 3
@@ -162,7 +162,7 @@ class Weighing:
     @property
     def are_deleted_rows_noticed(self) -> bool:
         """Whether these cost a read enough for large files to be written anew at all."""
-        return self.saved_by_rewriting_all > _NOTICED * self.fresh_seconds
+        return self.saved_by_rewriting_all > _NOTICED * self._allowed
 
     @property
     def rewrite_all_seconds(self) -> float:
@@ -190,9 +190,14 @@ class Weighing:
         return max(saved, 0.0) * self.reads_per_second * age / 2
 
     @property
+    def _allowed(self) -> float:
+        """The overhead that the policy allows."""
+        return self.fresh_seconds * (self.policy.convert.max_read_ratio - 1)
+
+    @property
     def _acts_at(self) -> float:
         """What a job may save of each read; from more on it starts, whatever it costs."""
-        return max(self.fresh_seconds * (self.policy.convert.max_read_ratio - 1) * _SHARE, LEAST_SECONDS)
+        return max(self._allowed * _SHARE, LEAST_SECONDS)
 
     @property
     def are_deletes_too_dear(self) -> bool:
