@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -25,6 +26,8 @@ import numpy as np
 from pyspark.sql import SparkSession
 
 from service.reader_cost import Read, Reader, Shape, model
+from service.scheduling.worth import Readers, Weighing
+from tests.benchmarks.maintenance import BEGIN, policy
 from tests.benchmarks.measure import Figure
 from tests.benchmarks.page import Part, write_part
 from tests.benchmarks.reader_tables import (
@@ -62,6 +65,8 @@ class Case:
     """Each with four data files and as many equality delete files."""
     changed_share: float = 1 / 1_500
     """Of the rows, in each checkpoint."""
+    is_worthwhile: bool = False
+    """Whether the threshold is lowered as `convert.when: worthwhile` has it, for readers who use Spark."""
 
     @property
     def jobs(self) -> dict[str, dict[str, Any]]:
@@ -88,7 +93,14 @@ CASES = (
     Case("large files, `standard`"),
     Case("large files, threshold 0.01", delete_ratio_threshold=0.01, is_rewritten=True),
     Case("large files, just below 0.01", delete_ratio_threshold=0.01, checkpoints=16),
+    Case("large files, `worthwhile`", is_worthwhile=True, is_rewritten=True, checkpoints=16),
     Case("large files, format V2, `standard`", format_version=2),
+    Case(
+        "large files, format V2, threshold 0.01",
+        format_version=2,
+        delete_ratio_threshold=0.01,
+        is_rewritten=True,
+    ),
 )
 _WARM = 2
 _COLUMNS = "count(*), sum(customer_id), max(status), sum(amount_cents), max(updated_at)"
@@ -178,9 +190,11 @@ def measure(
     writer = OrdersWriter(maintained.java)
     writer.append(orders.visible)
     properties: dict[str, str] = {}
+    large_files = 0
     if case.keeps_large_files:
         shape = files_of(spark, identifier).shape
-        properties = {"write.target-file-size-bytes": str(max(shape.data_bytes // shape.data_files, 2**20))}
+        large_files = shape.data_files
+        properties = {"write.target-file-size-bytes": str(max(shape.data_bytes // large_files, 2**20))}
         told = ", ".join(f"'{name}'='{value}'" for name, value in properties.items())
         spark.sql(f"ALTER TABLE {identifier} SET TBLPROPERTIES ({told})")
     jobs = Jobs(spark, catalog, identifier, directory / "index")
@@ -194,6 +208,10 @@ def measure(
     before = files_of(spark, identifier)
     for job, parameters in case.jobs.items():
         say(job)
+        if case.is_worthwhile and job == "rewrite_data_files":
+            shape = files_of(spark, identifier).shape
+            small = shape.data_files - large_files
+            parameters = parameters | {"delete_ratio_threshold": _worthwhile_threshold(shape, small)}
         jobs.run(job, parameters=parameters)
     fresh = _create(spark, fresh_name, case, properties)
     if case.is_rewritten:
@@ -210,6 +228,18 @@ def measure(
     for words in _rows_of(measured):
         say(" | ".join(map(str, words)))
     return measured
+
+
+def _worthwhile_threshold(shape: Shape, small_files: int) -> float:
+    """Of the rewriting that the policy starts once readers have paid for it; if it never does, that of
+    `standard`."""
+    large = shape.data_files - small_files
+    fresh = Shape(large, shape.rows - shape.positions, data_bytes=shape.data_bytes)
+    readers = Readers(shape, fresh, small_files, 0, 0, 0, None, BEGIN, deleted_since=BEGIN)
+    weighed = Weighing(readers, policy("worthwhile"))
+    is_due = weighed.is_rewriting_all_worth_it(BEGIN + timedelta(days=366))
+    ratio = weighed.delete_ratio if is_due else None
+    return min(ratio or 1, weighed.policy.rewrite_data_files.delete_ratio_threshold)
 
 
 def _create(
@@ -327,7 +357,9 @@ def report_of(measured: Sequence[Maintained], rows: int, rounds: int, load: floa
             "Once all data files are small, since the table wants them of 512 MiB, and all are written"
             " anew. In the other cases the table wants them as large as those that it began with. By the"
             " `delete_ratio_threshold` of `standard` (0.3) these stay, with deletes by position; by one of"
-            " 0.01 they are written anew, but not where fewer rows are deleted, as after 16 checkpoints."
+            " 0.01 they are written anew, but not where fewer rows are deleted, as after 16 checkpoints; by"
+            " `convert.when: worthwhile` they are, once Spark's readers have paid for that: the threshold is"
+            " what the scheduler's weighing then says of the table."
             " Where all files were written anew, Spark has written the other table, else the writer of the"
             " first files.",
             table(

@@ -4,6 +4,7 @@ that was just written; the report tells of each read."""
 import re
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 
 import pytest
 from pyspark.sql import SparkSession
@@ -24,10 +25,12 @@ from tests.benchmarks.page import Part, read_part
 from tests.benchmarks.reader_tables import READS
 from tests.spark import spark as spark
 
-SMALL, _, LOW, _, V2 = CASES
+SMALL, _, LOW, _, WORTHWHILE, V2, _ = CASES
 ROWS = 700_000  # so that a file of them is not small to a table that wants the least that it may
 MOST_TIMES = 1.1
-"""What a read of a table whose files were written anew may take, of one just written."""
+"""What a read of a table whose files were written anew may take, of one just written: in the middle."""
+NOISE = 0.05
+"""By which a read may be off of which all rounds are few."""
 
 
 def test_where_files_were_written_anew_reads_take_what_they_take_of_a_table_just_written() -> None:
@@ -39,7 +42,9 @@ def test_where_files_were_written_anew_reads_take_what_they_take_of_a_table_just
     for case in CASES:
         ratios = [float(ratio) for name, ratio in rows if name == case.name]
         assert len(ratios) == 4, case
-        assert not case.is_rewritten or max(ratios) <= MOST_TIMES, case
+        if case.is_rewritten:
+            assert median(ratios) <= MOST_TIMES, case
+            assert max(ratios) <= MOST_TIMES + NOISE, case
 
 
 def test_the_report_tells_how_far_off_the_model_is_about_these_tables() -> None:
@@ -89,6 +94,14 @@ def test_a_low_threshold_leaves_no_deletes_to_readers_of_large_files(
     assert found.before.shape.data_files > found.before.shape.equality_delete_files > 0
     assert (found.after.shape.delete_files, found.after.shape.positions) == (0, 0)
     assert found.after.shape.rows == found.fresh.shape.rows
+
+
+@pytest.mark.integration
+@pytest.mark.exhaustive
+def test_worthwhile_leaves_none_either_once_readers_have_paid_for_it(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    assert maintained(spark, tmp_path, WORTHWHILE).after.shape.positions == 0
 
 
 @pytest.mark.integration
