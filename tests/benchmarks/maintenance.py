@@ -259,12 +259,15 @@ def _unknown(job: Ran, later: Ran, hold: EffectivePolicy) -> str | None:
         return LATE
     state, at = queued.state, queued.decided_at
     if job.kind is JobKind.CONVERT:
-        takes = rewriting_seconds(state, hold, weighing(state, hold))
+        weighed = weighing(state, hold)
+        takes = rewriting_seconds(state, hold, weighed)
         due = decide_kind(JobKind.CONVERT, state, hold, at, tells_cost=False)
         if not may_be_left_to_rewriting(due, state, hold, at, takes):
             return LATE
-        # Whether it would have been due without this one, whose place it might have taken.
-        state = replace(state, convertible=Volume(), pending_delete_files=0, oldest_convertible_at=None)
+        # Whether it would have been due after this one all the same, whose place it might have taken.
+        shape = weighed.readers.converted if weighed is not None else state.shape
+        nothing = replace(state, convertible=Volume(), pending_delete_files=0, oldest_convertible_at=None)
+        state = replace(nothing, shape=shape)
     last = state.last.get(later.kind)
     if last is not None and last.failed:
         return FAILED
@@ -417,7 +420,7 @@ def report_of(runs: Mapping[tuple[str, str], Sequence[Figures]]) -> str:
             " compaction of the index before half of the table's bytes were written anew. It"
             " counts as such only if it could be known: if the same decisions, asked of the table as it was"
             " when the job was chosen and of each moment until the other one was, say that the other one is"
-            " due, and of a table without pending deletes if the job converts these. What only who knows the"
+            " due, and of a table whose deletes are converted if the job does so. What only who knows the"
             " future could have spared, such as whether what has just failed"
             " will fail again, or who may let new files or deletes wait for longer than the policy does, is"
             " counted beside it, and below by reason.",

@@ -7,10 +7,12 @@ from datetime import datetime, timedelta
 import pytest
 
 from service.catalogs.measure import Volume
+from service.reader_cost import Shape
 from service.records.jobs import JobKind
 from service.scheduling import decisions
 from service.scheduling.facts import Decision, LastJob, TableState
 from service.scheduling.simulation import Outcome, Queued, Ran
+from tests.benchmarks import maintenance
 from tests.benchmarks.maintenance import (
     CAME,
     COUNTED,
@@ -80,7 +82,7 @@ def test_a_bad_order_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decisions, "may_be_left_to_rewriting", lambda *_: False)
     monkeypatch.setattr(decisions, "_comes_first", lambda *_: False)
     monkeypatch.setattr(decisions, "_comes_until", lambda *_: False)
-    found = known(spared(of_fleet("worthwhile", timedelta(days=2), SEED, 10), policy("worthwhile")))
+    found = known(spared(of_fleet("worthwhile", timedelta(days=1), SEED, 35), policy("worthwhile")))
     assert (JobKind.CONVERT, REWRITE) in {(one.job.kind, one.by.kind) for one in found if one.by is not None}
 
 
@@ -141,6 +143,29 @@ def test_a_job_right_before_a_rewriting_is_spared_by_a_better_order(kind: JobKin
         failed = replace(DUE, last={**DUE.last, kind: LastJob(at(-60), failed=1)})
         outcome = Outcome(NOW, at(3600), ran=[ran(kind, 0, failed), ran(JobKind.CONVERT, 30, failed)])
         assert spared(outcome, POLICY) == [], "a conversion would not have indexed"
+
+
+def test_whether_a_rewriting_was_due_is_asked_of_the_table_that_the_conversion_leaves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One that takes the place of the conversion would have done no less."""
+    shape = Shape(10, 10**6, 4, 40, vectors=3, data_bytes=10**7)
+    fresh = Shape(1, 10**6, data_bytes=10**7)
+    pending = replace(
+        DUE, shape=shape, fresh=fresh, pending_delete_files=4, convertible=Volume(4, 40, 400), last={}
+    )
+    asked = []
+
+    def is_due(_: JobKind, state: TableState, *__: object) -> bool:
+        asked.append(state)
+        return False
+
+    monkeypatch.setattr(maintenance, "_is_due", is_due)
+    outcome = Outcome(NOW, at(3600), ran=[ran(JobKind.CONVERT, 0, pending), ran(REWRITE, 30, pending)])
+    spared(outcome, policy("worthwhile"))
+    left = replace(shape, equality_delete_files=0, equality_deletes=0, vectors=10)
+    assert asked
+    assert {(state.shape, state.convertible.files) for state in asked[:-1]} == {(left, 0)}
 
 
 def test_a_job_that_finds_nothing_to_do_is_spared_by_any_better_order() -> None:
