@@ -11,7 +11,7 @@ from service.db.database import FOR_UPDATE
 from service.http.paging import Page, PageRequest, Sorting, read_page, within
 from service.index_health.models import HealthSampleView, KeySetSample
 from service.index_health.service import Judged
-from service.records.health import HealthSample, HealthStatus, Resolution, TableHealth, count_pending
+from service.records.health import HealthSample, HealthStatus, Resolution, TableHealth
 from service.settings import Settings
 
 _UNSEEN_SECONDS = 600.0
@@ -80,7 +80,6 @@ def record_sample(
         or now - last.at >= timedelta(seconds=_SAMPLE_SECONDS)
     ):
         append_sample(session, last, sample)
-    count_pending(session, health, health.pending_equality_deletes, now)
 
 
 def unseen_after(settings: Settings) -> timedelta:

@@ -200,12 +200,18 @@ class TableHealth(SQLModel, table=True):
     """The scheduler's latest decision per job kind: what, why, since when; and of maintenance, since when it
     is due."""
     counted_equality_deletes: int = Field(default=0, sa_type=BigInteger)
-    """So many of its equality deletes the totals have, by `count_pending`: those of its last sample."""
+    """So many of its equality deletes the totals have, by `add_pending`: those of its last sample."""
 
     @property
     def others_seen_at(self) -> dict[JobKind, datetime]:
         """`done_elsewhere`, as it is meant."""
         return {JobKind(kind): datetime.fromisoformat(at) for kind, at in self.done_elsewhere.items()}
+
+    def count_pending(self) -> int:
+        """How many more the totals are to have of it, by `add_pending`; it has none once it is removed."""
+        before, pending = self.counted_equality_deletes, min(self.pending_equality_deletes, _MOST_COUNTED)
+        self.counted_equality_deletes = 0 if self.is_removed else pending
+        return self.counted_equality_deletes - before
 
     def lag_seconds(self, now: datetime) -> float:
         """This is the age of the oldest live equality delete file; 0 when there is none."""
@@ -382,19 +388,14 @@ _CHANGED = {
 }
 
 
-def count_pending(session: Session, health: TableHealth, equality_deletes: int, now: datetime) -> None:
-    """Let the totals have so many deletes of a table from now on; 0 when it is removed.
+def add_pending(session: Session, table_id: str, more: int, now: datetime) -> None:
+    """Let the totals have so many more deletes of a table: nothing else is written after this.
 
-    Its row of `tables` is locked, so nobody else counts it meanwhile. Tables share the rows of a minute:
-    whoever calls this ends the transaction soon.
+    Its row of `tables` is locked, so nobody else counts it meanwhile. Tables share the rows of a minute, for
+    which others wait until the transaction ends.
     """
-    counted = min(equality_deletes, _MOST_COUNTED)
-    change = counted - health.counted_equality_deletes
-    if not change:
-        return
-    health.counted_equality_deletes = counted
-    session.add(health)
-    add_change(session, minute_of(now), crc32(health.table_id.encode()) % _PARTS, change)
+    if more:
+        add_change(session, minute_of(now), crc32(table_id.encode()) % _PARTS, more)
 
 
 def add_change(session: Session, minute: int, part: int, change: int) -> None:

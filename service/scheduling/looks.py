@@ -32,7 +32,7 @@ from service.jobs.views import pause_reason
 from service.policies.effective import effective_policy
 from service.reader_cost import shape_of
 from service.records.catalogs import Catalog, CatalogType
-from service.records.health import HealthStatus, TableHealth
+from service.records.health import HealthStatus, TableHealth, add_pending
 from service.records.jobs import JobKind
 from service.records.system import SystemState
 from service.records.tables import EnrolledTable
@@ -153,8 +153,10 @@ def store_look(
     )
     if note is not None:
         health.last_poll = note(polled)
+    more = health.count_pending()
     record_sample(session, health, status, last_sample, now)
     write_events(session, scheduled.told)
+    add_pending(session, table_id, more, now)
     return polled
 
 

@@ -31,7 +31,7 @@ from service.policies.staging import (
     staging_branches,
 )
 from service.records.catalogs import Catalog
-from service.records.health import GRAVITY, HealthStatus, TableHealth, age_seconds, count_pending
+from service.records.health import GRAVITY, HealthStatus, TableHealth, add_pending, age_seconds
 from service.records.jobs import Job, JobKind
 from service.records.keys import Role
 from service.records.policies import Policy, PolicyAttachment
@@ -295,7 +295,7 @@ def delete_table(
     health = session.get_one(TableHealth, row.id)
     health.is_removed = True
     session.add(health)
-    count_pending(session, health, 0, now)
+    add_pending(session, row.id, health.count_pending(), now)
     return job
 
 

@@ -14,6 +14,7 @@ from pyiceberg.table import Table
 from sqlalchemy import event, text
 from sqlmodel import col, select
 
+from service.auth.models import SYSTEM
 from service.auth.service import find_api_key_principal
 from service.catalogs import manifests
 from service.catalogs.file_io import GuardedFileIO, _BoundedFile
@@ -30,6 +31,7 @@ from service.scheduling import facts
 from service.scheduling.looks import _reads_within
 from service.scheduling.poller import Poller, _Lane, _Tracked
 from service.settings import Settings
+from service.tables.service import delete_table
 from stores import avro_readers
 from tests.browser.running_service import index_report
 from tests.patience import PATIENCE_SECONDS, wait_until
@@ -542,6 +544,25 @@ def test_a_look_is_few_statements(service: Running, iceberg: IcebergCatalog) -> 
     ):
         assert len(asked) <= most, "\n".join(asked)
         assert len(set(asked)) == len(asked)
+
+
+@ON_BOTH
+def test_looks_wait_for_each_other_only_once_all_else_is_written(
+    service: Running, iceberg: IcebergCatalog
+) -> None:
+    """The rows of the totals are those of many tables."""
+    iceberg.create("db.new")
+    service.register(iceberg)
+    table = service.enroll("db.new", policy="manual")
+    iceberg.append("db.new", [1, 2])
+    iceberg.delete_keys("db.new", [1])
+    with polling(service) as (poller, _):
+        look = statements_of_a_look(service, poller, table)
+    with statements_of(service.database) as asked, service.database.write() as session:
+        delete_table(session, SYSTEM, table["id"], drop_index=True)
+    for written in (look, [statement for statement, _ in asked]):
+        assert any(one.startswith("INSERT INTO events") for one in written)
+        assert written[-1].startswith("INSERT INTO pending_changes")
 
 
 def statements_of_a_look(service: Running, poller: Poller, table: dict[str, Any]) -> list[str]:

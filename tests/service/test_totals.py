@@ -21,7 +21,7 @@ from service.index_health.service import judged
 from service.index_health.summary import total_pending
 from service.jobs.conversions import converted_since
 from service.policies.effective import effective_policy
-from service.records.health import MERGED_CHANGES, PendingChange, TableHealth
+from service.records.health import MERGED_CHANGES, PendingChange, TableHealth, add_pending
 from service.records.jobs import Attempt, Job
 from service.records.tables import EnrolledTable, get_table
 from service.scheduling import retention
@@ -45,7 +45,9 @@ def sample(database: Database, table_id: str, deletes: int, now: datetime) -> No
         health.measured_at, health.pending_equality_deletes = now, deletes
         health.pending_equality_delete_files = min(deletes, 1)
         status = judged(table, health, effective_policy(session, table), (), None, now)
+        more = health.count_pending()
         record_sample(session, health, status, last, now)
+        add_pending(session, table_id, more, now)
 
 
 class World(NamedTuple):

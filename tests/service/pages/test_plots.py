@@ -12,7 +12,7 @@ from sqlmodel import select
 from service.db.database import utc_now
 from service.index_health.samples import append_sample
 from service.jobs import conversions
-from service.records.health import HealthSample, TableHealth, count_pending
+from service.records.health import HealthSample, TableHealth, add_pending
 from service.records.jobs import Job
 from service.settings import Settings
 from service.ui import __file__ as pages
@@ -55,7 +55,7 @@ def measured(service: Running, now: datetime, samples: list[tuple[str, float, in
             last[name] = sample
             health = session.get_one(TableHealth, ids[f"db.{name}"])
             health.pending_equality_deletes = deletes
-            count_pending(session, health, deletes, at)
+            add_pending(session, health.table_id, health.count_pending(), at)
 
 
 def drawn(page: Page, now: datetime) -> list[tuple[float, int]]:
