@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from pyiceberg.table import Table
@@ -28,7 +29,7 @@ from service.policies.models import EffectivePolicy
 from service.records.catalogs import Catalog, CatalogType
 from service.records.health import HealthSample, TableHealth
 from service.scheduling import facts
-from service.scheduling.looks import _reads_within
+from service.scheduling.looks import _reads_within, store_look
 from service.scheduling.poller import Poller, _Lane, _Tracked
 from service.settings import Settings
 from service.tables.service import delete_table
@@ -544,6 +545,28 @@ def test_a_look_is_few_statements(service: Running, iceberg: IcebergCatalog) -> 
     ):
         assert len(asked) <= most, "\n".join(asked)
         assert len(set(asked)) == len(asked)
+
+
+def test_no_file_is_opened_once_a_look_is_stored(
+    service: Running, iceberg: IcebergCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store may be slow, and others wait for what is locked."""
+    service.register(iceberg)
+    iceberg.append("db.t", [1])
+    manage = iceberg.catalog.load_table("db.t").manage_snapshots()
+    manage.create_branch(iceberg.head("db.t"), "ingest").commit()
+    iceberg.delete_keys("db.t", [1], branch="ingest")
+    table = service.enroll(publish={"from": "ingest"})
+
+    def store(*found: Any) -> Any:
+        with pytest.MonkeyPatch.context() as stored:
+            stored.setattr(GuardedFileIO, "new_input", Mock(side_effect=AssertionError("a file is opened")))
+            return store_look(*found)
+
+    monkeypatch.setattr("service.scheduling.poller.store_look", store)
+    with polling(service) as (poller, _):
+        poller.poll(table["id"])
+    assert health(service, table)["staged_snapshots"] == 1
 
 
 @ON_BOTH
