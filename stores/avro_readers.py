@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
-from pyiceberg.avro import STRUCT_DOUBLE
 from pyiceberg.avro.decoder import BinaryDecoder, new_decoder
 from pyiceberg.avro.file import META_SCHEMA, AvroFileHeader
 from pyiceberg.avro.reader import DecimalReader, Reader
-from pyiceberg.avro.reader import DoubleReader as PyIcebergDoubleReader
 from pyiceberg.avro.resolver import ReadSchemaResolver, SchemaPartnerAccessor, construct_reader
+from pyiceberg.exceptions import ValidationError
 from pyiceberg.schema import Schema, visit_with_partner
-from pyiceberg.types import DecimalType, DoubleType, IcebergType, TimestampNanoType, TimestamptzNanoType
+from pyiceberg.types import (
+    DecimalType,
+    FixedType,
+    IcebergType,
+    ListType,
+    MapType,
+    StructType,
+    TimestampNanoType,
+    TimestamptzNanoType,
+    UnknownType,
+)
 from pyiceberg.utils.schema_conversion import AvroSchemaConversion
+
+from trust.bounds import check_time
 
 SCHEMA = "avro.schema"
 """Under which a header says what entries are."""
@@ -21,12 +33,69 @@ SCHEMAS_KEPT = 64
 HEADER_KEPT = 100_000
 """Characters of a schema; Iceberg's have 8,000."""
 _HEADER = construct_reader(META_SCHEMA, {-1: AvroFileHeader})
+SYNC_BYTES = 16
+"""Behind each block."""
 
 
-def read_header(content: bytes) -> tuple[AvroFileHeader, BinaryDecoder]:
+class Decoder(BinaryDecoder):
+    """PyIceberg's in C, which by itself reads and skips as far as it is told to: behind the end there is
+    whatever lies in memory, and before it the same again and again. Raises EOFError."""
+
+    def __init__(self, content: bytes) -> None:
+        decoder = new_decoder(content + b"\0")  # with which a number ends that is cut off
+        self._bytes, self._tell = len(content), decoder.tell
+        self._read, self._skip = decoder.read, decoder.skip
+        # It looks itself whether there is anything where a number begins.
+        self.read_int = self.skip_int = decoder.read_int  # type: ignore[assignment,method-assign]
+
+    def tell(self) -> int:
+        return self._tell()
+
+    @property
+    def left(self) -> int:
+        """Bytes; less than none behind a number that is cut off."""
+        return self._bytes - self._tell()
+
+    def read(self, n: int) -> bytes:
+        if not 0 <= n <= self._bytes - self._tell():
+            raise EOFError(f"{n} bytes are to be read where {self.left} are left")
+        return self._read(n)
+
+    def skip(self, n: int) -> None:
+        if not 0 <= n <= self._bytes - self._tell():
+            raise EOFError(f"{n} bytes are to be skipped where {self.left} are left")
+        self._skip(n)
+
+    def read_bytes(self) -> bytes:
+        return self.read(self.read_int())
+
+    def read_boolean(self) -> bool:
+        return self.read(1) != b"\0"
+
+
+def read_header(content: bytes) -> tuple[AvroFileHeader, Decoder]:
     """Of a file, and a decoder of what follows."""
-    decoder = new_decoder(content)
+    decoder = Decoder(content)
     return _HEADER.read(decoder), decoder
+
+
+def read_blocks(header: AvroFileHeader, decoder: Decoder) -> Iterator[tuple[int, bytes]]:
+    """How many entries each has, and these."""
+    codec = header.compression_codec()
+    while decoder.left > 0:
+        count, block = decoder.read_int(), decoder.read_bytes()
+        yield count, codec.decompress(block) if codec else block
+        decoder.skip(SYNC_BYTES)
+
+
+def read_entries(reader: Reader, count: int, block: bytes) -> Iterator[Any]:
+    """Raises EOFError where these are not what the block has."""
+    decoder = Decoder(block)
+    for _ in range(count):
+        check_time()
+        yield reader.read(decoder)
+    if decoder.left:
+        raise EOFError(f"{count} entries do not end where their block does")
 
 
 def read_schema(written: str) -> Schema:
@@ -35,17 +104,25 @@ def read_schema(written: str) -> Schema:
 
 
 def reader_of(schema: Schema, wanted: Schema) -> Reader:
-    """Of entries: the columns of their schema that are wanted. It keeps nothing, so threads may share it."""
+    """Of entries: the columns of their schema that are wanted. It keeps nothing, so threads may share it.
+
+    Raises ValidationError for what has items without a byte: any number of them lies in none.
+    """
+    if _is_nothing(schema.as_struct()):
+        raise ValidationError("Entries have no fields")
     # Made as PyIceberg makes its own.
     reader: Any = visit_with_partner(schema, wanted, _Resolver(), _SkippingAccessor())  # type: ignore[misc]
     return reader  # type: ignore[no-any-return]
 
 
-class DoubleReader(PyIcebergDoubleReader):
-    """PyIceberg's decoder in C gives no more than a float has."""
-
-    def read(self, decoder: BinaryDecoder) -> float:
-        return float(STRUCT_DOUBLE.unpack(decoder.read(STRUCT_DOUBLE.size))[0])
+def _is_nothing(kind: IcebergType) -> bool:
+    """Whether a value takes no byte."""
+    match kind:
+        case StructType():
+            return all(field.required and _is_nothing(field.field_type) for field in kind.fields)
+        case FixedType():
+            return len(kind) == 0
+    return isinstance(kind, UnknownType)
 
 
 class _Decimal(DecimalReader):
@@ -74,8 +151,17 @@ class _SkippingAccessor(SchemaPartnerAccessor):
 
 
 class _Resolver(ReadSchemaResolver):
-    def visit_double(self, _: DoubleType, __: IcebergType | None) -> Reader:
-        return DoubleReader()  # type: ignore[no-untyped-call]
+    def list(self, list_type: ListType, expected_list: IcebergType | None, element_reader: Reader) -> Reader:
+        if list_type.element_required and _is_nothing(list_type.element_type):
+            raise ValidationError(f"Elements of {list_type} have no bytes")
+        return super().list(list_type, expected_list, element_reader)
+
+    def map(
+        self, map_type: MapType, expected_map: IcebergType | None, key_reader: Reader, value_reader: Reader
+    ) -> Reader:
+        if _is_nothing(map_type.key_type):
+            raise ValidationError(f"Keys of {map_type} have no bytes")
+        return super().map(map_type, expected_map, key_reader, value_reader)
 
     def visit_decimal(self, decimal_type: DecimalType, _: IcebergType | None) -> Reader:
         return _Decimal(decimal_type.precision, decimal_type.scale)

@@ -13,24 +13,21 @@ from __future__ import annotations
 import copy
 import io
 import json
-from collections.abc import Iterator
 from typing import Any
 
-from pyiceberg.avro.decoder import StreamingBinaryDecoder
 from pyiceberg.avro.encoder import BinaryEncoder
 from pyiceberg.avro.file import META_SCHEMA, AvroFileHeader
-from pyiceberg.avro.resolver import construct_reader, construct_writer
+from pyiceberg.avro.resolver import construct_writer
 from pyiceberg.exceptions import ValidationError
 from pyiceberg.types import TimestampNanoType
 from pyiceberg.utils.schema_conversion import LOGICAL_FIELD_TYPE_MAPPING, AvroSchemaConversion
 
-from stores.avro_readers import SCHEMA, read_header
+from stores.avro_readers import SCHEMA, read_blocks, read_entries, read_header, reader_of
 
 # PyIceberg writes such partition values, and reads them once it knows what they are.
 LOGICAL_FIELD_TYPE_MAPPING.setdefault(("timestamp-nanos", "long"), TimestampNanoType())
 _OF_JAVA = "iceberg.schema"
 """In a header of the Java library's, and of no other writer's."""
-_SYNC_BYTES = 16
 _MALFORMED = (ValueError, LookupError, TypeError, AttributeError)
 _DATA_FILE, _PARTITION = 2, 102
 
@@ -55,7 +52,7 @@ def readable_manifest(content: bytes) -> bytes:
         return _with_schema(content, header, start, declared) if declared != told else content
     ways = [written, declared] if _OF_JAVA in header.meta else [declared, written]
     try:
-        blocks = [*_blocks(content, header, start)]
+        blocks = [*read_blocks(header, decoder)]
         # Entries may fit both, such as those of a value that ends in a byte from 0x80 on.
         fitting = next((way for way in ways if all(_fits(way, sizes, *block) for block in blocks)), None)
     except EOFError:
@@ -100,29 +97,19 @@ def _field(record: Any, field_id: int) -> Any:
     return next(field for field in record["fields"] if field["field-id"] == field_id)
 
 
-def _blocks(content: bytes, header: AvroFileHeader, start: int) -> Iterator[tuple[int, bytes]]:
-    """The number of entries, and these."""
-    codec, source = header.compression_codec(), StreamingBinaryDecoder(content[start:])
-    while source.tell() < len(content) - start:
-        count, block = source.read_int(), source.read_bytes()
-        yield count, codec.decompress(block) if codec else block
-        source.skip(_SYNC_BYTES)
-
-
 def _fits(avro: Any, sizes: list[int | None], count: int, block: bytes) -> bool:
     """Whether a block of entries is written by a schema."""
-    reader = construct_reader(AvroSchemaConversion().avro_to_iceberg(avro))
+    schema = AvroSchemaConversion().avro_to_iceberg(avro)
+    reader = reader_of(schema, schema)
     records = avro, _field(avro, _DATA_FILE)["type"]
     at = [[field["field-id"] for field in record["fields"]] for record in records]
     file_at, partition_at = at[0].index(_DATA_FILE), at[1].index(_PARTITION)
-    # Not the fast one, which reads on behind the end of what it is given.
-    decoder = StreamingBinaryDecoder(block)
     try:
-        for _ in range(count):
-            values = reader.read(decoder)[file_at][partition_at]
+        for entry in read_entries(reader, count, block):
+            values = entry[file_at][partition_at]
             for place, size in enumerate(sizes):
                 if size is not None and values[place] is not None and len(values[place]) != size:
                     return False
     except (ValueError, EOFError, LookupError, OverflowError, TypeError):
         return False
-    return decoder.tell() == len(block)
+    return True

@@ -16,7 +16,7 @@ from pyiceberg.typedef import EMPTY_DICT
 
 from service.catalogs.egress import check_file_io, check_location
 from service.settings import Settings
-from stores.avro_readers import read_header
+from stores.avro_readers import SYNC_BYTES, read_header
 from stores.file_io import LocationFileIO
 from stores.manifest_files import readable_manifest
 from stores.table_metadata import ENCRYPTED
@@ -38,7 +38,6 @@ SETTINGS = "icestream.settings"
 _ENTRIES = 500_000
 """Of one manifest: each takes some thousand bytes in memory, also where it takes one in the file."""
 _AVRO = b"Obj\x01"
-_SYNC_BYTES = 16
 
 
 class EncryptedFileError(Exception):
@@ -75,10 +74,10 @@ def _check_avro(content: bytes, what: str) -> None:
     header, decoder = read_header(content)
     codec = header.meta.get("avro.codec", "null")
     entries = size = 0
-    while decoder.tell() < len(content) and (found := decoder.read_int()) > 0:
+    while decoder.left > 0:
         check_time()
+        entries += max(decoder.read_int(), 0)
         block = decoder.read_bytes()
-        entries += found
         size += _unpacked_bytes(codec, block, what)
         check_size(size, ANSWER_BYTES, f"{what}, unpacked,")
         if entries > _ENTRIES:
@@ -86,7 +85,7 @@ def _check_avro(content: bytes, what: str) -> None:
                 f"{what} tells of more than {_ENTRIES:,} entries.",
                 "Rewrite the manifests of the table (rewrite_manifests).",
             )
-        decoder.skip(_SYNC_BYTES)
+        decoder.skip(SYNC_BYTES)
 
 
 def _unpacked_bytes(codec: str, block: bytes, what: str) -> int:

@@ -26,6 +26,7 @@ from service.catalogs import sqlite
 from service.catalogs.clients import open_catalog, open_engine
 from service.catalogs.egress import check_reachable, check_record
 from service.catalogs.file_io import SETTINGS, EncryptedFileError, GuardedFileIO
+from service.catalogs.manifests import DamagedManifestError
 from service.catalogs.metadata_locations import Identifier, MetadataLocations, metadata_locations_reader
 from service.catalogs.observations import Observations, count_request
 from service.catalogs.secrets import resolve
@@ -48,7 +49,7 @@ from trust.bounds import (
 from trust.secrets import is_reference, parts_of
 
 _METADATA_FILE = re.compile(r"^v(\d+)(?:\.gz)?\.metadata\.json(?:\.gz)?$")
-_DAMAGE = (NotUnpackedError, UnicodeDecodeError)
+_DAMAGE = (NotUnpackedError, UnicodeDecodeError, DamagedManifestError)
 _LISTED_TABLES = 10_000
 # A server may repeat the token that it was sent.
 _BEARER = re.compile(r"\b(bearer) [^\s\"'<>,;]+", re.IGNORECASE)

@@ -7,14 +7,26 @@ from enum import Enum
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from pyiceberg.avro.file import AvroFile
 from pyiceberg.avro.reader import Reader
-from pyiceberg.io import FileIO, InputFile
+from pyiceberg.io import FileIO
 from pyiceberg.manifest import DataFileContent, ManifestContent, ManifestEntryStatus
 from pyiceberg.schema import Schema
 from pyiceberg.types import IntegerType, ListType, LongType, NestedField, StringType, StructType
 
-from stores.avro_readers import HEADER_KEPT, SCHEMA, SCHEMAS_KEPT, read_header, read_schema, reader_of
+from stores.avro_readers import (
+    HEADER_KEPT,
+    SCHEMA,
+    SCHEMAS_KEPT,
+    read_blocks,
+    read_entries,
+    read_header,
+    read_schema,
+    reader_of,
+)
+
+
+class DamagedManifestError(Exception):
+    """It ends elsewhere than it says."""
 
 
 class Manifest(NamedTuple):
@@ -74,20 +86,21 @@ class _Columns(Enum):
     )
 
 
-class _Rows(AvroFile[Any]):
-    """As PyIceberg reads a file, but for its schema: most are alike, and one takes longer than all rows."""
+def _rows(io: FileIO, location: str, columns: _Columns) -> Iterator[Any]:
+    """As PyIceberg reads a file, but for its schema: most are alike, and one takes longer than all rows.
 
-    def __init__(self, file: InputFile, columns: _Columns) -> None:
-        super().__init__(file)
-        self._columns = columns
-
-    def __enter__(self) -> _Rows:
-        with self.input_file.open() as source:
-            self.header, self.decoder = read_header(source.read())
-        written = self.header.meta[SCHEMA]
+    Raises what PyIceberg does, and DamagedManifestError.
+    """
+    try:
+        with io.new_input(location).open() as source:
+            header, decoder = read_header(source.read())
+        written = header.meta[SCHEMA]
         understand = _reader if len(written) <= HEADER_KEPT else _reader.__wrapped__
-        self.reader = understand(written, self._columns)
-        return self
+        reader = understand(written, columns)
+        for count, block in read_blocks(header, decoder):
+            yield from read_entries(reader, count, block)
+    except EOFError as error:
+        raise DamagedManifestError(f"{location}: {error}") from error
 
 
 @lru_cache(2 * SCHEMAS_KEPT)
@@ -96,29 +109,28 @@ def _reader(written: str, columns: _Columns) -> Reader:
 
 
 def read_manifest_list(io: FileIO, location: str) -> list[Manifest]:
-    """Raises what PyIceberg does."""
-    with _Rows(io.new_input(location), _Columns.LIST) as rows:
-        return [
-            Manifest(
-                path,
-                size,
-                spec_id,
-                ManifestContent(content or 0),  # absent in format version 1
-                snapshot_id,
-                (added or 0) + (existing or 0),
-                (added_rows or 0) + (existing_rows or 0),
-            )
-            for path, size, spec_id, content, snapshot_id, added, existing, added_rows, existing_rows in rows
-        ]
+    """As `_rows` reads it."""
+    rows = _rows(io, location, _Columns.LIST)
+    return [
+        Manifest(
+            path,
+            size,
+            spec_id,
+            ManifestContent(content or 0),  # absent in format version 1
+            snapshot_id,
+            (added or 0) + (existing or 0),
+            (added_rows or 0) + (existing_rows or 0),
+        )
+        for path, size, spec_id, content, snapshot_id, added, existing, added_rows, existing_rows in rows
+    ]
 
 
 def read_delete_files(io: FileIO, manifest: Manifest) -> Iterator[DeleteFile]:
-    """Those of a manifest that are live. Raises what PyIceberg does."""
-    with _Rows(io.new_input(manifest.path), _Columns.MANIFEST) as rows:
-        for status, snapshot_id, file in rows:
-            if ManifestEntryStatus(status) is ManifestEntryStatus.DELETED:
-                continue
-            content, path, record_count, size, ids = file
-            added_by = manifest.added_snapshot_id if snapshot_id is None else snapshot_id
-            ids = tuple(sorted(ids or ()))
-            yield DeleteFile(DataFileContent(content or 0), path, record_count, size, ids, added_by)
+    """Those of a manifest that are live, as `_rows` reads it."""
+    for status, snapshot_id, file in _rows(io, manifest.path, _Columns.MANIFEST):
+        if ManifestEntryStatus(status) is ManifestEntryStatus.DELETED:
+            continue
+        content, path, record_count, size, ids = file
+        added_by = manifest.added_snapshot_id if snapshot_id is None else snapshot_id
+        ids = tuple(sorted(ids or ()))
+        yield DeleteFile(DataFileContent(content or 0), path, record_count, size, ids, added_by)

@@ -88,6 +88,7 @@ AREAS = (
             "tests/worker/table/test_data_files.py",
             "tests/worker/table/test_manifests.py",
             "tests/worker/table/test_avro_columns.py",
+            "tests/test_avro_readers.py",
             "tests/worker/deletes",
             "tests/worker/lookup/test_cost.py",
             "tests/worker/exactness/test_sequences.py",

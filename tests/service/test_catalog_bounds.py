@@ -400,10 +400,12 @@ def test_a_manifest_that_unpacks_to_too_much_or_tells_of_too_many_entries_is_not
     packer = zlib.compressobj(wbits=-zlib.MAX_WBITS)
     bomb = packer.compress(bytes(2 * ANSWER_BYTES)) + packer.flush()
     header = b"Obj\x01" + number(1) + text(b"avro.codec") + text(b"deflate") + number(0) + bytes(16)
+    nothing = text(zlib.compress(b"", wbits=-zlib.MAX_WBITS))
     manifest = tmp_path / "m.avro"
     for block, said in (
         (number(1) + text(bomb), "64 MiB"),
-        (number(600_000) + text(zlib.compress(b"", wbits=-zlib.MAX_WBITS)), "entries"),
+        (number(0) + nothing + bytes(16) + number(1) + text(bomb), "64 MiB"),
+        (number(600_000) + nothing, "entries"),
     ):
         manifest.write_bytes(header + block + bytes(16))
         with pytest.raises(LimitExceededError, match=said):

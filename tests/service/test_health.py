@@ -111,6 +111,24 @@ def test_an_encrypted_table_is_told_as_such_and_what_helps(service: Running, ice
     assert "it is encrypted" in error["detail"]
 
 
+@pytest.mark.parametrize("left", [0.1, 0.9])
+def test_a_manifest_list_that_was_cut_off_is_told_as_damage_of_its_table(
+    service: Running, iceberg: IcebergCatalog, left: float
+) -> None:
+    """And neither as a shorter one, nor as trouble of the catalog, for which other tables would wait."""
+    iceberg.delete_keys("db.t", [1])
+    service.register(iceberg)
+    table = service.enroll()
+    (manifests,) = {one.manifest_list for one in iceberg.catalog.load_table("db.t").snapshots()[-1:]}
+    path = Path(manifests.removeprefix("file://"))
+    content = path.read_bytes()
+    path.write_bytes(content[: int(left * len(content))])
+    service.poll(table["id"])
+    error = service.admin.get(f"/tables/{table['id']}/health").json()["poll_error"]
+    assert error["code"] == "table-unreadable"
+    assert f"a metadata file of it is damaged: {manifests}" in error["detail"]
+
+
 def test_snapshots_that_are_each_other_s_parents_end_the_count_of_what_is_new(
     iceberg: IcebergCatalog,
 ) -> None:

@@ -16,7 +16,6 @@ from typing import Any
 import fastavro
 import numpy as np
 import polars as pl
-from pyiceberg.avro.decoder import new_decoder
 from pyiceberg.avro.encoder import BinaryEncoder
 from pyiceberg.avro.resolver import construct_reader
 from pyiceberg.schema import Schema
@@ -44,7 +43,7 @@ from pyiceberg.types import (
 )
 from pyiceberg.utils.decimal import decimal_required_bytes
 
-from stores.avro_readers import DoubleReader
+from stores.avro_readers import Decoder
 
 BATCH_BYTES = 256 * 1024  # of entries that are decoded at a time
 _LARGEST_BLOCK = 4 * 1024**2  # bytes; writers of Iceberg make them of 64 KB or less
@@ -171,8 +170,7 @@ def value_of(kind: IcebergType, value: Any) -> Any:
     """What PyIceberg makes of what is in a column."""
     if value is None or not _fixed_bytes(kind):
         return value
-    reader = DoubleReader() if isinstance(kind, DoubleType) else construct_reader(kind)  # type: ignore[no-untyped-call]
-    return reader.read(new_decoder(value))
+    return construct_reader(kind).read(Decoder(value))
 
 
 def _batches(blocks: Iterable[tuple[int, bytes]]) -> Iterator[list[tuple[int, bytes]]]:

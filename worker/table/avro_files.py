@@ -8,19 +8,16 @@ from typing import Any
 
 import fastavro
 import polars as pl
-from pyiceberg.avro.decoder import new_decoder
 from pyiceberg.exceptions import ValidationError
 from pyiceberg.io import FileIO
 from pyiceberg.schema import Schema
 
-from stores.avro_readers import HEADER_KEPT, SCHEMA, SCHEMAS_KEPT, read_schema, reader_of
+from stores.avro_readers import HEADER_KEPT, SCHEMA, SCHEMAS_KEPT, read_entries, read_schema, reader_of
 from stores.manifest_files import readable_manifest
 from stores.table_metadata import ENCRYPTED, ENCRYPTED_REMEDY
 from worker.process.errors import JobError
 from worker.table.avro_columns import Entries, NotInColumnsError, entries_of
 
-_BEHIND = bytes(4096)
-"""The decoder in C reads numbers behind the end as well, and there would be whatever lies in memory."""
 _FACTOR = 10  # by which a metadata file is larger in memory while it is read
 
 
@@ -106,13 +103,7 @@ class AvroFile:
             if name is not None:
                 self._readers[name] = reader
             for count, content in self._blocks():
-                decoder = new_decoder(content + _BEHIND)
-                for _ in range(count):
-                    yield reader.read(decoder)
-                    if decoder.tell() > len(content):
-                        raise ValueError("an entry reaches beyond its block")
-                if decoder.tell() < len(content):
-                    raise ValueError("a block goes on behind its last entry")
+                yield from read_entries(reader, count, content)
 
     def _blocks(self) -> Iterator[tuple[int, bytes]]:
         """How many entries each has, and these."""

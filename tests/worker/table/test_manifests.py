@@ -185,7 +185,7 @@ def test_a_partition_value_is_of_the_type_of_its_transform(
 
 def test_a_lack_of_memory_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     metadata, snapshot = planning.make_snapshot(tmp_path, data_files=1, delete_files=1)
-    monkeypatch.setattr(avro_files, "new_decoder", Mock(side_effect=MemoryError))
+    monkeypatch.setattr(avro_readers, "new_decoder", Mock(side_effect=MemoryError))
     with pytest.raises(MemoryError):
         manifests.read_snapshot_files(metadata, snapshot, PyArrowFileIO())
 
