@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from functools import lru_cache, update_wrapper
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from pyiceberg.avro.decoder import BinaryDecoder, new_decoder
 from pyiceberg.avro.file import META_SCHEMA, AvroFileHeader
@@ -30,11 +31,13 @@ from trust.bounds import check_time
 SCHEMA = "avro.schema"
 """Under which a header says what entries are."""
 SCHEMAS_KEPT = 64
-HEADER_KEPT = 100_000
+_HEADER_KEPT = 100_000
 """Characters of a schema; Iceberg's have 8,000."""
 _HEADER = construct_reader(META_SCHEMA, {-1: AvroFileHeader})
 SYNC_BYTES = 16
 """Behind each block."""
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Decoder(BinaryDecoder):
@@ -96,6 +99,22 @@ def read_entries(reader: Reader, count: int, block: bytes) -> Iterator[Any]:
         yield reader.read(decoder)
     if decoder.left:
         raise EOFError(f"{count} entries do not end where their block does")
+
+
+def kept_by_schema(
+    understand: Callable[Concatenate[str, P], T],
+) -> Callable[Concatenate[str, P], T]:
+    """Keeps what is understood of a schema as a header has it, unless that is long.
+
+    Most files of a table say the same, which takes longer to understand than their entries to read.
+    """
+    kept: Callable[..., T] = lru_cache(SCHEMAS_KEPT)(understand)
+
+    def understood(written: str, /, *of: P.args, **named: P.kwargs) -> T:
+        return (kept if len(written) <= _HEADER_KEPT else understand)(written, *of, **named)
+
+    update_wrapper(understood, kept)
+    return understood
 
 
 def read_schema(written: str) -> Schema:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from enum import Enum
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 from pyiceberg.avro.reader import Reader
@@ -14,9 +13,8 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import IntegerType, ListType, LongType, NestedField, StringType, StructType
 
 from stores.avro_readers import (
-    HEADER_KEPT,
     SCHEMA,
-    SCHEMAS_KEPT,
+    kept_by_schema,
     read_blocks,
     read_entries,
     read_header,
@@ -94,16 +92,14 @@ def _rows(io: FileIO, location: str, columns: _Columns) -> Iterator[Any]:
     try:
         with io.new_input(location).open() as source:
             header, decoder = read_header(source.read())
-        written = header.meta[SCHEMA]
-        understand = _reader if len(written) <= HEADER_KEPT else _reader.__wrapped__
-        reader = understand(written, columns)
+        reader = _reader(header.meta[SCHEMA], columns)
         for count, block in read_blocks(header, decoder):
             yield from read_entries(reader, count, block)
     except EOFError as error:
         raise DamagedManifestError(f"{location}: {error}") from error
 
 
-@lru_cache(2 * SCHEMAS_KEPT)
+@kept_by_schema
 def _reader(written: str, columns: _Columns) -> Reader:
     return reader_of(read_schema(written), columns.value)
 

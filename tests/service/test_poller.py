@@ -625,7 +625,7 @@ def test_a_look_opens_each_file_once_and_understands_no_two_that_are_alike(
     monkeypatch.setattr(_BoundedFile, "open", note_file)
     monkeypatch.setattr("service.catalogs.manifests.read_schema", note_schema)
     monkeypatch.setattr(GuardedFileIO, "__init__", note_file_io)
-    manifests._reader.cache_clear()
+    manifests._reader.__wrapped__.cache_clear()  # type: ignore[attr-defined]
     with polling(service) as (poller, _):
         for table in tables:
             poller.poll(table["id"])

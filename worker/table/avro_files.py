@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import lru_cache
 from io import BytesIO
 from typing import Any
 
@@ -12,7 +11,7 @@ from pyiceberg.exceptions import ValidationError
 from pyiceberg.io import FileIO
 from pyiceberg.schema import Schema
 
-from stores.avro_readers import HEADER_KEPT, SCHEMA, SCHEMAS_KEPT, read_entries, read_schema, reader_of
+from stores.avro_readers import SCHEMA, kept_by_schema, read_entries, read_schema, reader_of
 from stores.manifest_files import readable_manifest
 from stores.table_metadata import ENCRYPTED, ENCRYPTED_REMEDY
 from worker.process.errors import JobError
@@ -45,12 +44,9 @@ class CorruptMetadataError(UnsupportedTableError):
     remedy = "Restore that file, or roll the table back to a snapshot before it; nothing was changed."
 
 
-@lru_cache(SCHEMAS_KEPT)
+@kept_by_schema
 def _written_schema(header: str) -> tuple[Schema, dict[str, Entries | None], dict[str | None, Any]]:
-    """And what is known by it of how entries lie, and what reads them.
-
-    Most manifests of a table say the same, which takes longer to understand than their entries to read.
-    """
+    """And what is known by it of how entries lie, and what reads them."""
     return read_schema(header), {}, {}
 
 
@@ -74,9 +70,7 @@ class AvroFile:
             self._content = content
             self._unread: Any = fastavro.block_reader(BytesIO(content))
             self.properties: Mapping[str, str] = self._unread.metadata
-            header = self.properties[SCHEMA]
-            understand = _written_schema if len(header) <= HEADER_KEPT else _written_schema.__wrapped__
-            self.schema, self._entries, self._readers = understand(header)
+            self.schema, self._entries, self._readers = _written_schema(self.properties[SCHEMA])
 
     def columns(self, name: str, wanted: Schema) -> Iterator[pl.DataFrame]:
         """Those of `wanted`, some entries at a time, called as `entries_of` says.

@@ -40,9 +40,9 @@ def test_what_all_manifests_of_a_table_say_is_understood_once_unless_it_is_long(
     kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(planning, "FILES_PER_MANIFEST", 1)
-    monkeypatch.setattr(avro_files, "HEADER_KEPT", kept)
+    monkeypatch.setattr(avro_readers, "_HEADER_KEPT", kept)
     metadata, snapshot = planning.make_snapshot(tmp_path, data_files=7, delete_files=3)
-    avro_files._written_schema.cache_clear()
+    avro_files._written_schema.__wrapped__.cache_clear()  # type: ignore[attr-defined]
     understand = avro_readers._Conversion.avro_to_iceberg
     made = Mock(wraps=avro_readers.reader_of)
     monkeypatch.setattr(avro_files, "reader_of", made)
