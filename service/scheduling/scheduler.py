@@ -12,6 +12,7 @@ from typing import Any
 
 from sqlmodel import Session
 
+from service.index_health.service import recent_jobs
 from service.index_health.status import OVERDUE
 from service.jobs import claims, queue
 from service.jobs.events import table_event
@@ -24,7 +25,7 @@ from service.records.tables import EnrolledTable
 from service.scheduling import clock
 from service.scheduling.decisions import NOT_COUNTED, cron_of, deadlines, decide
 from service.scheduling.facts import WAITS, Action, Decision, TableState, weighing, windows_of
-from service.scheduling.state import Known, read_known, table_state, waits_since
+from service.scheduling.state import Known, table_state, waits_since
 from service.scheduling.worth import Weighing
 from service.webhooks.outbox import write_events
 
@@ -51,7 +52,7 @@ def schedule(
     """
     clock.correct_times(session, table, health, known.jobs.ended_later, now)
     if known.jobs.ended_later:
-        known = read_known(session, table, now)
+        known = replace(known, jobs=recent_jobs(session, table, now + clock.CLOCK_TOLERANCE))
     policy = known.policy
     state = table_state(session, table, health, known, now)
     decisions = dict(health.decisions)

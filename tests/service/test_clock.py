@@ -17,7 +17,16 @@ from service.scheduling.scheduler import schedule
 from service.scheduling.state import read_known
 from tests.service.conftest import Running, alike_on_both
 from tests.service.iceberg_tables import IcebergCatalog
-from tests.service.queue_calls import FATAL, add_tables, add_worker, claim, finish, job, request
+from tests.service.queue_calls import (
+    FATAL,
+    add_tables,
+    add_worker,
+    claim,
+    finish,
+    job,
+    request,
+    statements_of,
+)
 
 database_kind = alike_on_both
 
@@ -112,6 +121,19 @@ def test_a_job_that_ended_in_the_future_delays_the_next_by_its_pause_only(
         # Nor do attempts count as later ones, for budgets and for what they may still write.
         assert all(each.ended_at <= NOW for each in session.exec(select(Attempt)) if each.ended_at)
         assert len(session.exec(select(Event).where(col(Event.kind) == "job.clock")).all()) == 2
+
+
+def test_of_what_decisions_go_by_only_the_jobs_are_read_again_once_they_are_corrected(
+    database: Database, table: str
+) -> None:
+    run_job(database, table, JobKind.INDEX, NOW + YEAR)
+    with database.write() as session:
+        row, health = session.get_one(EnrolledTable, table), session.get_one(TableHealth, table)
+        known = read_known(session, row, NOW)
+        with statements_of(database) as asked:
+            schedule(session, row, health, known, NOW)
+    assert any("FROM jobs" in statement for statement, _ in asked)
+    assert not any("FROM system_state" in statement for statement, _ in asked)
 
 
 def test_a_cron_expression_fires_after_a_job_of_the_future(database: Database, table: str) -> None:
