@@ -13,12 +13,10 @@ from service.db.database import utc_now
 from service.index_health.models import HealthView, KeySetView, Watch
 from service.index_health.reader_cost import view_reader_cost
 from service.index_health.status import conversion_late_at, judge, publication_late_at
-from service.jobs.queue import is_system_paused
 from service.jobs.turns import in_text
-from service.jobs.views import pause_reason
+from service.jobs.views import why_paused
 from service.policies.effective import effective_policy
 from service.policies.models import EffectivePolicy
-from service.records.catalogs import Catalog
 from service.records.health import HealthStatus, TableHealth, age_seconds
 from service.records.jobs import Job, JobKind, JobStatus
 from service.records.reports import KeySetReport, StoppedAt, UnconvertibleDelete
@@ -201,10 +199,8 @@ def get_health(session: Session, table: EnrolledTable) -> HealthView:
     """The health of a table now."""
     health = session.get_one(TableHealth, table.id)
     policy, jobs = effective_policy(session, table), last_jobs(session, table.id)
-    catalog = session.get_one(Catalog, table.catalog_id)
-    paused = pause_reason(table, catalog, is_system_paused=is_system_paused(session))
     now = utc_now()
-    found = judged(table, health, policy, jobs, paused, now)
+    found = judged(table, health, policy, jobs, why_paused(session, table), now)
     totals = found.totals
     return HealthView(
         table_id=table.id,

@@ -42,10 +42,9 @@ from service.jobs.models import (
     SystemView,
 )
 from service.jobs.queue import check_index_unused
-from service.jobs.views import pause_reason, view, views
+from service.jobs.views import view, views, why_paused
 from service.policies.effective import effective_policy
 from service.policies.models import EffectivePolicy
-from service.records.catalogs import Catalog
 from service.records.health import TableHealth
 from service.records.jobs import (
     COMMON_KINDS,
@@ -558,7 +557,5 @@ def _of_publication(table: EnrolledTable, source: str, given: Mapping[str, Any])
 
 
 def refuse_paused(session: Session, table: EnrolledTable) -> None:
-    catalog = session.get_one(Catalog, table.catalog_id)
-    reason = pause_reason(table, catalog, is_system_paused=queue.is_system_paused(session))
-    if reason is not None:
+    if (reason := why_paused(session, table)) is not None:
         raise ConflictError("paused", f"No job was queued: {reason}.")

@@ -26,6 +26,12 @@ def pause_reason(table: EnrolledTable, catalog: Catalog, *, is_system_paused: bo
     return "the system is paused" if is_system_paused else None
 
 
+def why_paused(session: Session, table: EnrolledTable) -> str | None:
+    """The same, of what is stored now."""
+    catalog = session.get_one(Catalog, table.catalog_id)
+    return pause_reason(table, catalog, is_system_paused=queue.is_system_paused(session))
+
+
 def view(session: Session, job: Job) -> JobView:
     return views(session, [job])[0]
 

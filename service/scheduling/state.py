@@ -13,14 +13,12 @@ from sqlmodel import Session, col, select
 from service.catalogs.measure import Past, Volume
 from service.index_health.reader_cost import fresh_shape
 from service.index_health.service import LATEST, RecentJobs, recent_jobs
-from service.jobs import queue
 from service.jobs.budgets import spent_budget, spent_budget_of
 from service.jobs.index_reports import rewritable
-from service.jobs.views import pause_reason
+from service.jobs.views import why_paused
 from service.policies.effective import effective_policy
 from service.policies.models import EffectivePolicy
 from service.reader_cost import Shape, shape_of, small_files
-from service.records.catalogs import Catalog
 from service.records.health import TableHealth
 from service.records.jobs import REQUEST, Job, JobKind, JobStatus
 from service.records.tables import EnrolledTable
@@ -66,10 +64,8 @@ class Known:
 
 
 def read_known(session: Session, table: EnrolledTable, now: datetime) -> Known:
-    catalog = session.get_one(Catalog, table.catalog_id)
-    paused = pause_reason(table, catalog, is_system_paused=queue.is_system_paused(session))
     jobs = recent_jobs(session, table, now + CLOCK_TOLERANCE)
-    return Known(effective_policy(session, table), paused, jobs)
+    return Known(effective_policy(session, table), why_paused(session, table), jobs)
 
 
 def table_state(
