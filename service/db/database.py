@@ -40,6 +40,7 @@ from sqlalchemy import (
     QueuePool,
     create_engine,
     event,
+    inspect,
     text,
 )
 from sqlalchemy.dialects import postgresql, sqlite
@@ -261,10 +262,29 @@ def _keep_private(files: Sequence[str]) -> None:
         private_files.tighten(path)
 
 
+_INSERTS: dict[str, Callable[[Any], Any]] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
+
+
 def insert_into(session: Session, model: type[SQLModel]) -> Any:
     """A statement to which either database adds what happens to a row that is there already."""
-    insert = sqlite.insert if session.get_bind().dialect.name == "sqlite" else postgresql.insert
-    return insert(model)
+    return _INSERTS[session.get_bind().dialect.name](model)
+
+
+def upsert(model: type[SQLModel], changed: Callable[[Any], dict[str, Any]]) -> Callable[[Session, Any], None]:
+    """What inserts one row or several, or changes those that are there: of the new ones, `changed` says how.
+
+    Made once: putting a statement together takes longer than it takes to run.
+    """
+    keys, statements = inspect(model).primary_key, {}
+    for dialect, insert in _INSERTS.items():
+        row = insert(model)
+        statements[dialect] = row.on_conflict_do_update(index_elements=keys, set_=changed(row.excluded))
+
+    def execute(session: Session, rows: Any) -> None:
+        connection = session.connection()
+        connection.execute(statements[connection.dialect.name], rows)
+
+    return execute
 
 
 class _AnsweredConnection(psycopg.Connection[Any]):

@@ -24,12 +24,11 @@ from sqlalchemy import (
     true,
     update,
 )
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import aliased
 from sqlmodel import Session, and_, col, or_, select
 from sqlmodel.sql.expression import Select, SelectOfScalar
 
-from service.db.database import UtcDateTime
+from service.db.database import UtcDateTime, upsert
 from service.records.catalogs import Catalog
 from service.records.health import TableHealth
 from service.records.jobs import Attempt, Job, JobKind, JobStatus, LastClaim
@@ -54,10 +53,7 @@ def in_text(values: Iterable[str]) -> list[ColumnElement[str]]:
 
 _QUEUED, _RUNNING = in_text((JobStatus.QUEUED.value, JobStatus.RUNNING.value))
 
-_CLAIMED = {
-    dialect: row.on_conflict_do_update(index_elements=["table_id"], set_={"at": row.excluded.at})
-    for dialect, row in (("sqlite", sqlite.insert(LastClaim)), ("postgresql", postgresql.insert(LastClaim)))
-}
+_claim = upsert(LastClaim, lambda new: {"at": new.at})
 # But for those that another claim looks at: it may wait for this one, which must not wait for it.
 _WAITING_BEHIND = (
     update(Job)
@@ -295,19 +291,18 @@ def goes_first(begun: type[Job], job: type[Job]) -> ColumnElement[bool]:
 
 def put_behind(session: Session, begun: Sequence[InTurn], now: datetime) -> None:
     """Put the tables of jobs behind the others: they have just been claimed."""
-    connection = session.connection()
     claimed = [
         {"table_id": job.table_id, "catalog_id": job.catalog_id, "at": now}
         for job in sorted((each.job for each in begun), key=lambda job: job.table_id)
     ]
-    connection.execute(_CLAIMED[connection.dialect.name], claimed)
+    _claim(session, claimed)
     places = [
         {"of_table": each.job.table_id, "of_catalog": each.job.catalog_id, "now": now}
         for each in begun
         if each.others_wait
     ]
     if places:
-        connection.execute(_WAITING_BEHIND, places)
+        session.connection().execute(_WAITING_BEHIND, places)
 
 
 def running_by_catalog(session: Session) -> dict[str, int]:

@@ -7,10 +7,9 @@ from typing import Any, NamedTuple
 from zlib import crc32
 
 from sqlalchemy import BigInteger, Column, Float, Index, cast, func, select, text
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlmodel import Field, Session, SQLModel, col
 
-from service.db.database import BigId, Json, UtcDateTime, insert_into
+from service.db.database import BigId, Json, UtcDateTime, upsert
 from service.reader_cost import TARGET_FILE_BYTES, Shape
 from service.records.jobs import JobKind
 from service.records.report_columns import ReportedList, ReportedObject
@@ -233,11 +232,13 @@ class IndexLayouts(SQLModel, table=True):
     )
 
 
+_replace_layouts = upsert(IndexLayouts, lambda new: {"layouts": new.layouts})
+
+
 def store_layouts(session: Session, table_id: str, layouts: Sequence[IndexLayout]) -> None:
     """Two jobs of a table may end at the same time, so the first row of one is no error of the other."""
-    told = {"layouts": [one.model_dump() for one in layouts]}
-    row = insert_into(session, IndexLayouts).values(table_id=table_id, **told)
-    session.execute(row.on_conflict_do_update(index_elements=["table_id"], set_=told))
+    told = [one.model_dump() for one in layouts]
+    _replace_layouts(session, {"table_id": table_id, "layouts": told})
 
 
 _LASTING = text("resolution <> 'all'")
@@ -375,17 +376,10 @@ _MOST_COUNTED = 10**14
 """Of one table: what a catalog makes up must not make the totals of the others overflow."""
 
 
-# Putting it together takes longer than it takes to run.
-_CHANGED = {
-    dialect: row.on_conflict_do_update(
-        index_elements=["minute", "part"],
-        set_={"equality_deletes": col(PendingChange.equality_deletes) + row.excluded.equality_deletes},
-    )
-    for dialect, row in (
-        ("sqlite", sqlite.insert(PendingChange)),
-        ("postgresql", postgresql.insert(PendingChange)),
-    )
-}
+_change = upsert(
+    PendingChange,
+    lambda new: {"equality_deletes": col(PendingChange.equality_deletes) + new.equality_deletes},
+)
 
 
 def add_pending(session: Session, table_id: str, more: int, now: datetime) -> None:
@@ -400,9 +394,7 @@ def add_pending(session: Session, table_id: str, more: int, now: datetime) -> No
 
 def add_change(session: Session, minute: int, part: int, change: int) -> None:
     session.flush()
-    connection = session.connection()
-    changed = {"minute": minute, "part": part, "equality_deletes": change}
-    connection.execute(_CHANGED[connection.dialect.name], changed)
+    _change(session, {"minute": minute, "part": part, "equality_deletes": change})
 
 
 def minute_of(moment: datetime) -> int:
