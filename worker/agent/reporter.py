@@ -156,8 +156,14 @@ class AttemptReporter:
             raise JobTimedOutError
 
     def _beat(self) -> None:
-        while not self._stopped.wait(self._interval_seconds):
+        wait_seconds = self._interval_seconds
+        while not self._stopped.wait(wait_seconds):
             self._show_life()
+            # Whatever call of the job renews the lease tells all, and hears all, that this one would.
+            wait_seconds = self._renewed_at + self._interval_seconds - _now()
+            if wait_seconds > 0:
+                continue
+            wait_seconds = self._interval_seconds
             try:
                 if self._send():
                     self._ended = JobCancelledError()

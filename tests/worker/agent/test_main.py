@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from math import inf
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +20,7 @@ import httpx
 import pytest
 
 from telemetry.logs import JsonFormatter
-from tests.patience import PATIENCE_SECONDS
+from tests.patience import PATIENCE_SECONDS, wait_until
 from worker.agent.log_lines import LONGEST_LINE, MOST_LINES, LogLines
 from worker.agent.reporter import AttemptReporter
 from worker.agent.worker import Worker
@@ -654,6 +655,22 @@ def test_a_lease_that_was_just_renewed_is_not_renewed_again(
     monkeypatch.setattr("worker.agent.worker.run_job", look)
     assert worker.run_attempt(ASSIGNMENT.model_copy(update={"lease_seconds": 600.0}))
     assert counts == [1, 2, 4, 5, 6]
+
+
+def test_no_heartbeat_is_sent_so_soon_after_another_call_that_renews_the_lease(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, lives = [0.0], list[int]()
+    monkeypatch.setattr("worker.agent.reporter._now", lambda: now[0])
+    report = service.attempt(ASSIGNMENT, Redaction())
+    show_life = partial(lives.append, 1)
+    with AttemptReporter(report, 0.2, LogLines(Redaction()), show_life) as reporter:
+        reporter.confirm_lease(anew=True)
+        before = len(lives)
+        wait_until(lambda: len(lives) > before + 2, "the thread to look twice")
+        assert service.heartbeats == 1
+        now[0] = 1.0
+        wait_until(lambda: service.heartbeats == 2, "a heartbeat")
 
 
 def test_a_lease_is_renewed_anew_after_the_machine_was_suspended(
