@@ -232,11 +232,12 @@ def _since_publication(
 ) -> tuple[list[Snapshot], int | None]:
     """What waits, and the snapshot after which it does."""
     ids = [one.snapshot_id for one in on_target.snapshots]
-    names = [properties(one).get(BRANCH) for one in on_target.snapshots]
+    # What a snapshot says takes long to ask for, and the last publication is often a young one.
+    told_by = (at for at, one in enumerate(on_target.snapshots) if properties(one).get(BRANCH) == source)
+    at = next(told_by, None)
     ends: set[int | None]
     unpublished = staging.snapshots
-    if source in names:
-        at = names.index(source)
+    if at is not None:
         published = _number(properties(on_target.snapshots[at]), SNAPSHOT_ID)
         told = f"snapshot {published} was published by snapshot {ids[at]} of branch {target}"
         # What both had before the publication says nothing of what it published.
@@ -252,7 +253,7 @@ def _since_publication(
     if staged is not None:
         return staged, end
     shares = not set(ids).isdisjoint(one.snapshot_id for one in staging.snapshots)
-    if source in names and (staging.is_whole or shares):
+    if at is not None and (staging.is_whole or shares):
         raise StagingBranchReplacedError(f"{told}, and is no ancestor of branch {source}")
     raise StagedSnapshotsExpiredError(f"{told}, and the known ancestors of branch {source} end before")
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from pyiceberg.table.metadata import TableMetadataV2
 from pyiceberg.table.refs import SnapshotRefType
+from pyiceberg.table.snapshots import Snapshot
 
 from staging.history import (
     BRANCH,
@@ -20,6 +21,7 @@ from staging.history import (
     StagedSnapshotsExpiredError,
     StagingBranchNotFoundError,
     StagingBranchUnclearError,
+    properties,
     staged_snapshots,
 )
 
@@ -78,6 +80,22 @@ def staged(found: TableMetadataV2, **how: Any) -> list[int]:
 def test_ancestors_that_go_round_in_a_circle_are_each_looked_at_once() -> None:
     found = metadata(snapshot(1, 3), snapshot(2, 1), snapshot(3, 2), main=1, ingest=3)
     assert staged_snapshots(found, "ingest", "main") == []
+
+
+def test_what_came_before_the_last_publication_is_not_asked_what_it_published(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = list[int]()
+
+    def counted(one: Snapshot) -> Any:
+        asked.append(one.snapshot_id)
+        return properties(one)
+
+    monkeypatch.setattr("staging.history.properties", counted)
+    before = [snapshot(one, one - 1 or None) for one in range(1, 50)]
+    after = [snapshot(50, 49), snapshot(51, 49, **publishes(50)), snapshot(52, 51), snapshot(53, 50)]
+    assert staged(metadata(*before, *after, main=52, ingest=53)) == [53]
+    assert set(asked) == {51, 52, 53}
 
 
 @pytest.mark.parametrize("wrong", [{SNAPSHOT_ID: "x"}, {}])
