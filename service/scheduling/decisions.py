@@ -338,10 +338,11 @@ def _decide_convert(
         return found
     is_left = rewriting in state.running or (found.code != "cron" and _comes_first(rewriting, state))
     if not is_left:
-        seconds = rewriting_seconds(state, policy, weighed)
-        is_left = (
-            may_be_left_to_rewriting(found, state, policy, now, seconds)
-            and decide_kind(rewriting, state, policy, now, weighed, tells_cost=False).action is Action.TRIGGER
+        seconds, last = rewriting_seconds(state, policy, weighed), state.last.get(kind)
+        # One that may start before this job would have ended.
+        until = now + timedelta(seconds=(last.seconds if last is not None else None) or 0.0)
+        is_left = may_be_left_to_rewriting(found, state, policy, until, seconds) and _comes_until(
+            until, rewriting, state, policy, now, weighed
         )
     if not is_left:
         return found

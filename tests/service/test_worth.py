@@ -175,6 +175,26 @@ def test_a_rewriting_for_which_readers_will_soon_have_paid_takes_the_place_of_a_
 
 
 @pytest.mark.usefixtures("fixed_model")
+@pytest.mark.parametrize(("min_interval", "code"), [(258, "rewriting"), (260, "worthwhile")])
+def test_a_conversion_waits_for_a_rewriting_that_may_start_before_it_would_have_ended(
+    min_interval: int, code: str
+) -> None:
+    """It takes 4 s, and the last rewriting ended 255 s ago."""
+    policy = worthwhile(reads_per_day=10**5, age_seconds=10**6, max_read_ratio=100)
+    limits = policy.rewrite_data_files.model_copy(update={"min_interval_seconds": min_interval})
+    earlier = NOW - timedelta(seconds=255)
+    last = {
+        JobKind.CONVERT: LastJob(NOW - timedelta(hours=1), seconds=4.0),
+        REWRITE: LastJob(earlier, committed_at=earlier, seconds=10.0),
+    }
+    files = replace(DELETES, data_files=FRESH.data_files + 12)
+    state = replace(pending(files, age_seconds=200), last=last)
+    hold = policy.model_copy(update={"rewrite_data_files": limits})
+    assert decision(state, REWRITE, hold).code == "min-interval"
+    assert decision(state, JobKind.CONVERT, hold).code == code
+
+
+@pytest.mark.usefixtures("fixed_model")
 def test_a_rewriting_that_waits_ends_before_readers_have_paid_for_the_conversion_that_it_replaces() -> None:
     policy = worthwhile(reads_per_day=10**5, age_seconds=10**6, max_read_ratio=100)
     files = FRESH.data_files + 12
