@@ -534,10 +534,7 @@ class TableBuilder:
         else:
             options = {"compression": "zstd", "row_group_size": row_group_rows, **self.parquet}
             pq.write_table(typed, local, store_schema=False, **options)
-            plan, ids = compute_statistics_plan(schema, {}), parquet_path_to_id_mapping(schema)
-            statistics = data_file_statistics_from_parquet_metadata(
-                pq.read_metadata(local), plan, ids
-            ).to_serialized_dict()
+            statistics = parquet_statistics(schema, local)
         return WrittenFile(
             {
                 **description,
@@ -547,11 +544,7 @@ class TableBuilder:
                 "file-format": self.file_format,
                 "file-size-in-bytes": local.stat().st_size,
                 "record-count": rows.num_rows,
-                **{
-                    name.replace("_", "-"): _json_map(statistics[name])
-                    for name in ("value_counts", "null_value_counts", "lower_bounds", "upper_bounds")
-                    if name in statistics
-                },
+                **statistics,
             }
         )
 
@@ -590,6 +583,17 @@ class TableBuilder:
         spec = _spec(metadata, entry["spec_id"])
         values = [entry["partition"][field.name] for field in spec.fields]
         return spec, _partition_json(values, metadata.schema(), spec)
+
+
+def parquet_statistics(schema: Schema, path: Path) -> dict[str, Any]:
+    """Those that writers add to the description of a Parquet file, in Iceberg's JSON."""
+    plan, ids = compute_statistics_plan(schema, {}), parquet_path_to_id_mapping(schema)
+    found = data_file_statistics_from_parquet_metadata(pq.read_metadata(path), plan, ids).to_serialized_dict()
+    return {
+        name.replace("_", "-"): _json_map(found[name])
+        for name in ("value_counts", "null_value_counts", "lower_bounds", "upper_bounds")
+        if name in found
+    }
 
 
 def _orc_field(field: pa.Field) -> pa.Field:
