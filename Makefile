@@ -176,8 +176,14 @@ bench-pages: install ## Measure the pages of 10,000 tables and a million jobs, f
 	$(BIN)/python -m tests.benchmarks.pages $(ARGS)
 
 .PHONY: bench-fleet
-bench-fleet: install ## Find how many checkpoints a second a fleet of tables holds, for docs/benchmarks.md
+bench-fleet: install ## Find how many checkpoints a second fleets of tables hold, for docs/benchmarks.md
+	@scripts/install_system_packages jdk maven
 	$(BIN)/python -m tests.benchmarks.fleet $(ARGS)
+
+.PHONY: bench-workers
+bench-workers: install ## Find how conversions grow with workers whose store is far away, for docs/benchmarks.md
+	@scripts/install_system_packages jdk maven
+	$(BIN)/python -m tests.benchmarks.fleet_workers $(ARGS)
 
 .PHONY: bench-duplicates
 bench-duplicates: install ## Measure reports of duplicates beside DuckDB, for docs/benchmarks.md

@@ -1,101 +1,57 @@
 """`make bench-fleet`: how fresh the tables of a fleet stay on this machine, and what it costs.
 
-A writer commits checkpoints like Flink's to one table after the other, at a rate that grows as long as it is
-held. The service and a worker are processes of their own, and are told of each commit.
+Checkpoints like Flink's are committed to one table after the other, at a rate that grows as long as it is
+held. The service and its workers are processes of their own, and are told of each commit.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import random
-import shutil
 import statistics
-import tempfile
 import time
+from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
-import httpx
 import typer
-from pyiceberg.exceptions import CommitFailedException
-from sqlalchemy import text
-from sqlmodel import col, select
 
-from service.db.database import Database, migrate, utc_now
-from service.records.jobs import Attempt, Job, JobKind, JobStatus
-from tests.benchmarks.measure import cpu_seconds, descendants, high_water_mark, mebibytes
+from service.db.database import utc_now
+from service.records.jobs import JobKind
+from tests.benchmarks.fleet_processes import CHECKPOINT_ROWS, Fleet, running_fleet
+from tests.benchmarks.measure import mebibytes
 from tests.benchmarks.page import PAGE, Part, write_part
 from tests.benchmarks.report import machine
 from tests.benchmarks.report import table as markdown
-from tests.benchmarks.servers import KEY, SERVE, WORK, running, server
-from tests.patience import PATIENCE_SECONDS, wait_until
-from tests.service.iceberg_tables import IcebergCatalog
 
-CHECKPOINT_ROWS = 500
 HELD_SECONDS = 60.0
 """A rate is held if 99 of 100 checkpoints are converted within this time."""
-POLICY = {"convert": {"delete_files": 1}, "compact": {"enabled": False}}
+_ALL = "all"
+_WRITTEN = 0.95
+"""And if so much of it was written."""
 
 
 @dataclass(frozen=True)
-class Fleet:
-    """Tables in a SQL catalog, with the service and a worker that keep them."""
-
-    iceberg: IcebergCatalog
-    names: Sequence[str]
-    rows: int
-    http: httpx.Client
-    """Of the service's API."""
-    database: Database
-    """Of the service."""
-    processes: dict[str, int]
-    """Their ids."""
-    log: Path
-    """Of the service."""
+class Checkpoint:
+    committed_ms: int
+    claimed_ms: int
+    """When a worker got the job that converted it: maybe before."""
+    converted_ms: int
+    """Of those that were not, both of these are the end."""
 
     @property
-    def cpu(self) -> dict[str, float]:
-        """Seconds of each process, with those that it started."""
-        return {name: sum(map(cpu_seconds, [pid, *descendants(pid)])) for name, pid in self.processes.items()}
+    def lag(self) -> float:
+        return (self.converted_ms - self.committed_ms) / 1000
 
     @property
-    def memory(self) -> dict[str, int]:
-        """Bytes that each took at most, with those that it started."""
-        return {
-            name: sum(map(high_water_mark, [pid, *descendants(pid)])) for name, pid in self.processes.items()
-        }
+    def seconds_to_claim(self) -> float:
+        return max(self.claimed_ms - self.committed_ms, 0) / 1000
 
-    @property
-    def requests(self) -> int:
-        """That the service has answered; its log has a line of each."""
-        return self.log.read_text().count("/api/v1/")
 
-    def is_idle(self) -> bool:
-        active = col(Job.status).in_((JobStatus.QUEUED.value, JobStatus.RUNNING.value))
-        with self.database.read() as session:
-            return session.exec(select(Job.id).where(active)).first() is None
-
-    def write(self, name: str) -> None:
-        """Commit a checkpoint, and tell of it."""
-        ids = random.sample(range(self.rows), CHECKPOINT_ROWS)
-        has_lost = True
-        while has_lost:
-            with suppress(CommitFailedException):  # a conversion came first
-                self.iceberg.upsert(name, ids)
-                has_lost = False
-        self.http.post("/catalogs/local/notifications", json={"tables": [name]}).raise_for_status()
-
-    def metadata(self) -> Iterator[dict[str, Any]]:
-        with self.iceberg.catalog.engine.connect() as connection:
-            places = connection.execute(text("SELECT metadata_location FROM iceberg_tables")).scalars().all()
-        for place in places:
-            yield json.loads(Path(place.removeprefix("file:")).read_text())
+Figures: TypeAlias = Mapping[str, Sequence[float]]
+"""By catalog."""
 
 
 @dataclass(frozen=True)
@@ -103,228 +59,254 @@ class Run:
     """What became of the checkpoints of one rate."""
 
     rate: float
+    written: float
+    """Checkpoints a second that there really were."""
     seconds: float
     """From the first checkpoint until the last one was converted, or given up."""
-    checkpoints: int
-    lags: Sequence[float]
-    """Seconds from each commit until that of its conversion; of those not converted, until the end."""
+    checkpoints: Sequence[Checkpoint]
     conversions: int
     """Commits of these."""
     cpu: dict[str, float]
-    requests: int
+    requests: Counter[str]
+    """To the service, by method and route."""
+    of_store: Mapping[str, int]
+    """Requests to the store of the tables, by kind."""
     attempts: Counter[str]
     """By kinds of jobs."""
-    stages: dict[str, float]
-    """Seconds of all attempts at conversions, by stage."""
+    stages: Mapping[str, Figures]
+    """Seconds of attempts at conversions, by stage and catalog."""
 
     @property
     def p99(self) -> float:
-        return statistics.quantiles(self.lags, n=100, method="inclusive")[98]
+        return _percentile([one.lag for one in self.checkpoints], 99)
 
     @property
     def is_held(self) -> bool:
-        return self.p99 <= HELD_SECONDS
+        return self.p99 <= HELD_SECONDS and self.written >= _WRITTEN * self.rate
 
     @property
     def row(self) -> Sequence[object]:
+        count = len(self.checkpoints)
         return (
             f"{self.rate:g}",
-            self.checkpoints,
-            f"{statistics.median(self.lags):.1f} s",
+            f"{self.written:.1f}",
+            count,
+            f"{statistics.median(one.lag for one in self.checkpoints):.1f} s",
             f"{self.p99:.1f} s",
+            f"{_percentile([one.seconds_to_claim for one in self.checkpoints], 95):.2f} s",
             f"{self.conversions / self.seconds:.2f}",
-            *(f"{seconds / self.checkpoints:.2f} s" for seconds in self.cpu.values()),
-            f"{self.requests / self.checkpoints:.1f}",
+            *(f"{seconds / count:.3f} s" for seconds in self.cpu.values()),
+            f"{self.requests.total() / count:.1f}",
             ", ".join(f"{count} {kind}" for kind, count in sorted(self.attempts.items())),
         )
 
 
-def lags_of(metadata: dict[str, Any], since_ms: int, now_ms: int) -> tuple[list[float], int]:
-    """Of the checkpoints of a table since a moment: seconds until converted, or until now; and conversions.
+def _percentile(seconds: Sequence[float], percent: int) -> float:
+    return statistics.quantiles(seconds, n=100, method="inclusive")[percent - 1]
 
-    Conversions remove the equality delete files that came first.
-    """
+
+def checkpoints_of(
+    metadata: dict[str, Any], claims_ms: Sequence[int], since_ms: int, now_ms: int
+) -> tuple[list[Checkpoint], int]:
+    """Those of a table since a moment, and its conversions, which remove the equality delete files that came
+    first. claims_ms: when its conversions were claimed, in order."""
     waiting: list[int] = []
-    lags, conversions = [], 0
+    found, conversions = [], 0
     for snapshot in sorted(metadata.get("snapshots", ()), key=lambda each: each["sequence-number"]):
         at, summary = snapshot["timestamp-ms"], snapshot["summary"]
         if "added-equality-deletes" in summary and at >= since_ms:
             waiting.append(at)
         removed = int(summary.get("removed-equality-delete-files", 0)) if at >= since_ms else 0
         conversions += removed > 0
-        lags += [(at - one) / 1000 for one in waiting[:removed]]
+        before = bisect_right(claims_ms, at)
+        claimed = claims_ms[before - 1] if before else at
+        found += [Checkpoint(one, claimed, at) for one in waiting[:removed]]
         del waiting[:removed]
-    return [*lags, *((now_ms - one) / 1000 for one in waiting)], conversions
+    return [*found, *(Checkpoint(one, now_ms, now_ms) for one in waiting)], conversions
 
 
 def measure(fleet: Fleet, rate: float, seconds: float) -> Run:
     """Write at a rate (checkpoints a second) for a while, and wait until all is converted."""
+    store = fleet.lake.store
+    if store is not None:
+        store.asked()
     cpu, requests, since = fleet.cpu, fleet.requests, utc_now()
     began = time.monotonic()
-    count = max(int(rate * seconds), 1)
-    for number in range(count):
+    writing = []
+    for number in range(max(int(rate * seconds), 2)):
         time.sleep(max(began + number / rate - time.monotonic(), 0))
-        fleet.write(fleet.names[number % len(fleet.names)])
+        writing.append(fleet.write())
+    for one in writing:
+        one.result()
+    written = len(writing) / max(time.monotonic() - began, len(writing) / rate)
     deadline = time.monotonic() + 2 * HELD_SECONDS
     while not fleet.is_idle() and time.monotonic() < deadline:
         time.sleep(0.2)
     took = time.monotonic() - began
-    moments = int(since.timestamp() * 1000), int(time.time() * 1000)
-    found = [lags_of(metadata, *moments) for metadata in fleet.metadata()]
-    attempts, stages = _attempts(fleet.database, since)
+    now_ms = int(time.time() * 1000)
+    cost = {name: after - cpu[name] for name, after in fleet.cpu.items()}
+    asked, of_store = fleet.requests - requests, store.asked().by_kind if store is not None else {}
+    attempts: Counter[str] = Counter()
+    stages: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    claims: dict[str, list[int]] = defaultdict(list)
+    for job, attempt in fleet.attempts(since):
+        attempts[job.kind] += 1
+        if job.kind == JobKind.CONVERT.value:
+            claims[job.table_id].append(int(attempt.started_at.timestamp() * 1000))
+            catalog = fleet.tables[job.table_id].catalog
+            stages[_ALL][catalog].append(attempt.seconds)
+            for stage in attempt.stages:
+                stages[stage["name"]][catalog].append(stage["seconds"])
+    found = [
+        checkpoints_of(table.metadata, sorted(claims[id_]), int(since.timestamp() * 1000), now_ms)
+        for id_, table in fleet.tables.items()
+    ]
     return Run(
         rate,
+        written,
         took,
-        count,
-        [lag for lags, _ in found for lag in lags],
+        [one for checkpoints, _ in found for one in checkpoints],
         sum(conversions for _, conversions in found),
-        {name: after - cpu[name] for name, after in fleet.cpu.items()},
-        fleet.requests - requests,
+        cost,
+        asked,
+        of_store,
         attempts,
         stages,
     )
 
 
-def _attempts(database: Database, since: datetime) -> tuple[Counter[str], dict[str, float]]:
-    attempts: Counter[str] = Counter()
-    stages: dict[str, float] = defaultdict(float)
-    query = select(Job.kind, Attempt).join(Attempt, col(Attempt.job_id) == col(Job.id))
-    with database.read() as session:
-        for kind, attempt in session.exec(query.where(col(Attempt.ended_at) >= since)):
-            attempts[kind] += 1
-            if kind == JobKind.CONVERT.value:
-                stages["all"] += attempt.seconds
-                for stage in attempt.stages:
-                    stages[stage["name"]] += stage["seconds"]
-    return attempts, stages
-
-
-@contextmanager
-def running_fleet(tables: int, rows: int, slots: int) -> Iterator[Fleet]:
-    """With tables that are indexed."""
-    directory = Path(tempfile.mkdtemp(prefix="icestream-fleet-"))
-    iceberg = IcebergCatalog(directory)
-    url = f"sqlite:///{directory}/service/icestream.db"
-    settings = {
-        "ICESTREAM_DATA_DIR": str(directory / "service"),
-        "ICESTREAM_ALLOWED_LOCATIONS": directory.as_uri(),
-        "ICESTREAM_INDEX_WAREHOUSE": (directory / "index").as_uri(),
-        "ICESTREAM_BOOTSTRAP_KEY": KEY,
-        "ICESTREAM_LOG_REQUESTS": "true",
-        "ICESTREAM_REQUESTS_PER_MINUTE": "0",
-        "ICESTREAM_PORT": "0",
-    }
-    try:
-        names = [f"db.t{number}" for number in range(tables)]
-        for name in names:
-            iceberg.create(name)
-            iceberg.append(name, list(range(rows)))
-        migrate(url)
-        headers = {"Authorization": f"Bearer {KEY}"}
-        log = directory / "service.log"
-        with server(SERVE, log, **settings) as (place, service):
-            worker = {
-                "ICESTREAM_URL": place,
-                "ICESTREAM_API_KEY": KEY,
-                "ICESTREAM_WORKER_SLOTS": str(slots),
-            }
-            with (
-                running(WORK, directory / "worker.log", **worker) as work,
-                httpx.Client(base_url=f"{place}/api/v1", headers=headers, timeout=PATIENCE_SECONDS) as http,
-            ):
-                _enrol(http, iceberg, names)
-                processes = {"service": service.pid, "worker": work.pid}
-                fleet = Fleet(iceberg, names, rows, http, Database(url), processes, log)
-                wait_until(lambda: _indexed(fleet.database) == tables, "all tables to be indexed")
-                yield fleet
-                fleet.database.dispose()
-    finally:
-        iceberg.close()
-        shutil.rmtree(directory)
-
-
-def _enrol(http: httpx.Client, iceberg: IcebergCatalog, names: Sequence[str]) -> None:
-    http.post("/policies", json={"name": "fresh", "settings": POLICY}).raise_for_status()
-    record = {"name": iceberg.name, "type": "sql", "properties": iceberg.properties}
-    http.post("/catalogs", json=record).raise_for_status()
-    for name in names:
-        body = {
-            "catalog": iceberg.name,
-            "identifier": name.split("."),
-            "policy": "fresh",
-            "key_sets": [["id"]],
-        }
-        http.post("/tables", json=body).raise_for_status()
-
-
-def _indexed(database: Database) -> int:
-    done = (Job.kind == JobKind.INDEX.value, Job.status == JobStatus.SUCCEEDED.value)
-    with database.read() as session:
-        return len(set(session.exec(select(Job.table_id).where(*done))))
-
-
 def main(
-    tables: Annotated[int, typer.Option(help="enrolled")] = 60,
-    rows: Annotated[int, typer.Option(help="of each table")] = 100_000,
-    slots: Annotated[int, typer.Option(help="jobs that the worker runs at a time")] = 2,
-    rate: Annotated[list[float], typer.Option(help="checkpoints a second, growing")] = [0.5, 1, 2, 4, 8],  # noqa: B006 - of a command
-    seconds: Annotated[float, typer.Option(help="for which each rate is written")] = 60,
+    tables: Annotated[list[int], typer.Option(help="enrolled; one fleet after the other")] = [60, 1000],  # noqa: B006 - of a command
+    rows: Annotated[int, typer.Option(help="of the smallest tables")] = 100_000,
+    most_rows: Annotated[int, typer.Option(help="of the largest tables")] = 1_000_000,
+    workers: Annotated[int, typer.Option(help="each a process")] = 1,
+    slots: Annotated[int, typer.Option(help="jobs that a worker runs at a time")] = 2,
+    delay: Annotated[float, typer.Option(help="milliseconds of each request to a store; 0: local disk")] = 0,
+    rate: Annotated[list[float], typer.Option(help="checkpoints a second, growing")] = [1, 2, 4, 8, 12],  # noqa: B006
+    seconds: Annotated[float, typer.Option(help="for which each rate is written")] = 180,
     report: Annotated[Path | None, typer.Option(help="a Markdown file of its own to write")] = None,
 ) -> None:
-    """Find the highest rate of checkpoints that a fleet holds, and what one costs."""
-    runs: list[Run] = []
-    with running_fleet(tables, rows, slots) as fleet:
-        for each in rate:
-            runs.append(measure(fleet, each, seconds))
-            print(" | ".join(map(str, runs[-1].row)), flush=True)  # noqa: T201
-            if not runs[-1].is_held:
-                break
-        memory = fleet.memory
-    written = _report(tables, rows, slots, runs, memory)
+    """Find the highest rate of checkpoints that fleets hold, and what one costs."""
+    parts = []
+    for count in tables:
+        runs: list[Run] = []
+        with running_fleet(count, (rows, most_rows), delay / 1000) as fleet, fleet.working(workers, slots):
+            fleet.wait_for_indexes()
+            for each in rate:
+                runs.append(measure(fleet, each, seconds))
+                print(" | ".join(map(str, runs[-1].row)), flush=True)  # noqa: T201
+                if not runs[-1].is_held:
+                    break
+            parts.append(_part(count, runs, fleet.memory))
+    places = "SQL, REST and Hadoop catalogs on the local disk"
+    if delay:
+        places = f"SQL and REST catalogs, in a store where each request waits {delay:g} ms"
+    written = _TEXT.format(
+        machine=machine(None, "pyarrow", "pyiceberg"),
+        load=", ".join(f"{average:.1f}" for average in os.getloadavg()),
+        rows=f"{rows:,} to {most_rows:,}",
+        places=places,
+        written=CHECKPOINT_ROWS,
+        workers=f"{workers} worker{'s' * (workers > 1)} of {slots} slot{'s' * (slots > 1)}",
+        held=HELD_SECONDS,
+        parts="\n\n".join(parts),
+    )
     if report is None:
-        write_part(Part.FLEET, written)
+        write_part(Part.FLEET_IN_STORE if delay else Part.FLEET, written)
     else:
         report.write_text(written)
     print(report or PAGE)  # noqa: T201
 
 
-def _report(tables: int, rows: int, slots: int, runs: Sequence[Run], memory: dict[str, int]) -> str:
-    load = ", ".join(f"{average:.1f}" for average in os.getloadavg())
-    held = max((run.rate for run in runs if run.is_held), default=0)
-    stages = [
-        (name, f"{seconds / run.attempts[JobKind.CONVERT.value]:.3f} s")
-        for run in runs[-1:]
-        for name, seconds in sorted(run.stages.items(), key=lambda each: -each[1])
-    ]
-    return "\n".join(
-        [
-            "# A fleet",
-            "",
-            f"Made by `make bench-fleet` on {machine(None, 'pyarrow', 'pyiceberg')}",
-            f"Load averages of {load} at the end: what is above its own was taken by other programs.",
-            "",
-            f"{tables:,} tables of {rows:,} rows in a SQL catalog, format version 2, each with its index.",
-            f"A writer commits {CHECKPOINT_ROWS} rows and as many equality deletes to one after the other,",
-            "tells the service of each commit, and takes its part of the same cores. There are one",
-            f"`icestream serve` on SQLite, one worker with {slots} slots, and a policy that converts at the",
-            "first delete file and indexes as `standard` does. The lag is from the commit of a checkpoint to",
-            f"that of its conversion. A rate is held if its p99 is at most {HELD_SECONDS:g} s: {held:g}",
-            "checkpoints a second were. CPU and requests to the service are those for a checkpoint.",
-            "",
-            markdown(
-                "checkpoints a second | number | lag, median | p99 | conversions a second"
-                " | CPU, service | CPU, worker | requests | attempts",
-                [run.row for run in runs],
-            ),
-            "",
-            "Where an attempt at a conversion spends its time at the last of these rates:",
-            "",
-            markdown("stage | seconds", stages),
-            "",
-            f"Memory at most: {', '.join(f'{name} {mebibytes(size)}' for name, size in memory.items())}.",
-            "",
-        ]
+def _part(tables: int, runs: Sequence[Run], memory: Mapping[str, int]) -> str:
+    return _PART.format(
+        tables=tables,
+        held=max((run.rate for run in runs if run.is_held), default=0),
+        runs=markdown(
+            "checkpoints a second | written | number | lag, median | p99 | to claim, p95"
+            " | conversions a second | CPU, service | CPU, workers' Java | CPU, workers' Python"
+            " | requests | attempts",
+            [run.row for run in runs],
+        ),
+        requests=_by_kind(runs),
+        stages=_by_catalog(runs[-1].stages),
+        memory=", ".join(f"{name} {mebibytes(size)}" for name, size in memory.items()),
     )
+
+
+def _by_catalog(stages: Mapping[str, Figures]) -> str:
+    """Of an attempt: seconds of each stage, its share, and the seconds with each catalog."""
+    attempts = {catalog: len(seconds) for catalog, seconds in stages[_ALL].items()}
+    seconds = {
+        stage: {catalog: sum(figures.get(catalog, ())) for catalog in attempts}
+        for stage, figures in stages.items()
+    }
+    totals = {stage: sum(figures.values()) for stage, figures in seconds.items()}
+    return markdown(
+        " | ".join(("stage", "seconds", "share", *attempts)),
+        [
+            (
+                stage,
+                f"{total / sum(attempts.values()):.3f} s",
+                f"{total / totals[_ALL]:.0%}",
+                *(f"{seconds[stage][catalog] / count:.3f} s" for catalog, count in attempts.items()),
+            )
+            for stage, total in sorted(totals.items(), key=lambda each: -each[1])
+        ],
+    )
+
+
+def _by_kind(runs: Sequence[Run]) -> str:
+    """To the service, and then to the store."""
+    asked = [
+        run.requests + Counter({f"store: {kind}": count for kind, count in run.of_store.items()})
+        for run in runs
+    ]
+    kinds: Counter[str] = sum(asked, Counter())
+    return markdown(
+        " | ".join(("request", *(f"{run.rate:g}" for run in runs))),
+        [
+            (
+                f"`{kind}`",
+                *(f"{one[kind] / len(run.checkpoints):.2f}" for one, run in zip(asked, runs, strict=True)),
+            )
+            for kind, _ in kinds.most_common()
+        ],
+    )
+
+
+_TEXT = """\
+# A fleet
+
+Made by `make bench-fleet` on {machine}
+Load averages of {load} at the end: what is above its own was taken by other programs.
+
+Tables of {rows} rows in {places}, of format versions 2 and 3, each with its
+index. A writer commits {written} rows and as many equality deletes to one after the other, tells the
+service of each commit, and takes its part of the same cores, as the REST catalog does. There are one
+`icestream serve` on SQLite, {workers}, and a policy that converts at the first delete file
+and indexes as `standard` does. The lag is from the commit of a checkpoint to that of its conversion;
+`to claim` is until a worker had the job that converted it. A rate is held if it was written, and the p99
+of the lag is at most {held:g} s. CPU and requests to the service are those for a checkpoint.
+
+{parts}
+"""
+_PART = """\
+## {tables:,} tables
+
+{held:g} checkpoints a second were held.
+
+{runs}
+
+Requests for a checkpoint at each of these rates, by kind:
+
+{requests}
+
+Where an attempt at a conversion spends its time at the last of these rates, and with each type of catalog:
+
+{stages}
+
+Memory at most: {memory}."""
 
 
 if __name__ == "__main__":

@@ -25,6 +25,8 @@ class Part(StrEnum):
     QUEUE = "queue"
     PAGES = "pages"
     FLEET = "fleet"
+    FLEET_IN_STORE = "fleet-in-store"
+    FLEET_WORKERS = "fleet-workers"
 
     @property
     def heading(self) -> str:
@@ -44,6 +46,8 @@ class Part(StrEnum):
             Part.QUEUE: "Queue and polling",
             Part.PAGES: "Pages",
             Part.FLEET: "A fleet",
+            Part.FLEET_IN_STORE: "A fleet in a store far away",
+            Part.FLEET_WORKERS: "More workers",
         }[self]
 
 

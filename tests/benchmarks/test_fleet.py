@@ -1,4 +1,4 @@
-"""The benchmark of a fleet runs, and counts what became of each checkpoint; people look at how fast."""
+"""The benchmarks of a fleet run, and count what became of each checkpoint; people look at how fast."""
 
 import re
 from pathlib import Path
@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.benchmarks.fleet import lags_of, main
+from tests.benchmarks import fleet_workers
+from tests.benchmarks.fleet import Checkpoint, checkpoints_of, main
 
 
 def snapshot(number: int, at_ms: int, **summary: str) -> dict[str, Any]:
@@ -19,23 +20,53 @@ def test_a_checkpoint_waits_for_the_conversion_that_removes_its_deletes() -> Non
     before += [snapshot(3, 20, removed_equality_delete_files="1")]
     written = [snapshot(each, each * 1000, added_equality_deletes="5") for each in (4, 5, 6, 8)]
     converted = [snapshot(7, 7_000, removed_equality_delete_files="2")]
-    lags, conversions = lags_of({"snapshots": [*before, *written, *converted]}, 1_000, 9_000)
-    assert lags == [3.0, 2.0, 3.0, 1.0]  # the last two until now
+    metadata = {"snapshots": [*before, *written, *converted]}
+    checkpoints, conversions = checkpoints_of(metadata, [15, 4_500, 8_500], 1_000, 9_000)
+    assert checkpoints == [
+        Checkpoint(4_000, 4_500, 7_000),
+        Checkpoint(5_000, 4_500, 7_000),
+        Checkpoint(6_000, 9_000, 9_000),
+        Checkpoint(8_000, 9_000, 9_000),
+    ]
+    assert [one.lag for one in checkpoints] == [3.0, 2.0, 3.0, 1.0]  # the last two until now
+    assert [one.seconds_to_claim for one in checkpoints] == [0.5, 0.0, 3.0, 1.0]
     assert conversions == 1
+
+
+def cells(report: str, *start: str) -> list[str]:
+    """Of the line of a table that starts with these."""
+    (found,) = [line for line in report.splitlines() if line.startswith("| " + " | ".join(start) + " |")]
+    return [cell.strip(" `") for cell in found.strip("| ").split(" | ")]
 
 
 @pytest.mark.integration
 @pytest.mark.exhaustive
-def test_a_short_run_converts_each_checkpoint_and_fills_every_figure(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("delay", "tables"), [(0, 6), (1, 4)])
+def test_a_short_run_converts_each_checkpoint_and_fills_every_figure(
+    delay: float, tables: int, tmp_path: Path
+) -> None:
+    """Of a table of each version in each catalog."""
     path = tmp_path / "fleet.md"
-    main(tables=2, rows=1_000, slots=2, rate=[2], seconds=2, report=path)
+    args = {"rows": 1_000, "most_rows": 10_000, "workers": 1, "slots": 2}
+    main([tables], **args, delay=delay, rate=[2], seconds=tables, report=path)
     report = path.read_text()
-    figures = r"\| 2 \| 4 \| [\d.]+ s \| [\d.]+ s \| [\d.]+ \| [\d.]+ s \| [\d.]+ s \| ([\d.]+) \| (.+) \|"
-    found = re.search(figures, report)
-    assert found is not None, report
-    assert float(found[1]) > 1, "each commit is told, and a conversion is claimed and reported"
-    assert re.search(r"\d convert", found[2])
-    commit = re.search(r"^\| commit \| ([\d.]+) s \|$", report, re.MULTILINE)
-    assert commit is not None, report
-    assert float(commit[1]) > 0
-    assert re.search(r"service \d+ MiB, worker \d+ MiB", report)
+    run = cells(report, "2")
+    assert run[2] == str(2 * tables)
+    assert all(float(figure.removesuffix(" s")) > 0 for figure in run[3:11] if figure != run[5]), run
+    assert re.fullmatch(r"(.*, )?\d+ convert(, .*)?", run[11])
+    assert float(cells(report, "`POST /catalogs/{catalog_id}/notifications`")[1]) == 1
+    assert float(cells(report, "`POST /workers/{worker_id}/claim`")[1]) > 0
+    assert ("`store: GET`" in report) == (delay > 0)
+    assert cells(report, "all")[2] == "100%"
+    assert cells(report, "commit")[1] != "0.000 s"
+    assert re.search(r"service \d+ MiB, workers' Java \d+ MiB, workers' Python \d+ MiB", report)
+
+
+@pytest.mark.integration
+@pytest.mark.exhaustive
+def test_a_short_run_with_a_worker_fills_every_figure_of_growth(tmp_path: Path) -> None:
+    path = tmp_path / "workers.md"
+    fleet_workers.main(tables=6, rows=1_000, most_rows=10_000, workers=[1], delay=20, report=path)
+    figures = cells(path.read_text(), "1")
+    assert figures[4] == "1.00"
+    assert all(float(figure.removesuffix(" s")) > 0 for figure in (*figures[1:6], *figures[7:]))
