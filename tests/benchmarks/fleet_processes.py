@@ -83,7 +83,9 @@ class Fleet:
     def _write(self, table: FleetTable) -> None:
         table.upsert(random.sample(range(table.rows), min(CHECKPOINT_ROWS, table.rows)))
         path = f"/catalogs/{table.catalog}/notifications"
-        self.http.post(path, json={"tables": [table.name]}).raise_for_status()
+        while (answer := self.http.post(path, json={"tables": [table.name]})).status_code == 503:
+            time.sleep(0.1)  # as senders do while its database is busy
+        answer.raise_for_status()
 
     @property
     def cpu(self) -> dict[str, float]:
@@ -126,16 +128,22 @@ class Fleet:
             return session.exec(select(Job.id).where(active)).first() is None
 
     def wait_for_indexes(self) -> None:
-        """Of all tables, as long as there are more of them now and then."""
         done = (Job.kind == JobKind.INDEX.value, Job.status == JobStatus.SUCCEEDED.value)
         query = select(func.count(func.distinct(Job.table_id))).where(*done)
-        known, deadline = -1, 0.0
-        while known < len(self.tables):
+
+        def indexed() -> int:
             with self.database.read() as session:
-                now = session.exec(query).one()
+                return session.exec(query).one()
+
+        self.wait_for_all(indexed, "indexed")
+
+    def wait_for_all(self, done: Callable[[], int], what: str) -> None:
+        """Of the tables, as long as there are more of them now and then."""
+        known, deadline = -1, 0.0
+        while (now := done()) < len(self.tables):
             if now > known:
                 known, deadline = now, time.monotonic() + PATIENCE_SECONDS
-            assert time.monotonic() < deadline, f"{now} tables are indexed, and no more come"
+            assert time.monotonic() < deadline, f"{now} tables are {what}, and no more come"
             time.sleep(0.5)
 
 

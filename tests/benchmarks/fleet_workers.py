@@ -7,7 +7,6 @@ waiting and not the cores of this machine which bounds a worker.
 from __future__ import annotations
 
 import statistics
-import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,12 +17,11 @@ from typing import Annotated
 import typer
 
 from service.db.database import utc_now
-from service.records.jobs import Attempt, Job, JobKind
+from service.records.jobs import Attempt, AttemptStatus, Job, JobKind
 from tests.benchmarks.fleet_processes import CHECKPOINT_ROWS, Fleet, running_fleet
 from tests.benchmarks.page import PAGE, Part, write_part
 from tests.benchmarks.report import machine
 from tests.benchmarks.report import table as markdown
-from tests.patience import PATIENCE_SECONDS
 
 _WARM_UP = 2
 """Conversions of each worker that are not counted."""
@@ -66,18 +64,17 @@ def measure(fleet: Fleet, workers: int) -> Growth:
     written until the first of them has nothing left."""
     since = utc_now()
     samples: list[tuple[datetime, dict[str, float]]] = []
+
+    def converted() -> int:
+        samples.append((utc_now(), fleet.cpu))
+        return len({job.table_id for job, _ in _conversions(fleet, since)})
+
     with fleet.working(workers, slots=1):
         writing = [fleet.write() for _ in fleet.tables]
         for one in writing:
             one.result()
         written = utc_now()
-        known, deadline = -1, 0.0
-        while (now := len({job.table_id for job, _ in _conversions(fleet, since)})) < len(fleet.tables):
-            if now > known:
-                known, deadline = now, time.monotonic() + PATIENCE_SECONDS
-            assert time.monotonic() < deadline, f"{now} tables are converted, and no more are"
-            samples.append((utc_now(), fleet.cpu))
-            time.sleep(0.5)
+        fleet.wait_for_all(converted, "converted")
     ended = defaultdict(list)
     for _, attempt in _conversions(fleet, since):
         ended[attempt.worker_id].append(attempt)
@@ -95,8 +92,12 @@ def measure(fleet: Fleet, workers: int) -> Growth:
 
 
 def _conversions(fleet: Fleet, since: datetime) -> Sequence[tuple[Job, Attempt]]:
-    ended = fleet.attempts(since)
-    return [(job, attempt) for job, attempt in ended if job.kind == JobKind.CONVERT.value]
+    done = AttemptStatus.SUCCEEDED.value
+    return [
+        (job, attempt)
+        for job, attempt in fleet.attempts(since)
+        if job.kind == JobKind.CONVERT.value and attempt.status == done
+    ]
 
 
 def _end(attempt: Attempt) -> datetime:
