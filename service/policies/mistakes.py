@@ -9,6 +9,7 @@ from sqlmodel import Session, col, select
 from service.errors import InvalidError
 from service.policies.built_in import BUILT_IN, STANDARD
 from service.policies.effective import TOGETHER, chain_of, place_of
+from service.policies.places import table_target, targets_of_table
 from service.policies.schedules import MAX_WINDOWS
 from service.policies.settings import PolicySettings, contradictions
 from service.records.policies import Policy, PolicyAttachment
@@ -16,6 +17,7 @@ from service.records.tables import EnrolledTable
 from service.settings import Settings
 
 _CONTRADICTIONS_SHOWN = 20
+_TABLES_AT_ONCE = 100
 
 
 def find_mistakes(
@@ -72,6 +74,14 @@ def _bounds_mistake(settings: Settings, wanted: PolicySettings) -> Iterator[Inva
         )
 
 
+def _tables_of(session: Session, changed: Collection[str]) -> Sequence[EnrolledTable] | None:
+    """Of places that are tables, if they are few; None of any others, which reach places below them."""
+    ids = [target.removeprefix(table_target("")) for target in changed]
+    if len(ids) > _TABLES_AT_ONCE or any(table_target(each) not in changed for each in ids):
+        return None
+    return session.exec(select(EnrolledTable).where(col(EnrolledTable.id).in_(ids))).all()
+
+
 def inherited_mistake(
     session: Session, changed: Collection[str], wanted: Mapping[str, PolicySettings]
 ) -> Iterator[InvalidError]:
@@ -80,17 +90,22 @@ def inherited_mistake(
     Every such place is named. A table has the effective policy of the nearest place with an attachment, so
     there are no others. wanted: settings of policies, by id, that have others yet.
     """
-    rows = session.exec(
+    query = (
         select(PolicyAttachment, Policy, EnrolledTable)
         .join(Policy, col(Policy.id) == col(PolicyAttachment.policy_id))
         .join(EnrolledTable, col(EnrolledTable.id) == col(PolicyAttachment.table_id), isouter=True)
         .where(col(EnrolledTable.deleted_at).is_(None))
         .order_by(col(PolicyAttachment.target))
-    ).all()
+    )
+    if (tables := _tables_of(session, changed)) is not None:
+        # Such a change reaches no other place: who enrols the ten thousandth table does not wait for all.
+        above = {target for table in tables for target in targets_of_table(table)}
+        query = query.where(col(PolicyAttachment.target).in_(above))
+    rows = session.exec(query).all()
     attached = {attachment.target: policy for attachment, policy, _ in rows}
     values = {
         policy.id: (wanted.get(policy.id) or PolicySettings.model_validate(policy.settings)).values()
-        for _, policy, _ in rows
+        for policy in {policy.id: policy for policy in attached.values()}.values()
     }
     found = []
     for attachment, _, table in rows:

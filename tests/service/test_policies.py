@@ -8,6 +8,8 @@ from zoneinfo import ZoneInfo
 import httpx
 import pytest
 
+from service.policies import mistakes
+from service.policies.settings import PolicySettings
 from service.records.health import TableHealth
 from service.records.keys import Role
 from service.settings import Settings
@@ -254,6 +256,30 @@ def test_what_contradicts_an_inherited_value_is_refused_with_every_place(
     assert attach(service, None, "catalog", catalog="local") == 422
     found = service.admin.get(f"/tables/{table['id']}/policy").json()["effective"]["retries"]
     assert (found["backoff_seconds"], found["max_backoff_seconds"]) == (900, 1000)
+
+
+def test_the_policy_of_a_table_is_held_against_what_it_inherits_and_no_other_tables_is_read(
+    service: Running, table: dict[str, Any], iceberg: IcebergCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("u", "v"):
+        iceberg.create(f"db.{name}")
+        make(service, name, convert={"deletes": 5})
+        service.enroll(f"db.{name}", policy=name)
+    make(service, "wide", retries={"max_backoff_seconds": 1000})
+    make(service, "patient", retries={"backoff_seconds": 900})
+    assert attach(service, "patient", "table", table_id=table["id"]) == 422
+    assert attach(service, "wide", "namespace", catalog="local", namespace=["db"]) == 200
+    read = []
+
+    class Read(PolicySettings):
+        def values(self) -> dict[str, Any]:
+            read.append(super().values())
+            return read[-1]
+
+    monkeypatch.setattr(mistakes, "PolicySettings", Read)
+    assert attach(service, "patient", "table", table_id=table["id"]) == 200
+    assert {values.get("convert.deletes", 0) for values in read} == {0, 1_000_000}, "those of others have 5"
+    assert attach(service, None, "table", table_id=table["id"]) == 200
 
 
 def test_built_in_policies_stay_as_they_are(service: Running) -> None:
