@@ -34,7 +34,7 @@ SCHEMAS_KEPT = 64
 _HEADER_KEPT = 100_000
 """Characters of a schema; Iceberg's have 8,000."""
 _HEADER = construct_reader(META_SCHEMA, {-1: AvroFileHeader})
-SYNC_BYTES = 16
+_SYNC_BYTES = 16
 """Behind each block."""
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -82,13 +82,18 @@ def read_header(content: bytes) -> tuple[AvroFileHeader, Decoder]:
     return _HEADER.read(decoder), decoder
 
 
+def packed_blocks(decoder: Decoder) -> Iterator[tuple[int, bytes]]:
+    """How many entries each says that it has, and these as the file has them."""
+    while decoder.left > 0:
+        yield decoder.read_int(), decoder.read_bytes()
+        decoder.skip(_SYNC_BYTES)
+
+
 def read_blocks(header: AvroFileHeader, decoder: Decoder) -> Iterator[tuple[int, bytes]]:
     """How many entries each has, and these."""
     codec = header.compression_codec()
-    while decoder.left > 0:
-        count, block = decoder.read_int(), decoder.read_bytes()
+    for count, block in packed_blocks(decoder):
         yield count, codec.decompress(block) if codec else block
-        decoder.skip(SYNC_BYTES)
 
 
 def read_entries(reader: Reader, count: int, block: bytes) -> Iterator[Any]:

@@ -16,7 +16,7 @@ from pyiceberg.typedef import EMPTY_DICT
 
 from service.catalogs.egress import check_file_io, check_location
 from service.settings import Settings
-from stores.avro_readers import SYNC_BYTES, read_header
+from stores.avro_readers import packed_blocks, read_header
 from stores.file_io import LocationFileIO
 from stores.manifest_files import readable_manifest
 from stores.table_metadata import ENCRYPTED
@@ -74,10 +74,9 @@ def _check_avro(content: bytes, what: str) -> None:
     header, decoder = read_header(content)
     codec = header.meta.get("avro.codec", "null")
     entries = size = 0
-    while decoder.left > 0:
+    for count, block in packed_blocks(decoder):
         check_time()
-        entries += max(decoder.read_int(), 0)
-        block = decoder.read_bytes()
+        entries += max(count, 0)
         size += _unpacked_bytes(codec, block, what)
         check_size(size, ANSWER_BYTES, f"{what}, unpacked,")
         if entries > _ENTRIES:
@@ -85,7 +84,6 @@ def _check_avro(content: bytes, what: str) -> None:
                 f"{what} tells of more than {_ENTRIES:,} entries.",
                 "Rewrite the manifests of the table (rewrite_manifests).",
             )
-        decoder.skip(SYNC_BYTES)
 
 
 def _unpacked_bytes(codec: str, block: bytes, what: str) -> int:
