@@ -142,8 +142,13 @@ def _comes_until(
 
 def _soon(kind: JobKind, state: TableState) -> timedelta:
     """Within which another job comes soon that may undo what one of this kind does which starts now."""
+    return _usual_time(kind, state) + timedelta(seconds=_SOON_SECONDS)
+
+
+def _usual_time(kind: JobKind, state: TableState) -> timedelta:
+    """What jobs of a kind usually take; nothing before the first one."""
     last = state.last.get(kind)
-    return timedelta(seconds=((last.seconds if last is not None else None) or 0.0) + _SOON_SECONDS)
+    return timedelta(seconds=(last.seconds if last is not None else None) or 0.0)
 
 
 def _beside_another(decision: Decision, state: TableState, now: datetime) -> Decision:
@@ -338,9 +343,9 @@ def _decide_convert(
         return found
     is_left = rewriting in state.running or (found.code != "cron" and _comes_first(rewriting, state))
     if not is_left:
-        seconds, last = rewriting_seconds(state, policy, weighed), state.last.get(kind)
+        seconds = rewriting_seconds(state, policy, weighed)
         # One that may start before this job would have ended.
-        until = now + timedelta(seconds=(last.seconds if last is not None else None) or 0.0)
+        until = now + _usual_time(kind, state)
         is_left = may_be_left_to_rewriting(found, state, policy, until, seconds) and _comes_until(
             until, rewriting, state, policy, now, weighed
         )
