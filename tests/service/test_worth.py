@@ -76,6 +76,16 @@ def pending(shape: Shape, age_seconds: float = 10, rewriting: LastJob | None = N
     )
 
 
+def with_deleted_rows(shape: Shape, deleted_for: timedelta) -> TableState:
+    """Such a table of which a job has counted that none of its files is small or has many deleted rows."""
+    return replace(
+        pending(shape),
+        small_data_files=0,
+        rows_deleted_since=NOW - deleted_for,
+        last={JobKind.INDEX: LastJob(NOW, has_counted=True)},
+    )
+
+
 DELETES = replace(FRESH, equality_delete_files=40, equality_deletes=2_000)
 MANY = replace(FRESH, data_files=10, equality_delete_files=400, equality_deletes=20_000)
 FEW = replace(DELETES, equality_delete_files=8, equality_deletes=200)
@@ -335,12 +345,7 @@ def test_large_files_go_for_their_deleted_rows_once_these_are_dear_or_readers_ha
     """What a job has counted is small, or has enough deleted rows; there is nothing of that."""
     policy = worthwhile(reads_per_day=reads_per_day)
     shape = replace(FRESH, rows=3_000_000 + positions, positions=positions, vectors=4)
-    state = replace(
-        pending(shape),
-        small_data_files=0,
-        rows_deleted_since=NOW - timedelta(hours=hours),
-        last={JobKind.INDEX: LastJob(NOW, has_counted=True)},
-    )
+    state = with_deleted_rows(shape, timedelta(hours=hours))
     found = decision(state, REWRITE, policy)
     assert found.code == code
     others = replace(state, rows_deleted_since=None)
@@ -367,12 +372,7 @@ def test_deleted_rows_in_large_files_count_from_a_fifth_of_the_overhead_on_that_
 ) -> None:
     """They make a read dearer by 5%, and readers have paid for that for a year."""
     shape = replace(FRESH, rows=3_150_000, positions=150_000, vectors=4)
-    state = replace(
-        pending(shape),
-        small_data_files=0,
-        rows_deleted_since=NOW - timedelta(days=400),
-        last={JobKind.INDEX: LastJob(NOW, has_counted=True)},
-    )
+    state = with_deleted_rows(shape, timedelta(days=400))
     policy = worthwhile(reads_per_day=1_000, max_read_ratio=max_read_ratio)
     assert decision(state, REWRITE, policy).code == code
 
@@ -410,12 +410,7 @@ def test_large_files_go_for_their_vectors_where_these_cost_a_reader_each_row(
 ) -> None:
     """Of all rows, less than 3% are deleted."""
     shape = replace(FRESH, rows=3_080_000, positions=80_000, vectors=4)
-    state = replace(
-        pending(shape),
-        small_data_files=0,
-        rows_deleted_since=NOW - timedelta(hours=hours),
-        last={JobKind.INDEX: LastJob(NOW, has_counted=True)},
-    )
+    state = with_deleted_rows(shape, timedelta(hours=hours))
     found = decision(state, REWRITE, worthwhile(readers=[reader], reads_per_day=10_000))
     assert found.code == code
 
@@ -438,11 +433,7 @@ def test_a_job_that_took_nothing_keeps_none_from_files_with_fewer_deleted_rows(
 def test_of_a_table_that_tells_of_no_rows_files_go_as_the_policy_says() -> None:
     fresh = replace(FRESH, rows=0)
     state = replace(
-        pending(replace(fresh, positions=900_000, vectors=4)),
-        fresh=fresh,
-        small_data_files=0,
-        rows_deleted_since=NOW - timedelta(hours=9),
-        last={JobKind.INDEX: LastJob(NOW, has_counted=True)},
+        with_deleted_rows(replace(fresh, positions=900_000, vectors=4), timedelta(hours=9)), fresh=fresh
     )
     policy = worthwhile(reads_per_day=10**6)
     found = decision(state, REWRITE, policy)
