@@ -62,6 +62,16 @@ def test_few_tests_that_failed_are_run_again_alone_and_told(tmp_path: Path) -> N
     assert calls == ["test", f"test {AGAIN}", "thorough", f"thorough {AGAIN}"]
 
 
+def test_a_test_that_could_not_be_cleared_away_is_run_again(tmp_path: Path) -> None:
+    error = "ERROR tests/test_a.py::test_b - closed\n"
+    broken = f"{failed()}{error}== 1 failed, 5 passed, 1 error in 1.00s ==\n"
+    code, said, calls = run(
+        tmp_path, (broken, 2), PASSED, (f"{error}== 5 passed, 1 error in 1.00s ==\n", 2), PASSED
+    )
+    assert (code, calls) == (0, ["test", f"test {AGAIN}", "thorough", f"thorough {AGAIN}"])
+    assert said.partition("UNSTEADY")[2].partition("\n")[2] == failed() + error + error
+
+
 @pytest.mark.parametrize("before", [(), (PASSED,)], ids=["test", "thorough"])
 def test_what_fails_twice_fails(tmp_path: Path, before: tuple[str, ...]) -> None:
     code, said, calls = run(tmp_path, *before, (ended("test_b"), 2), (ended("test_b"), 2))
@@ -72,8 +82,9 @@ def test_what_fails_twice_fails(tmp_path: Path, before: tuple[str, ...]) -> None
     "said",
     [
         "Found 1 error.\n",
-        "== 4 failed, 5 passed in 1.00s ==\n",
-        "== 1 failed, 5 passed, 1 error in 1.00s ==\n",
+        PASSED,
+        ended(*"abcd"),
+        "".join(f"ERROR tests/test_a.py::test_{x}\n" for x in "abcd") + "== 5 passed, 4 errors in 1.00s ==\n",
         "!! Interrupted: stopping after 1 failures !!\n== 1 failed in 1.00s ==\n",
     ],
 )
