@@ -100,6 +100,8 @@ def page(page: Page, service: RunningService) -> Iterator[Page]:
     misdeeds = Misdeeds()
     misdeeds.watch(page, service.url)
     yield page
+    # What a test answers itself would fail the next test, if the page were gone before the answer.
+    page.unroute_all(behavior="wait")
     assert misdeeds == []
 
 
