@@ -55,7 +55,7 @@ def test_a_lookup_asks_for_little_of_the_index_and_for_all_of_it_at_once(tmp_pat
     # Keys with their addresses, and of no file its size.
     assert later.by_kind.keys() == {"GET"}
     assert later.count <= row_groups
-    assert later.sent_bytes < size // 12
+    assert later.sent_bytes < size // 10
     # The footers besides, which later lookups know: one request each.
     assert later.count < first.count <= later.count + len(files)
     assert later.sent_bytes < first.sent_bytes < size // 6

@@ -20,7 +20,7 @@ B = TypeVar("B")
 Content: TypeAlias = bytes | memoryview
 
 REQUESTS = 32  # at a time, of all tasks of a process: a request costs its latency, and hardly any CPU
-GAP_BYTES = 64 * 1024  # are read rather than left out: this takes no longer than another request of many
+GAP_BYTES = 128 * 1024  # are read rather than left out: this takes no longer than another request of many
 _REQUEST_BYTES = 8 * 1024**2  # at most, if more than one column chunk is asked for
 
 _threads = Threads(REQUESTS, "fetch")
