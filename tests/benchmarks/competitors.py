@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeAlias
@@ -11,7 +12,7 @@ from unittest.mock import patch
 from tests.benchmarks.datasets import Dataset, Pending
 from tests.benchmarks.measure import timed
 from worker.attempt.outcome import Outcome
-from worker.lookup.cost import Source
+from worker.lookup.cost import Costs, Source
 from worker.lookup.index_lookup import Matches
 from worker.lookup.positions import Positions
 from worker.lookup.resolution import PendingDeletes
@@ -142,6 +143,11 @@ def scan(pending: Pending) -> Answer:
     return _answer(pending, Source.SCAN)
 
 
+def choosing(source: Source) -> AbstractContextManager[object]:
+    """Whatever the planner would choose."""
+    return patch.object(Costs, "index_is_cheaper", source is Source.INDEX)
+
+
 def _answer(pending: Pending, source: Source) -> Answer:
     """A dry run with this source, whatever the planner would choose.
 
@@ -155,11 +161,7 @@ def _answer(pending: Pending, source: Source) -> Answer:
         answers.append((seconds, _found(result[0])))
         return result
 
-    choice = (source is Source.INDEX, "the benchmark asks for it")
-    with (
-        patch("worker.lookup.resolution.index_is_cheaper", return_value=choice),
-        patch.object(PendingDeletes, "find", clocked_find),
-    ):
+    with choosing(source), patch.object(PendingDeletes, "find", clocked_find):
         outcome = pending.dataset.jobs.run("convert", dry_run=True)
     ((seconds, found),) = answers
     explanation = _key_set(outcome)

@@ -14,6 +14,7 @@ from unittest.mock import patch
 
 from pyspark.sql import SparkSession
 
+from tests.benchmarks.competitors import choosing
 from tests.benchmarks.measure import Figure, timed
 from tests.factories import sqlite_catalog
 from tests.jobs import Jobs
@@ -98,11 +99,7 @@ def _seconds(jobs: Jobs, source: Source, rounds: int) -> tuple[float, ...]:
         times.append(seconds)
         return found
 
-    choice = (source is Source.INDEX, "the benchmark asks for it")
-    with (
-        patch("worker.lookup.resolution.index_is_cheaper", return_value=choice),
-        patch.object(PendingDeletes, "find", clocked_find),
-    ):
+    with choosing(source), patch.object(PendingDeletes, "find", clocked_find):
         for _ in range(rounds + 1):
             (key_set,) = jobs.run("convert", dry_run=True).result["key_sets"]
             assert key_set["source"] == source
