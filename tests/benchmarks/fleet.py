@@ -29,7 +29,9 @@ from tests.benchmarks.report import table as markdown
 HELD_SECONDS = 60.0
 """A rate is held if 99 of 100 checkpoints are converted within this time."""
 _WRITTEN = 0.95
-"""And if so much of it was written."""
+"""And if so much of it was written,"""
+_GROWTH = 0.03
+"""and the lag does not grow by more seconds in each second: it would be too long before long."""
 _IDLE_LOOKS = 10
 """That find no job: what is told becomes one a moment later."""
 _ALL = "all"
@@ -83,8 +85,23 @@ class Run:
         return _percentile([one.lag for one in self.checkpoints], 99)
 
     @property
+    def growth(self) -> float:
+        """Seconds that the lag grows by in a second, from the first third of the checkpoints to the last."""
+        ordered = sorted(self.checkpoints, key=lambda one: one.committed_ms)
+        third = max(len(ordered) // 3, 1)
+        before, after = (
+            (
+                statistics.median(one.committed_ms for one in part) / 1000,
+                statistics.median(one.lag for one in part),
+            )
+            for part in (ordered[:third], ordered[-third:])
+        )
+        return (after[1] - before[1]) / max(after[0] - before[0], 0.001)
+
+    @property
     def is_held(self) -> bool:
-        return self.p99 <= HELD_SECONDS and self.written >= _WRITTEN * self.rate
+        is_written = self.written >= _WRITTEN * self.rate
+        return is_written and self.p99 <= HELD_SECONDS and self.growth <= _GROWTH
 
     @property
     def row(self) -> Sequence[object]:
@@ -95,6 +112,7 @@ class Run:
             count,
             f"{statistics.median(one.lag for one in self.checkpoints):.1f} s",
             f"{self.p99:.1f} s",
+            f"{self.growth:+.2f}",
             f"{_percentile([one.seconds_to_claim for one in self.checkpoints], 95):.2f} s",
             f"{self.conversions / self.seconds:.2f}",
             *(f"{seconds / count:.3f} s" for seconds in self.cpu.values()),
@@ -182,7 +200,7 @@ def measure(fleet: Fleet, rate: float, seconds: float) -> Run:
 def main(
     tables: Annotated[list[int], typer.Option(help="enrolled; one fleet after the other")] = [60, 1000],  # noqa: B006 - of a command
     rows: Annotated[int, typer.Option(help="of the smallest tables")] = 100_000,
-    most_rows: Annotated[int, typer.Option(help="of the largest tables")] = 1_000_000,
+    most_rows: Annotated[int, typer.Option(help="of the largest tables")] = 10_000_000,
     workers: Annotated[int, typer.Option(help="each a process")] = 1,
     slots: Annotated[int, typer.Option(help="jobs that a worker runs at a time")] = 2,
     delay: Annotated[float, typer.Option(help="milliseconds of each request to a store; 0: local disk")] = 0,
@@ -213,6 +231,7 @@ def main(
             written=CHECKPOINT_ROWS,
             workers=f"{workers} worker{'s' * (workers > 1)} of {slots} slot{'s' * (slots > 1)}",
             held=HELD_SECONDS,
+            growth=_GROWTH,
             parts="\n\n".join(parts),
         )
         if report is None:
@@ -227,7 +246,7 @@ def _part(tables: int, runs: Sequence[Run], memory: Mapping[str, int]) -> str:
         tables=tables,
         held=max((run.rate for run in runs if run.is_held), default=0),
         runs=markdown(
-            "checkpoints a second | written | number | lag, median | p99 | to claim, p95"
+            "checkpoints a second | written | number | lag, median | p99 | grows by | to claim, p95"
             " | conversions a second | CPU, service | CPU, workers' Java | CPU, workers' Python"
             " | requests | attempts",
             [run.row for run in runs],
@@ -285,13 +304,15 @@ _TEXT = """\
 Made by `make bench-fleet` on {machine}
 Load averages of {load} at the end: what is above its own was taken by other programs.
 
-Tables of {rows} rows in {places}, of format versions 2 and 3, each with its
-index. A writer commits {written} rows and as many equality deletes to one after the other, tells the
-service of each commit, and takes its part of the same cores, as the REST catalog does. There are one
-`icestream serve` on SQLite, {workers}, and a policy that converts at the first delete file
-and indexes as `standard` does. The lag is from the commit of a checkpoint to that of its conversion;
-`to claim` is until a worker had the job that converted it. A rate is held if it was written, and the p99
-of the lag is at most {held:g} s. CPU and requests to the service are those for a checkpoint.
+Tables of {rows} rows, few of them large, in {places},
+of format versions 2 and 3, each with its index. A writer commits {written} rows and as many equality
+deletes to one after the other, tells the service of each commit, and takes its part of the same cores,
+as the REST catalog does. There are one `icestream serve` on SQLite, {workers}, and a
+policy that converts at the first delete file and indexes as `standard` does. The lag is from the commit
+of a checkpoint to that of its conversion; `to claim` is until a worker had the job that converted it,
+`grows by` what the lag grows by in a second. A rate is held if it was written, the p99 of the lag is at
+most {held:g} s, and the lag grows by at most {growth:g}. CPU and requests to the service are those for a
+checkpoint.
 
 {parts}
 """

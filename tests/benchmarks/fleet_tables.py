@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import uuid
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ _BUCKET = "lake"
 _SECRET = "CATALOG_S3_SECRET"
 _FORMAT_VERSIONS = ("2", "3")
 _SIZES = 10
-"""Of tables, from the smallest to the largest."""
+"""Of tables, from the smallest to the largest: what is between two of them is of the smaller one."""
 _KEYS = SCHEMA.select("id")
 
 
@@ -179,7 +180,7 @@ def _java_catalog(spark: SparkSession, kind: str, properties: Mapping[str, str])
 def _tables(
     catalogs: Mapping[str, Any], count: int, rows: tuple[int, int], directory: Path, store: Path | None
 ) -> Iterator[FleetTable]:
-    """Catalogs and format versions in turn, and then sizes."""
+    """Catalogs and format versions in turn; of each, the n-th table has an n-th of the largest one's rows."""
     kinds = [(name, version) for version in _FORMAT_VERSIONS for name in catalogs]
     sizes = np.geomspace(*rows, _SIZES).astype(int).tolist()
     made: dict[int, Path] = {}
@@ -189,7 +190,7 @@ def _tables(
         catalog.createNamespace(iceberg.catalog.TableIdentifier.parse(f"{NAMESPACE}.t").namespace())
     for number in range(count):
         name, version = kinds[number % len(kinds)]
-        size = sizes[number // len(kinds) % len(sizes)]
+        size = sizes[max(bisect_right(sizes, rows[1] // (1 + number // len(kinds))) - 1, 0)]
         if size not in made:
             made[size] = _made(directory / "made" / f"{size}.parquet", size)
         identifier = iceberg.catalog.TableIdentifier.parse(f"{NAMESPACE}.t{number}")

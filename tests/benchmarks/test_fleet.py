@@ -1,13 +1,15 @@
 """The benchmarks of a fleet run, and count what became of each checkpoint; people look at how fast."""
 
 import re
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.benchmarks import fleet_workers
-from tests.benchmarks.fleet import Checkpoint, checkpoints_of, main
+from tests.benchmarks.fleet import Checkpoint, Run, checkpoints_of, main
 
 
 def snapshot(number: int, at_ms: int, **summary: str) -> dict[str, Any]:
@@ -33,6 +35,23 @@ def test_a_checkpoint_waits_for_the_conversion_that_removes_its_deletes() -> Non
     assert conversions == 1
 
 
+def run_of(lags: Sequence[float], rate: float = 2) -> Run:
+    """A checkpoint each half second."""
+    checkpoints = [Checkpoint(at * 500, at * 500, at * 500 + int(lag * 1000)) for at, lag in enumerate(lags)]
+    none: Counter[str] = Counter()
+    return Run(rate, 2, 60, checkpoints, len(lags), {}, none, {}, none, {})
+
+
+def test_a_rate_is_held_if_the_lag_is_short_and_stays_so() -> None:
+    assert run_of([1, 2, 3, 2, 1, 3] * 20).is_held
+    assert not run_of([1, 2, 3, 2, 1, 3] * 20, rate=3).is_held  # it was not written
+    assert not run_of([61] * 120).is_held
+    growing = run_of([at / 20 for at in range(120)])  # by half a second in each five
+    assert growing.p99 < 6
+    assert growing.growth == pytest.approx(0.1)
+    assert not growing.is_held
+
+
 def cells(report: str, *start: str) -> list[str]:
     """Of the line of a table that starts with these."""
     (found,) = [line for line in report.splitlines() if line.startswith("| " + " | ".join(start) + " |")]
@@ -52,8 +71,8 @@ def test_a_short_run_converts_each_checkpoint_and_fills_every_figure(
     report = path.read_text()
     run = cells(report, "2")
     assert run[2] == str(2 * tables)
-    assert all(float(figure.removesuffix(" s")) > 0 for figure in run[3:11] if figure != run[5]), run
-    assert re.fullmatch(r"(.*, )?\d+ convert(, .*)?", run[11])
+    assert all(float(figure.removesuffix(" s")) > 0 for figure in (*run[3:5], *run[7:12])), run
+    assert re.fullmatch(r"(.*, )?\d+ convert(, .*)?", run[12])
     assert float(cells(report, "`POST /catalogs/{catalog_id}/notifications`")[1]) == 1
     assert float(cells(report, "`POST /workers/{worker_id}/claim`")[1]) > 0
     assert ("`store: GET`" in report) == (delay > 0)
