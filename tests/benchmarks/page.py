@@ -22,6 +22,7 @@ class Part(StrEnum):
     MAINTAINED_READS = "maintained-reads"
     DUPLICATES = "duplicates"
     OBJECT_STORES = "object-stores"
+    OBJECT_STORES_FARTHER = "object-stores-farther"
     QUEUE = "queue"
     PAGES = "pages"
     FLEET = "fleet"
@@ -43,6 +44,7 @@ class Part(StrEnum):
             Part.MAINTAINED_READS: "Reads after maintenance",
             Part.DUPLICATES: "Duplicates",
             Part.OBJECT_STORES: "Object stores",
+            Part.OBJECT_STORES_FARTHER: "Object stores farther away",
             Part.QUEUE: "Queue and polling",
             Part.PAGES: "Pages",
             Part.FLEET: "A fleet",

@@ -20,7 +20,7 @@ from tests.slow_store import Requests, SlowStore
 from worker.attempt import indexes
 from worker.attempt.outcome import Outcome
 from worker.index import footers
-from worker.table import manifests
+from worker.table import catalogs, manifests
 
 _BUCKET = "lake"
 PRICES_ARE_OF = "2025"
@@ -177,7 +177,7 @@ def measured_jobs(
             if number:
                 delete(number)
             else:
-                for kept in (footers.KEPT, manifests.KEPT, indexes.KEPT):
+                for kept in (catalogs.KEPT, footers.KEPT, manifests.KEPT, indexes.KEPT):
                     kept.clear()
             with slow.served():
                 measured, outcome = jobs.measured("convert, cold" if not number else "convert", "convert")
