@@ -38,6 +38,7 @@ class RecordingReporter:
         self.told: list[tuple[str, int, int]] = []
         """Stage, done, total."""
         self.next_address = 0
+        self.expected_rows: list[int] = []
         self.asked_anew = 0
         """How often the lease was confirmed in any case."""
         self.announced: dict[int, AnnouncedPlan] = {}
@@ -64,8 +65,12 @@ class RecordingReporter:
 
     def announce(self, plan: AnnouncedPlan) -> None:
         self.announced[plan.number] = plan
-        if plan.removes is not None or plan.only_on is not None:
+        is_of_commit = plan.removes is not None or plan.only_on is not None
+        if is_of_commit and [stage for stage, *_ in self.told[-1:]] == ["commit"]:
             self.confirm_lease()
+
+    def expect_row_addresses(self, rows: int) -> None:
+        self.expected_rows.append(rows)
 
     def grant_row_addresses(self, rows: int, at_least: int) -> int:
         base = max(self.next_address, at_least)

@@ -156,12 +156,14 @@ def heartbeat(
 ) -> HeartbeatAnswer:
     """Extend the lease and note progress.
 
-    Raises ConflictError `stale-attempt`, and ForbiddenError for an attempt of somebody else's worker.
+    Raises ConflictError `stale-attempt`, ForbiddenError for an attempt of somebody else's worker, and
+    InvalidError as `reserve_addresses` does.
 
     A lease that ran out but was not given to anybody else yet is extended too: live work is not killed. A
     publication of a branch that its table has no more is asked to stop, also before it commits.
     """
     job, running, worker = _fenced(session, caller, job_id, attempt)
+    granted = None if report.addresses is None else _reserve(session, job, report.addresses)
     expires_at = now + timedelta(seconds=settings.lease_seconds)
     job.lease_expires_at = running.lease_expires_at = expires_at
     job.renewals += 1
@@ -184,7 +186,10 @@ def heartbeat(
         if is_of_another_branch(job, effective_policy(session, table).publish.source):
             cancel(session, job, STAGING_BRANCH_CHANGED, now)
     return HeartbeatAnswer(
-        now=now, lease_expires_at=expires_at, cancel_requested=job.cancel_requested_at is not None
+        now=now,
+        lease_expires_at=expires_at,
+        cancel_requested=job.cancel_requested_at is not None,
+        addresses=granted,
     )
 
 
@@ -204,6 +209,11 @@ def reserve_addresses(
     Raises InvalidError for addresses that no index comes to: those of a table are used up only once.
     """
     job, *_ = _fenced(session, caller, job_id, attempt)
+    return _reserve(session, job, request)
+
+
+def _reserve(session: Session, job: Job, request: AddressRangeRequest) -> AddressRange:
+    """For the attempt that runs a locked job."""
     # The running job is locked, and only one running job writes a table, so nobody else is at this counter;
     # the row lock below holds even if two tables share a UUID by being registered twice.
     counter = session.exec(
@@ -221,8 +231,8 @@ def reserve_addresses(
     return AddressRange(base_address=base)
 
 
-def ends_reported_to(database: Database) -> Together[End, JobStatus]:
-    """All reports of a process of how attempts ended."""
+def ends_reported_to(database: Database) -> Together[End, str]:
+    """All reports of a process of how attempts ended, which are answered as `finish` does."""
     return Together(
         database,
         lambda session, ends: finish_together(session, ends, utc_now()),
@@ -232,8 +242,8 @@ def ends_reported_to(database: Database) -> Together[End, JobStatus]:
 
 def finish(
     session: Session, caller: Principal, job_id: str, attempt: int, report: FinishRequest, now: datetime
-) -> JobStatus:
-    """End an attempt as its worker says; the status of its job then. Repeating the same report is harmless.
+) -> str:
+    """End an attempt as its worker says; the id of that. Repeating the same report is harmless.
 
     Raises ConflictError `stale-attempt` when the attempt is no longer the running one, and ForbiddenError for
     an attempt of somebody else's worker.
@@ -244,14 +254,14 @@ def finish(
         job = lock_job(session, job_id)
         ended, _ = _own(session, caller, job_id, attempt) or (None, None)
         if ended is not None and job.attempt == attempt and ended.status == report.status:
-            return JobStatus(job.status)  # the answer to the first report got lost
+            return ended.worker_id  # the answer to the first report got lost
         running = _check_current(session, job, attempt)
     _write_ends(session, [_finish(session, job, running, report, now)])
-    return JobStatus(job.status)
+    return running.worker_id
 
 
-def finish_together(session: Session, ends: Sequence[End], now: datetime) -> Mapping[str, JobStatus]:
-    """End attempts as `finish` does one after the other; the status of each job then, by its id.
+def finish_together(session: Session, ends: Sequence[End], now: datetime) -> Mapping[str, str]:
+    """End attempts as `finish` does one after the other; the worker of each, by ids of jobs.
 
     But for late reports and those of strangers, and for jobs that another transaction has.
     """
@@ -263,7 +273,7 @@ def finish_together(session: Session, ends: Sequence[End], now: datetime) -> Map
         if is_current(job, end.attempt) and worker.registered_by == end.caller.key:
             ended[job.id] = _finish(session, job, running, end.report, now)
     _write_ends(session, list(ended.values()))
-    return {job.id: JobStatus(job.status) for job, *_ in found if job.id in ended}
+    return {job_id: each.running.worker_id for job_id, each in ended.items()}
 
 
 def _finish(session: Session, job: Job, running: Attempt, report: FinishRequest, now: datetime) -> _Ended:

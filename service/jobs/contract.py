@@ -174,38 +174,6 @@ class EndedAttempt(AttemptId):
     """The attempt had announced these."""
 
 
-class HeartbeatRequest(Message):
-    """This is a sign of life that a worker gives, with news."""
-
-    model_config = ConfigDict(
-        json_schema_extra=example(
-            {
-                "progress": {"stage": "read", "done": 12, "total": 80, "unit": "files"},
-                "events": [{"level": "info", "message": "The index covers 80 of 80 data files."}],
-            },
-        )
-    )
-
-    progress: ProgressReport | None = None
-    """This is how far the attempt has come; null for no change."""
-    events: list[EventReport] = ModelField(default_factory=list, max_length=NAMED_AT_MOST)
-    """These events happened since the last heartbeat."""
-    plan: AnnouncedPlan | None = None
-    """A plan is announced so that the files of an attempt that dies can be found, and removed once no commit
-    needs them."""
-
-
-class HeartbeatAnswer(Message):
-    """This is what a worker goes by."""
-
-    now: datetime
-    """The service's clock says this, for the worker to compare its own with."""
-    lease_expires_at: datetime
-    """The attempt is given up at this time without a further heartbeat."""
-    cancel_requested: bool
-    """This says whether the worker is to stop."""
-
-
 class AddressRangeRequest(Message):
     """Row addresses to be reserved."""
 
@@ -229,6 +197,42 @@ class AddressRange(Message):
 
     base_address: int
     """The range begins with this address."""
+
+
+class HeartbeatRequest(Message):
+    """This is a sign of life that a worker gives, with news."""
+
+    model_config = ConfigDict(
+        json_schema_extra=example(
+            {
+                "progress": {"stage": "read", "done": 12, "total": 80, "unit": "files"},
+                "events": [{"level": "info", "message": "The index covers 80 of 80 data files."}],
+            },
+        )
+    )
+
+    progress: ProgressReport | None = None
+    """This is how far the attempt has come; null for no change."""
+    events: list[EventReport] = ModelField(default_factory=list, max_length=NAMED_AT_MOST)
+    """These events happened since the last heartbeat."""
+    plan: AnnouncedPlan | None = None
+    """A plan is announced so that the files of an attempt that dies can be found, and removed once no commit
+    needs them."""
+    addresses: AddressRangeRequest | None = None
+    """These row addresses are reserved, as by a call of their own."""
+
+
+class HeartbeatAnswer(Message):
+    """This is what a worker goes by."""
+
+    now: datetime
+    """The service's clock says this, for the worker to compare its own with."""
+    lease_expires_at: datetime
+    """The attempt is given up at this time without a further heartbeat."""
+    cancel_requested: bool
+    """This says whether the worker is to stop."""
+    addresses: AddressRange | None = None
+    """This was reserved, if the heartbeat asked for it."""
 
 
 class ErrorReport(Message):
@@ -309,6 +313,9 @@ class FinishRequest(Message):
     """These are attempts of which nothing is left in the table's location any more; others are ignored."""
     events: list[EventReport] = ModelField(default_factory=list, max_length=NAMED_AT_MOST)
     """These events happened since the last heartbeat."""
+    claims_next: bool = False
+    """The worker is free then and claims a job, as by a call of its own that waits for none: the answer has
+    it."""
 
 
 class Assignment(Message):

@@ -21,7 +21,6 @@ from service.jobs.contract import (
     HeartbeatAnswer,
     HeartbeatRequest,
 )
-from service.records.jobs import JobStatus
 from service.settings import CurrentSettings
 from service.workers import service
 from service.workers.models import ClaimRequest, WorkerRequest, WorkerView
@@ -93,7 +92,12 @@ def reserve_addresses(
     return attempts.reserve_addresses(session, caller, job_id, attempt, body)
 
 
-@router.post("/jobs/{job_id}/attempts/{attempt}/finish", status_code=204, dependencies=WAKES)
+@router.post(
+    "/jobs/{job_id}/attempts/{attempt}/finish",
+    response_model=Assignment,
+    responses={204: {"description": "The attempt has ended; no job was claimed, or none waits."}},
+    dependencies=WAKES,
+)
 async def finish_attempt(
     request: Request,
     database: CurrentDatabase,
@@ -101,7 +105,16 @@ async def finish_attempt(
     job_id: JobId,
     attempt: AttemptNumber,
     body: FinishRequest,
-) -> None:
-    """End an attempt; a report may be repeated. `released` hands the job back without using up an attempt."""
-    ends: Together[End, JobStatus] = request.app.state.ends
-    await database.in_thread(ends.call, End(caller, job_id, attempt, body), job_id)
+) -> Assignment | Response:
+    """End an attempt; a report may be repeated. `released` hands the job back without using up an attempt.
+
+    The answer to a worker that `claims_next` is as that to a claim.
+    """
+    ends: Together[End, str] = request.app.state.ends
+    worker_id = await database.in_thread(ends.call, End(caller, job_id, attempt, body), job_id)
+    assignment = None
+    if body.claims_next:
+        claims: Claims = request.app.state.claims
+        at_once = ClaimRequest(wait_seconds=0)
+        assignment = await service.claim_job(claims, caller, worker_id, at_once, request.is_disconnected)
+    return assignment if assignment is not None else Response(status_code=204)

@@ -90,6 +90,20 @@ def test_a_worker_that_is_asked_to_stop_before_it_learns_of_its_job_hands_it_bac
     assert [attempt.status for attempt in world.attempts()] == ["released", "succeeded"]
 
 
+def test_a_job_that_was_claimed_by_a_report_whose_answer_is_lost_is_given_out_again(
+    new_world: Callable[..., World],
+) -> None:
+    world = new_world()
+    _, port = world.service((Fault("finish", "after", "timeout"),))
+    ids = {world.request(port, number) for number in (0, 2)}
+    world.worker(port)
+    world.wait_for_jobs(ids)
+    world.check(ids)
+    assert sorted(attempt.status for attempt in world.attempts()) == ["lost", "succeeded", "succeeded"]
+    assert [attempt.error["code"] for attempt in world.lost() if attempt.error] == ["claim_answer_lost"]
+    assert {job.failures for job in world.jobs()} == {0}
+
+
 @pytest.mark.exhaustive
 def test_a_worker_that_stood_still_past_its_lease_changes_nothing_and_works_on(
     new_world: Callable[..., World],

@@ -105,15 +105,19 @@ def finish(
     now: datetime = START,
     error: ErrorReport | None = None,
     **further: Any,
-) -> JobStatus:
+) -> None:
     report = FinishRequest.model_validate({"status": status, "error": error, **further})
     with database.write() as session:
-        return attempts.finish(session, SYSTEM, job_id, attempt, report, now)
+        attempts.finish(session, SYSTEM, job_id, attempt, report, now)
 
 
 def job(database: Database, job_id: str) -> Job:
     with database.read() as session:
         return session.get_one(Job, job_id)
+
+
+def status_of(database: Database, job_id: str) -> JobStatus:
+    return JobStatus(job(database, job_id).status)
 
 
 @contextmanager

@@ -458,6 +458,29 @@ def test_a_job_runs_from_claim_to_result(
     assert (late.status_code, late.json()["type"]) == (409, "/problems/stale-attempt")
 
 
+def test_a_report_brings_the_next_job_once(
+    service: Running, table: dict[str, Any], iceberg: IcebergCatalog
+) -> None:
+    iceberg.create("db.u")
+    for each in (table, service.enroll("db.u")):
+        request_job(service, each)
+    worker = service.start_worker()
+    first = service.claim(worker)
+    assert first is not None
+    answer = service.finish(first, claims_next=True)
+    assert answer.status_code == 200
+    second = answer.json()
+    assert (second["job"]["id"] != first["job"]["id"], second["attempt"]) == (True, 1)
+    # As if the answer had got lost.
+    again = service.finish(first, claims_next=True).json()
+    assert (again["job"]["id"], again["attempt"]) == (second["job"]["id"], 2)
+    unheard, running = service.admin.get(f"/jobs/{again['job']['id']}").json()["attempts"]
+    assert (unheard["status"], unheard["error"]["code"]) == ("lost", "claim_answer_lost")
+    assert running["status"] == "running"
+    assert service.finish(second, claims_next=True).status_code == 409
+    assert service.finish(again, claims_next=True).status_code == 204, "nothing waits"
+
+
 def test_an_idle_claim_waits_and_comes_back_empty(service: Running) -> None:
     worker = service.start_worker()
     started = time.monotonic()

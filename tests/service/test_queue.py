@@ -15,6 +15,7 @@ from service.db.database import Database, new_id
 from service.errors import ConflictError, InvalidError
 from service.jobs import assignments, attempts, claims, queue
 from service.jobs.contract import (
+    AddressRange,
     AddressRangeRequest,
     AnnouncedPlan,
     Assignment,
@@ -51,6 +52,7 @@ from tests.service.queue_calls import (
     job,
     request,
     statements_of,
+    status_of,
 )
 
 LATER = START + timedelta(hours=1)
@@ -107,9 +109,9 @@ def test_a_heartbeat_takes_few_statements_however_much_it_tells(database: Databa
     report = HeartbeatRequest.model_validate({"events": told, "progress": progress})
     with statements_of(database) as asked, database.write() as session:
         attempts.heartbeat(session, SETTINGS, SYSTEM, job_id, 1, report, START)
-    # The job with its attempt and its worker; the job, which alone has changed; the events. And what begins
-    # a transaction of SQLite's.
-    assert len(asked) <= 4, asked
+    # The job with its attempt and its worker; a row of each that has changed; the events. And what begins a
+    # transaction of SQLite's.
+    assert len(asked) <= 6, asked
     assert not any("RETURNING" in statement for statement, _ in asked)
     with database.read() as session:
         latest = session.exec(select(Event).order_by(col(Event.id).desc()).limit(11)).all()[::-1]
@@ -332,8 +334,8 @@ def test_a_failed_attempt_is_followed_by_another_after_a_growing_pause(database:
         assignment = claim(database, worker, now)
         assert assignment is not None
         assert assignment.attempt == attempt
-        status = finish(database, job_id, attempt, "failed", now, RETRYABLE)
-        if status is JobStatus.QUEUED:
+        finish(database, job_id, attempt, "failed", now, RETRYABLE)
+        if status_of(database, job_id) is JobStatus.QUEUED:
             assert claim(database, worker, now) is None
             pauses.append((job(database, job_id).available_at - now).total_seconds())
             now = job(database, job_id).available_at
@@ -528,7 +530,8 @@ def test_an_error_that_no_retry_helps_fails_the_jobat_once(database: Database) -
     worker = add_worker(database)
     job_id = request(database, table)
     claim(database, worker)
-    assert finish(database, job_id, 1, "failed", error=FATAL) is JobStatus.FAILED
+    finish(database, job_id, 1, "failed", error=FATAL)
+    assert status_of(database, job_id) is JobStatus.FAILED
 
 
 def test_handing_back_does_not_use_up_an_attempt(database: Database) -> None:
@@ -538,7 +541,8 @@ def test_handing_back_does_not_use_up_an_attempt(database: Database) -> None:
     for attempt in range(1, 8):
         assignment = claim(database, worker)
         assert assignment is not None
-        assert finish(database, job_id, attempt, "released") is JobStatus.QUEUED
+        finish(database, job_id, attempt, "released")
+        assert status_of(database, job_id) is JobStatus.QUEUED
     assert job(database, job_id).failures == 0
 
 
@@ -632,7 +636,8 @@ def test_a_worker_that_claims_again_does_not_run_what_it_has(database: Database)
     assert job(database, job_id).failures == 0
     with pytest.raises(ConflictError, match="attempt 4"):
         finish(database, job_id, 3, "succeeded")
-    assert finish(database, job_id, 4, "succeeded") is JobStatus.SUCCEEDED
+    finish(database, job_id, 4, "succeeded")
+    assert status_of(database, job_id) is JobStatus.SUCCEEDED
     assert claim(database, worker) is None
 
 
@@ -737,7 +742,8 @@ def test_what_an_attempt_may_have_left_is_told_until_it_is_removed(database: Dat
     announce(dead, 1, 0, 3, "file:/deletes.parquet")
     announce(dead, 1, 1, 4)
     announce(dead, 1, 0, 2)  # once more, and late
-    assert finish(database, dead, 1, "failed", error=FATAL) is JobStatus.FAILED
+    finish(database, dead, 1, "failed", error=FATAL)
+    assert status_of(database, dead) is JobStatus.FAILED
     plans = [
         AnnouncedPlan(number=1, tasks=4, files_per_task=40, location="file:/t"),
         AnnouncedPlan(
@@ -931,6 +937,27 @@ def test_no_attempt_uses_up_the_row_addresses_of_a_table(database: Database) -> 
     with pytest.raises(InvalidError):
         reserve(11, 0)
     assert reserve(10, 0) == 2**62 - 10
+
+
+def test_a_heartbeat_reserves_row_addresses_or_renews_nothing(database: Database) -> None:
+    (table,) = add_tables(database, ["a"])
+    job_id = request(database, table)
+    claim(database, add_worker(database))
+
+    def beat(rows: int, at_least: int = 0) -> AddressRange | None:
+        asked = HeartbeatRequest(addresses=AddressRangeRequest(rows=rows, at_least=at_least))
+        with database.write() as session:
+            return attempts.heartbeat(session, SETTINGS, SYSTEM, job_id, 1, asked, START).addresses
+
+    assert [beat(10), beat(5)] == [AddressRange(base_address=0), AddressRange(base_address=10)]
+    with pytest.raises(InvalidError):
+        beat(1, 2**62)
+    assert job(database, job_id).renewals == 2
+    finish(database, job_id, 1, "succeeded")
+    with pytest.raises(ConflictError):
+        beat(10)
+    with database.read() as session:
+        assert session.exec(select(AddressCounter.next_address)).one() == 15
 
 
 def test_racing_reservations_never_overlap(database: Database) -> None:

@@ -417,16 +417,23 @@ class QueueMachine(RuleBasedStateMachine):
         job_id, attempt = claimed
         ranges = self.granted.setdefault(job(self.database, job_id).table_uuid, [])
 
+        asked, by_heartbeat = AddressRangeRequest(rows=rows, at_least=at_least), rows % 2 == 0
+
         def call(session: Session) -> None:
-            granted = attempts.reserve_addresses(
-                session, SYSTEM, job_id, attempt, AddressRangeRequest(rows=rows, at_least=at_least)
-            )
+            if by_heartbeat:
+                beat = HeartbeatRequest(addresses=asked)
+                answer = attempts.heartbeat(session, SETTINGS, SYSTEM, job_id, attempt, beat, self.now)
+                granted = answer.addresses
+                assert granted is not None
+            else:
+                granted = attempts.reserve_addresses(session, SYSTEM, job_id, attempt, asked)
             begin, end = granted.base_address, granted.base_address + rows
             assert begin >= at_least
             assert all(begin >= other_end or end <= other_begin for other_begin, other_end in ranges)
             ranges.append((begin, end))
 
-        self.accepts("reserve", job_id, attempt, call)
+        if self.accepts("reserve", job_id, attempt, call) and by_heartbeat:
+            self.heartbeats[job_id] = self.heartbeats.get(job_id, 0) + 1
 
     def finish(self, number: int, is_late: bool, status: str, error: ErrorReport, clears: bool) -> None:
         claimed = self.attempt_of(number, is_late)

@@ -26,7 +26,16 @@ from service.tables.service import update_table
 from tests.browser.running_service import index_report
 from tests.service.conftest import Running
 from tests.service.iceberg_tables import IcebergCatalog
-from tests.service.queue_calls import SETTINGS, START, add_tables, add_worker, claim, finish, request
+from tests.service.queue_calls import (
+    SETTINGS,
+    START,
+    add_tables,
+    add_worker,
+    claim,
+    finish,
+    request,
+    status_of,
+)
 
 AT_ONCE = 8
 ROUNDS = 5
@@ -257,7 +266,8 @@ def test_a_plan_that_is_stored_while_its_attempt_succeeds_is_not_kept(
         attempts.heartbeat(session, SETTINGS, SYSTEM, job_id, 1, report, START)
         session.flush()
         finishing = begin_and_wait(service, pool, lambda: finish(database, job_id, 1, "succeeded"))
-    assert finishing.result() is JobStatus.SUCCEEDED
+    finishing.result()
+    assert status_of(database, job_id) is JobStatus.SUCCEEDED
     with database.read() as session:
         assert session.get_one(Attempt, (job_id, 1)).plans is None
 
@@ -278,7 +288,8 @@ def test_a_job_may_end_while_its_table_is_polled_for_the_first_time(
         finishing = begin_and_wait(
             service, pool, lambda: finish(database, job_id, 1, "succeeded", health=report)
         )
-    assert finishing.result() is JobStatus.SUCCEEDED
+    finishing.result()
+    assert status_of(database, job_id) is JobStatus.SUCCEEDED
     with database.read() as session:
         health = session.get_one(TableHealth, table)
         assert (health.data_files, health.report_snapshot_id) == (7, report["iceberg_snapshot_id"])

@@ -70,6 +70,9 @@ class AttemptReporter:
         """When the last renewal was asked for that no cancellation came with."""
         # Heartbeats go on: an attempt that hangs is taken away by the service, which says why.
         self._ends_at = _now() + timeout_seconds if timeout_seconds else math.inf
+        self._row_addresses_expected = 0
+        self._row_addresses = range(0)
+        """That were granted with a heartbeat, and are not used yet."""
         self._thread = threading.Thread(
             target=copy_context().run, args=[outliving_shortage(self._beat)], name="heartbeat", daemon=True
         )
@@ -112,7 +115,18 @@ class AttemptReporter:
         if self._answered(lambda: self._send(plan)):
             raise JobCancelledError
 
+    def expect_row_addresses(self, rows: int) -> None:
+        with self._lock:
+            self._row_addresses_expected = rows if rows > len(self._row_addresses) else 0
+
     def grant_row_addresses(self, rows: int, at_least: int) -> int:
+        self._raise_if_ended()
+        with self._lock:
+            self._row_addresses_expected = 0
+            base = max(self._row_addresses.start, at_least)
+            if base + rows <= self._row_addresses.stop:
+                self._row_addresses = range(base + rows, self._row_addresses.stop)
+                return base
         return self._answered(lambda: self._report.grant_row_addresses(rows, at_least))
 
     def _answered(self, call: Callable[[], T]) -> T:
@@ -183,20 +197,26 @@ class AttemptReporter:
 
     def _send(self, plan: AnnouncedPlan | None = None) -> bool:
         progress, events = self._progress, self.take_events()
+        with self._lock:
+            expected, self._row_addresses_expected = self._row_addresses_expected, 0
         asked_at = _now()
         try:
             try:
-                cancel_requested = self._report.heartbeat(progress, events, plan)
+                renewed = self._report.heartbeat(progress, events, plan, expected)
             except RefusedReportError as error:
                 events = told_instead(events, error)
-                cancel_requested = self._report.heartbeat(progress, events, plan)
+                renewed = self._report.heartbeat(progress, events, plan)
         except (ControlPlaneError, MemoryError):
             with self._lock:
                 self._events = events + self._events
+                self._row_addresses_expected = expected
             raise
+        if renewed.base_address is not None:
+            with self._lock:
+                self._row_addresses = range(renewed.base_address, renewed.base_address + expected)
         self._renewed_at = _now()
-        self._confirmed_at = -math.inf if cancel_requested else asked_at
-        return cancel_requested
+        self._confirmed_at = -math.inf if renewed.cancel_requested else asked_at
+        return renewed.cancel_requested
 
 
 def told_instead(events: Sequence[Event], error: RefusedReportError) -> list[Event]:

@@ -91,6 +91,10 @@ class Worker:
         self._is_registered = False
         self._given_up: list[AttemptId] = []
         """Attempts that ran, and of which the service could not be told."""
+        self._goes_on = False
+        """Whether it works on after an attempt: `run_attempt` by itself is for one."""
+        self._next: Assignment | None = None
+        """What the answer to the last attempt's report has brought."""
 
     def stop(self, signal_number: int, _: FrameType | None) -> None:
         """Ends a wait for work and hands a running job back; a job that has ended is still reported."""
@@ -124,6 +128,7 @@ class Worker:
                 self._control_plane.leave(self._given_up)
 
     def _work(self, name: str) -> None:
+        self._goes_on = True
         while not self._stopping.is_set() and self._runner.is_usable:
             self._show_life()
             try:
@@ -132,8 +137,8 @@ class Worker:
                     self._is_registered = True
                 seconds = CLAIM_WAIT_SECONDS if self._slot.is_alone else SLOT_CLAIM_WAIT_SECONDS
                 with self._interruptible():
-                    assignment = self._control_plane.claim(seconds, self._given_up)
-                self._given_up = []
+                    assignment = self._next or self._control_plane.claim(seconds, self._given_up)
+                self._given_up, self._next = [], None
             except (ControlPlaneError, StaleAttemptError) as error:
                 log.warning("%s; trying again in %.0f s", error, RETRY_SECONDS)
                 # It keeps its name otherwise: a job that was given to it with a lost answer is known by that.
@@ -271,6 +276,7 @@ class Worker:
     ) -> bool:
         """Reports the end for the time of a lease, or returns False: the next attempt finds the truth.
 
+        The worker is free then, and claims its next job with that unless it ends.
         Heartbeats go on while it does, so an answer that never comes must not hold the job for ever.
         """
         status = finished.pop("status")
@@ -280,7 +286,8 @@ class Worker:
         while True:
             events += reporter.take_events()
             try:
-                report.finish(status, **finished, events=events)
+                is_free = self._goes_on and not self._stopping.is_set() and self._runner.is_usable
+                self._next = report.finish(status, **finished, events=events, claims_next=is_free)
                 log.info("Reported as %s", status)
                 return True
             except StaleAttemptError as error:

@@ -40,7 +40,11 @@ class Reporter(Protocol):
     def announce(self, plan: AnnouncedPlan) -> None:
         """Confirms the lease, and tells which delete files are about to be written or committed."""
 
-    def grant_row_addresses(self, rows: int, at_least: int) -> int: ...
+    def expect_row_addresses(self, rows: int) -> None:
+        """Has so many granted along with the next call that renews the lease: one call less."""
+
+    def grant_row_addresses(self, rows: int, at_least: int) -> int:
+        """The first of `rows` addresses, at `at_least` or above, that no other attempt ever gets."""
 
 
 @dataclass(slots=True)

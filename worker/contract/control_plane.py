@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import httpx
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
@@ -358,13 +358,22 @@ class _Caller(Body):
     role: str
 
 
+class _RowAddressRange(Body):
+    base_address: int
+
+
 class _HeartbeatAnswer(Body):
     now: AwareDatetime
     cancel_requested: bool
+    addresses: _RowAddressRange | None = None
 
 
-class _RowAddressRange(Body):
-    base_address: int
+class Renewed(NamedTuple):
+    """What a heartbeat came to."""
+
+    cancel_requested: bool
+    base_address: int | None
+    """Of the row addresses that were asked for; None if there were none, or of a service that grants none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -424,8 +433,7 @@ class ControlPlane:
 
         given_up: attempts that this worker ran and could not report.
         """
-        response = self._claim(wait_seconds, given_up, wait_seconds + _TIMEOUT_SECONDS)
-        return None if response.status_code == httpx.codes.NO_CONTENT else _understood(response, Assignment)
+        return _assigned(self._claim(wait_seconds, given_up, wait_seconds + _TIMEOUT_SECONDS))
 
     def leave(self, given_up: Sequence[AttemptId] = ()) -> None:
         """Hands back what the service gave to this worker and no claim's answer brought in time."""
@@ -479,19 +487,25 @@ class AttemptReport:
         """Of this machine's clock, at least, before the service's at the last heartbeat."""
 
     def heartbeat(
-        self, progress: Mapping[str, Any] | None, events: Sequence[Event], plan: AnnouncedPlan | None = None
-    ) -> bool:
-        """Renews the lease; whether the job's cancellation was asked for."""
+        self,
+        progress: Mapping[str, Any] | None,
+        events: Sequence[Event],
+        plan: AnnouncedPlan | None = None,
+        row_addresses: int = 0,
+    ) -> Renewed:
+        """Renews the lease. row_addresses: to be granted along, as `grant_row_addresses` does from 0 on."""
         body = {
             "progress": self._redaction.report(progress),
             "events": self._reported(events),
             "plan": plan.model_dump() if plan is not None else None,
+            "addresses": {"rows": row_addresses} if row_addresses else None,
         }
         sent_at = datetime.now(UTC)  # so a slow answer makes this clock no later
         response = self._control_plane._post(f"{self._path}/heartbeat", body)
         answer = _understood(response, _HeartbeatAnswer)
         self.seconds_ahead = (sent_at - answer.now).total_seconds()
-        return answer.cancel_requested
+        granted = answer.addresses
+        return Renewed(answer.cancel_requested, granted.base_address if granted is not None else None)
 
     def grant_row_addresses(self, rows: int, at_least: int) -> int:
         """The base address of `rows` addresses, from `at_least` on, that no other attempt gets."""
@@ -511,7 +525,9 @@ class AttemptReport:
         rows: int = 0,
         bytes: int = 0,  # noqa: A002 - as the contract names it
         events: Sequence[Event] = (),
-    ) -> None:
+        claims_next: bool = False,
+    ) -> Assignment | None:
+        """The next job, if this worker claims one and one waits."""
         body = {
             "status": status,
             "result": self._redaction.report(result),
@@ -522,11 +538,16 @@ class AttemptReport:
             "rows": rows,
             "bytes": bytes,
             "events": self._reported(events),
+            "claims_next": claims_next,
         }
-        self._control_plane._post(f"{self._path}/finish", body)
+        return _assigned(self._control_plane._post(f"{self._path}/finish", body))
 
     def _reported(self, events: Sequence[Event]) -> object:
         return self._redaction.report([asdict(event) for event in events])
+
+
+def _assigned(response: httpx.Response) -> Assignment | None:
+    return None if response.status_code == httpx.codes.NO_CONTENT else _understood(response, Assignment)
 
 
 def _understood(response: httpx.Response, kind: type[B]) -> B:

@@ -72,12 +72,20 @@ class DeletesStage:
         self._dry_run = dry_run
         self._files_per_task = files_per_task
         self._announced = unannounced_plan(table, number)
+        self._told: AnnouncedPlan | None = None
+        """What was announced last."""
+        self._removes: str | None = None
         self._locations: list[tuple[DeleteFileLocations, int]] = []  # and how many names
         self._written: list[_Written] = []
         self._before: list[_Written] = []  # at the head before
 
-    def write(self, positions: Sequence[Positions]) -> WrittenDeletes:
-        """As many data files at a time as have no more positions than the driver should hold."""
+    def write(self, positions: Sequence[Positions], removes: str | None = None) -> WrittenDeletes:
+        """As many data files at a time as have no more positions than the driver should hold.
+
+        removes: what the commit will remove, by all that is known. That is told before a single task writes,
+        so that the commit need tell nothing; if the attempt dies in between, its files stay until it is gone.
+        """
+        self._removes = removes
         found = {file for one in positions for file in one.data_files()}
         lost, ordered = self._ordered(found)
         outcome = self._run(ordered, positions)
@@ -134,7 +142,9 @@ class DeletesStage:
         files_per_task = max((names for _, names in self._locations), default=0)
         known = {"tasks": len(self._locations), "files_per_task": files_per_task}
         known_of_commit = {"removes": removes, "only_on": only_on}
-        announce(self._job, self._announced.model_copy(update=known | known_of_commit))
+        plan = self._announced.model_copy(update=known | known_of_commit)
+        announce(self._job, plan if plan != self._told else None)
+        self._told = plan
 
     def remove_written(self) -> None:
         """Deletes what this plan wrote; only after an error that says that it was not committed."""
@@ -180,7 +190,8 @@ class DeletesStage:
             groups = in_batches(batch, positions, files_at_most, bound // 8)
             tasks = [self._task(group, positions, existing, moves=moves) for group in groups]
             if tasks and not self._dry_run:
-                self.announce()
+                # More takes so long that the lease is renewed before the commit anyway.
+                self.announce(self._removes if len(self._locations) == 1 else None)
             if moves:  # how many positions their vectors hold is not known before they are read
                 rows = sum(file.record_count for file in batch)
             else:
@@ -269,12 +280,15 @@ class DeletesStage:
             )
 
 
-def announce(job: Job, plan: AnnouncedPlan) -> None:
-    """Renews the lease, and lets whoever follows know what a plan may leave behind.
+def announce(job: Job, plan: AnnouncedPlan | None) -> None:
+    """Confirms the lease, and lets whoever follows know what a plan may leave behind; None if he does.
 
     Raises ClockAheadError.
     """
-    job.reporter.announce(plan)
+    if plan is None:
+        job.reporter.confirm_lease()
+    else:
+        job.reporter.announce(plan)
     ahead = job.reporter.seconds_ahead  # as the answer says
     if ahead > CLOCK_TOLERANCE_SECONDS:
         raise ClockAheadError(

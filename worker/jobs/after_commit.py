@@ -17,7 +17,7 @@ from worker.contract.control_plane import (
     RefusedReportError,
     StaleAttemptError,
 )
-from worker.index.dictionary import uncovered_files
+from worker.index.dictionary import row_addresses_needed, uncovered_files
 from worker.index.warehouse import IndexWarehouse
 from worker.jobs.foreign_errors import meaning_of
 from worker.jobs.indexing import index_key_set
@@ -26,6 +26,22 @@ from worker.process.plurals import counted
 from worker.table.files import DataFiles
 
 log = logging.getLogger(__name__)
+_FILES_LOOKED_AT = 10_000
+
+
+def expect_new_files(job: Job, table: PinnedTable, rows_at_most: float = inf) -> None:
+    """Has the row addresses of what `index_new_files` will index granted along with a call that comes anyway.
+
+    Of the indexes that the job has opened, where it takes no time to see what they lack: what is missing then
+    is asked for when it is known.
+    """
+    files = table.files.data_files
+    if len(files) > _FILES_LOOKED_AT:
+        return
+    new = [uncovered_files(files, index.dictionary) for index in job.indexes.values()]
+    job.reporter.expect_row_addresses(
+        sum(row_addresses_needed(each) for each in new if each.record_count <= rows_at_most)
+    )
 
 
 def index_new_files(
@@ -98,6 +114,9 @@ class AfterCommit:
 
     def announce(self, plan: AnnouncedPlan) -> None:
         self.reporter.announce(plan)
+
+    def expect_row_addresses(self, rows: int) -> None:
+        self.reporter.expect_row_addresses(rows)
 
     def grant_row_addresses(self, rows: int, at_least: int) -> int:
         return self.reporter.grant_row_addresses(rows, at_least)

@@ -18,7 +18,7 @@ from worker.deletes.vector_files import share_own_files
 from worker.deletes.write import WrittenDeletes
 from worker.index.warehouse import IndexWarehouse
 from worker.jobs.after_commit import AfterCommit, index_new_files
-from worker.jobs.conversion_plan import COMMITS_LEFT, PLAN, Part, Plan, counts
+from worker.jobs.conversion_plan import COMMITS_LEFT, INDEXED_ROWS, PLAN, Part, Plan, counts
 from worker.jobs.orphan_files import remove_orphan_files
 from worker.jobs.own_commits import commits_of, told_as_unreachable
 from worker.lookup.cost import conversion_seconds
@@ -30,8 +30,6 @@ from worker.table.files import DeleteFile
 from worker.table.plan import in_commits
 
 PLANNING_ATTEMPTS = 5
-INDEXED_ROWS = 10_000_000
-"""Of new data files that a conversion indexes at most: of more, it would keep others waiting."""
 _SIGHTS = {
     "reads": "it reads the table",
     "refuses": "it does not read the table",

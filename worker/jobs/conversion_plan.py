@@ -16,6 +16,7 @@ from worker.deletes.merge import Blocked
 from worker.deletes.stage import LOST_TYPE, DeletesStage, partitions_without_type
 from worker.deletes.write import WrittenDeletes
 from worker.index.warehouse import IndexWarehouse
+from worker.jobs.after_commit import expect_new_files
 from worker.lookup.deviations import Deviation
 from worker.lookup.resolution import find_rows
 from worker.table.commit import CommitFate, CommittedSnapshot, told_key_sets
@@ -24,6 +25,8 @@ from worker.table.plan import applies, plan_conversion
 
 PLAN = "icestream.plan"
 COMMITS_LEFT = "icestream.commits-left"
+INDEXED_ROWS = 10_000_000
+"""Of new data files that a conversion indexes at most: of more, it would keep others waiting."""
 # Counts in a job's result, and the snapshot properties that keep them for an attempt that finds the commit.
 SUMMARY = {
     name: f"icestream.{name.replace('_', '-')}"
@@ -119,8 +122,11 @@ class Plan:
         ]
         refused += [refusal for one in resolved for refusal in one.refused]
         resolved_files = [file for one in resolved for file in one.delete_files]
+        if job.assignment.index.takes_new_files and not self._commits_left and not self.dry_run:
+            expect_new_files(job, self.table, INDEXED_ROWS)
         with job.stage("deletes"):
-            deletes = self.deletes.write([one.positions for one in resolved])
+            removes = resolved_files[0].path if resolved_files else None
+            deletes = self.deletes.write([one.positions for one in resolved], removes)
         missing = deletes.missing or any(one.code == "missing_file" for one in refused)
         if missing and is_first:
             check_overtaken(self.table)

@@ -1,9 +1,10 @@
 """Delete files that an attempt wrote and neither committed nor removed: whoever follows removes them.
 
 An attempt announces each plan to the control plane before it writes, and again before it commits, then with
-an equality delete file that the commit removes. So it is known by name what a dead attempt may have left,
-without listing anything, and what can't be committed any more: a plan that was never about to be, one that
-would remove a file that is gone, which Iceberg refuses, and one that needs another head of the branch.
+an equality delete file that the commit removes; a plan of one task, with that at once. So it is known by name
+what a dead attempt may have left, without listing anything, and what can't be committed any more: a plan that
+was never about to be, one that would remove a file that is gone, which Iceberg refuses, and one that needs
+another head of the branch.
 
 Invariant: what an attempt has announced is only compared. A file is looked for where the table itself says,
 or has said, that its delete files go, and only under a name of that attempt's.

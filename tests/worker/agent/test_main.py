@@ -69,6 +69,13 @@ class Service:
         self.refuses = "\0"
         """Calls in which something that was told has this."""
         self.clock_behind = timedelta()
+        self.claimed_next: list[bool] = []
+        """Of each report of an attempt's end, whether the worker is free then."""
+        self.next_jobs: list[Assignment] = []
+        self.next_address: int | None = 0
+        """None if no heartbeat gets addresses."""
+        self.granted: list[tuple[int, int]] = []
+        """Addresses that calls of their own asked for."""
 
     def register(self, _: str) -> None:
         pass
@@ -84,17 +91,27 @@ class Service:
         return AttemptReport(control_plane, assignment, redaction)
 
     def _post(self, path: str, body: dict[str, Any]) -> httpx.Response:
+        if path.endswith("/address-ranges"):
+            self.granted.append((body["rows"], body["at_least"]))
+            return httpx.Response(201, json={"base_address": 1000})
         if any(self.refuses in event["message"] for event in body["events"]):
             raise RefusedReportError("it has what nobody may say")
         if path.endswith("/heartbeat"):
             self.told += [Event(**event) for event in body["events"]]
             self.heartbeats += 1
             now = (datetime.now(UTC) - self.clock_behind).isoformat()
-            return httpx.Response(200, json={"now": now, "cancel_requested": self.cancel_requested})
+            answer = {"now": now, "cancel_requested": self.cancel_requested}
+            if body["addresses"] is not None and self.next_address is not None:
+                answer["addresses"] = {"base_address": self.next_address}
+                self.next_address += body["addresses"]["rows"]
+            return httpx.Response(200, json=answer)
+        self.claimed_next.append(body["claims_next"])
         self.on_finish()
         self.reported.append(body["status"])
         self.told += [Event(**event) for event in body["events"]]
         self.error, self.result = body["error"], body["result"]
+        if body["claims_next"] and self.next_jobs:
+            return httpx.Response(200, json=self.next_jobs.pop(0).model_dump(mode="json"))
         return httpx.Response(204)
 
 
@@ -268,6 +285,54 @@ def test_whoever_leaves_after_a_lost_answer_hands_back_what_it_would_have_brough
     service.on_claim = lose_the_answer
     worker.run("w")
     assert service.left == [[]]
+
+
+def test_a_job_that_comes_with_the_answer_to_a_report_runs_without_a_claim(
+    worker: Worker, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(assignment: Assignment, *_: object) -> Outcome:
+        ran.append(assignment.attempt)
+        return Outcome({}, {})
+
+    def stop() -> None:
+        ask_to_stop()
+        raise ControlPlaneError("it stops")
+
+    ran = list[int]()
+    monkeypatch.setattr("worker.agent.worker.run_job", run)
+    claims = iter((lambda: ASSIGNMENT, stop))
+    service.on_claim = lambda: next(claims)()
+    service.next_jobs = [ASSIGNMENT.model_copy(update={"attempt": number}) for number in (2, 3)]
+    worker.run("w")
+    assert ran == [1, 2, 3]
+    assert (service.reported, service.claimed_next) == (["succeeded"] * 3, [True] * 3)
+
+
+def test_a_worker_that_stops_claims_nothing_with_its_report_and_hands_back_what_came(
+    worker: Worker, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service.on_claim = lambda: ASSIGNMENT
+    service.on_finish = ask_to_stop  # while it is answered
+    service.next_jobs = [ASSIGNMENT] * 2
+    worker.run("w")
+    assert (service.reported, service.left, len(service.next_jobs)) == (["succeeded"], [[]], 1)
+    assert worker.run_attempt(ASSIGNMENT)
+    assert (service.claimed_next, len(service.next_jobs)) == ([True, False], 1)
+
+
+def test_expected_row_addresses_come_with_a_heartbeat(service: Service) -> None:
+    report = service.attempt(ASSIGNMENT, Redaction())
+    reporter = AttemptReporter(report, 600.0, LogLines(Redaction()))
+    reporter.expect_row_addresses(10)
+    reporter.confirm_lease()
+    assert [reporter.grant_row_addresses(4, at_least) for at_least in (0, 5)] == [0, 5]
+    assert service.granted == []
+    assert reporter.grant_row_addresses(2, 0) == 1000, "more than is left"
+    service.next_address = None
+    reporter.expect_row_addresses(10)
+    reporter.confirm_lease(anew=True)
+    assert reporter.grant_row_addresses(3, 7) == 1000
+    assert service.granted == [(2, 0), (3, 7)]
 
 
 def test_what_is_logged_during_a_job_is_sent_without_secrets(

@@ -45,6 +45,7 @@ def dies(jobs: Jobs) -> Callable[[bool], EndedAttempt]:
             if about_to_commit:
                 jobs.reporter.before_commit = die
             else:
+                patched.setattr("worker.deletes.stage.MEMORY_POSITIONS", 8)  # a task for each data file
                 patched.setattr("worker.jobs.conversion_plan.Plan._blocked", lambda *_: die())
             with pytest.raises(SystemExit):
                 jobs.run("convert", job_id=LOST.job_id)
@@ -58,7 +59,7 @@ def test_files_of_an_attempt_that_was_not_about_to_commit_go_at_once(
     spark: SparkSession, jobs: Jobs, table: TableBuilder, dies: Callable[[bool], EndedAttempt]
 ) -> None:
     left = dies(False)
-    assert [(plan.removes, plan.files_per_task) for plan in left.plans] == [(None, 2)]
+    assert [(plan.removes, plan.tasks, plan.files_per_task) for plan in left.plans] == [(None, 2, 1)]
     assert orphans(table)
     done = jobs.run("compact", ended_attempts=[left])
     assert list(done.cleared) == [LOST]

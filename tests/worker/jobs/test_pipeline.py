@@ -25,6 +25,7 @@ from tests.rest_catalog import running_rest_catalog
 from tests.thorough import V3_FIRST, first_always, thorough_unless
 from worker.attempt import pinned_table
 from worker.attempt.job import Job
+from worker.contract.control_plane import AnnouncedPlan
 from worker.deletes import stage
 from worker.index import compaction, footers
 from worker.index.run_files import TOP_LEVEL
@@ -130,6 +131,21 @@ def test_a_conversion_indexes_what_is_new_where_an_index_job_would_come_soon(
         told = any("1 new row left to the next index job" in one for one in outcome.result["decisions"])
         assert told is not indexes_all
     assert jobs.run("index").result["key_sets"][0]["files_indexed"] == 0
+
+
+def test_a_conversion_that_goes_on_at_once_calls_the_service_once(
+    spark: SparkSession, jobs: Jobs, table_name: str
+) -> None:
+    table = upserted(spark, table_name, format_version=3, partitioned=False, key=["id"])
+    jobs.run("index")
+    table.upsert([{"id": 7, "region": "eu", "value": 1}], key=["id"])
+    deletes = {file["file_path"] for file in equality_delete_files(spark, table_name)}
+    announced = list[AnnouncedPlan]()
+    with patch.object(jobs.reporter, "announce", announced.append):
+        assert jobs.run("convert", takes_new_files=True).health["covers_head"]
+    (plan,) = announced
+    assert (plan.tasks, plan.removes in deletes) == (1, True)
+    assert jobs.reporter.expected_rows == [1]
 
 
 def test_the_next_job_of_a_table_reads_what_has_come_since(
