@@ -358,6 +358,7 @@ def _every_route() -> APIRouter:
         # Those first that are called most: each call is compared with all routes before its own.
         lookups_endpoints,
         workers_endpoints,
+        notifications_endpoints,
         auth_endpoints,
         catalogs_endpoints,
         tables_endpoints,
@@ -369,7 +370,6 @@ def _every_route() -> APIRouter:
         erasures_endpoints,
         health_endpoints,
         overview_endpoints,
-        notifications_endpoints,
         webhooks_endpoints,
         audit_endpoints,
     ):

@@ -13,7 +13,9 @@ from service.errors import InvalidError
 from service.http.problem_documents import problem_response
 
 # What may be such a value: only then is a body looked through.
-_SUSPECT = re.compile(rb"\\u(0000|[dD][89a-fA-F])|NaN|Infinity|[0-9]{19}|[0-9][eE]")
+_SUSPECT_TEXT = re.compile(rb"\\u(0000|[dD][89a-fA-F])")
+_SUSPECT_NUMBER = re.compile(rb"[NI0-9](?:aN|nfinity|[eE]|(?<=9)[2-9][0-9]{17}|[0-9]{19})")
+_SMALL_BYTES = 64 * 1024
 _LARGEST = 2**63 - 1
 
 
@@ -38,7 +40,7 @@ def check_body(body: bytes) -> None:
     if b"\0" in body:
         # JSON is UTF-8 (RFC 8259), but parsers read UTF-16 as well, in which nothing would be found here.
         raise _unusable("The body has NUL bytes, which JSON in UTF-8 never has.")
-    if _SUSPECT.search(body) is None:
+    if not _is_suspect(body):
         return
     try:
         parsed = json.loads(body)
@@ -47,6 +49,16 @@ def check_body(body: bytes) -> None:
         return  # no JSON: refused by whoever reads it
     if found is not None:
         raise _unusable(found)
+
+
+def _is_suspect(body: bytes) -> bool:
+    if b"\\u" in body and _SUSPECT_TEXT.search(body) is not None:
+        return True
+    numbers = body
+    if len(body) <= _SMALL_BYTES:  # of more, the pieces would take much memory
+        # What is outside of strings: in ids and paths, much looks like a number.
+        numbers = b" ".join(body.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2])
+    return _SUSPECT_NUMBER.search(numbers) is not None
 
 
 def unusable_values(value: Any, place: str) -> Iterator[str]:
