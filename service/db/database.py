@@ -287,6 +287,21 @@ def upsert(model: type[SQLModel], changed: Callable[[Any], dict[str, Any]]) -> C
     return execute
 
 
+def insert_unless_there(model: type[SQLModel]) -> Callable[[Session, dict[str, Any]], bool]:
+    """What inserts a row unless it, or one that excludes it, is there already; whether it did. Made once."""
+    keys = inspect(model).primary_key
+    statements = {
+        dialect: insert(model).on_conflict_do_nothing().returning(*keys)
+        for dialect, insert in _INSERTS.items()
+    }
+
+    def execute(session: Session, row: dict[str, Any]) -> bool:
+        connection = session.connection()
+        return connection.execute(statements[connection.dialect.name], row).first() is not None
+
+    return execute
+
+
 class _AnsweredConnection(psycopg.Connection[Any]):
     """Gives up a server that takes what it is sent and does not answer, which no option of TCP notices."""
 

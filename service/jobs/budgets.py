@@ -28,13 +28,18 @@ def spent_budget(
     session: Session, table: EnrolledTable, policy: EffectivePolicy, now: datetime
 ) -> SpentBudget | None:
     """The budget of all jobs that is spent today, if any. Attempts count on the day they end."""
-    budget, of_table = policy.budget, EnrolledTable.id == table.id
-    limit = _Limit(f"table {table.name}", budget.table_seconds_per_day, budget.table_bytes_per_day)
-    if (spent := _spent(session, limit, policy, now, of_table)) is not None:
-        return spent
+    budget = policy.budget
+    limit = _Limit(budget.table_seconds_per_day, budget.table_bytes_per_day)
+    if limit.is_set:
+        place = f"table {table.name}"
+        spent = _spent(session, place, limit, policy, now, EnrolledTable.id == table.id)
+        if spent is not None:
+            return spent
+    limit = _Limit(budget.catalog_seconds_per_day, budget.catalog_bytes_per_day)
+    if not limit.is_set:
+        return None
     place = f"catalog {session.get_one(Catalog, table.catalog_id).name}"
-    limit = _Limit(place, budget.catalog_seconds_per_day, budget.catalog_bytes_per_day)
-    return _spent(session, limit, policy, now, EnrolledTable.catalog_id == table.catalog_id)
+    return _spent(session, place, limit, policy, now, EnrolledTable.catalog_id == table.catalog_id)
 
 
 def spent_budget_of(
@@ -43,30 +48,33 @@ def spent_budget_of(
     """That of the table's jobs of a kind, if the kind has one and it is spent today."""
     if not kind.is_maintenance:
         return None
-    limit = _Limit(
-        f"{kind.words} jobs of table {table.name}", getattr(policy, kind.value).max_seconds_per_day, 0
-    )
-    return _spent(session, limit, policy, now, EnrolledTable.id == table.id, Job.kind == kind.value)
+    limit = _Limit(getattr(policy, kind.value).max_seconds_per_day, 0)
+    if not limit.is_set:
+        return None
+    which = EnrolledTable.id == table.id, Job.kind == kind.value
+    return _spent(session, f"{kind.words} jobs of table {table.name}", limit, policy, now, *which)
 
 
 class _Limit(NamedTuple):
     """What jobs may take in a day; 0 is any amount."""
 
-    place: str
     seconds: float
     bytes: int
+
+    @property
+    def is_set(self) -> bool:
+        return bool(self.seconds or self.bytes)
 
 
 def _spent(
     session: Session,
+    place: str,
     limit: _Limit,
     policy: EffectivePolicy,
     now: datetime,
     *which: ColumnElement[bool] | bool,
 ) -> SpentBudget | None:
-    """which: conditions of the jobs that count."""
-    if not limit.seconds and not limit.bytes:
-        return None
+    """place: what the limit is of, in words. which: conditions of the jobs that count."""
     zone = policy.schedule.time_zone
     begin, end = day_of(zone, now)
     seconds, size = session.exec(
@@ -87,7 +95,7 @@ def _spent(
         return None
     turns = end.astimezone(ZoneInfo(zone))
     reason = (
-        f"the budget of {limit.place} for this day is spent: {spent}; the day turns at "
+        f"the budget of {place} for this day is spent: {spent}; the day turns at "
         f"{turns:%Y-%m-%d %H:%M} {zone}"
     )
     return SpentBudget(reason, end)

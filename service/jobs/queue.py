@@ -5,16 +5,17 @@ most one job of a kind waits for its first attempt is enforced by the unique ind
 that write rows are no two of them the same. Rows go in the transaction in which their job ends.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Any
 
 from sqlalchemy import bindparam, delete
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import make_transient_to_detached
 from sqlmodel import Session, col, or_, select
 
+from service.db.database import insert_unless_there
 from service.errors import ConflictError, NotFoundError
-from service.jobs.events import record_job_event
+from service.jobs.events import job_event, record_job_event
 from service.jobs.models import AttemptView
 from service.jobs.status import check_transition
 from service.policies.models import EffectivePolicy
@@ -22,6 +23,7 @@ from service.records.erasures import ErasureTable
 from service.records.jobs import NEVER, REQUEST, Attempt, Job, JobKind, JobRows, JobStatus, LastClaim
 from service.records.system import SystemState
 from service.records.tables import EnrolledTable
+from service.webhooks.outbox import write_event
 from telemetry.traces import begin_trace, current_traceparent
 
 _ACTIVE = (JobStatus.QUEUED.value, JobStatus.RUNNING.value)
@@ -33,6 +35,21 @@ _LOCKED_JOB = (
 )
 # Polls run these: putting a statement together takes longer than most take to run.
 _PAUSED = select(SystemState.paused).where(SystemState.id == 1)
+_LAST_CLAIM = select(LastClaim.at).where(LastClaim.table_id == bindparam("table_id"))
+_QUEUED_ALIKE = (
+    select(Job)
+    .where(
+        Job.table_id == bindparam("table_id"),
+        Job.kind == bindparam("kind"),
+        Job.dry_run == bindparam("dry_run"),
+        Job.status == JobStatus.QUEUED.value,
+    )
+    .order_by(col(Job.attempt))
+    # A look may have read it before.
+    .execution_options(populate_existing=True)
+)
+_add_unless_queued = insert_unless_there(Job)
+_COLUMNS = tuple(Job.__table__.columns.keys())  # type: ignore[attr-defined]
 _PUBLICATIONS = select(Job).where(
     Job.table_id == bindparam("table_id"),
     col(Job.status).in_(_ACTIVE),
@@ -59,10 +76,14 @@ def enqueue(
     priority: int | None = None,
     run_at: datetime | None = None,
     rows: list[dict[str, Any]] | None = None,
+    active: Sequence[Job] | None = None,
+    told: list[dict[str, Any]] | None = None,
 ) -> tuple[Job, bool]:
     """Add a job, or find the one of its kind that is queued already; True if it was added.
 
-    rows: what it writes. Raises ConflictError if the one that is queued has other parameters.
+    rows: what it writes. active: jobs of the table that wait or run, if these are known. told: gets the
+    event, which is to be written behind all else that the caller has changed. Raises ConflictError if the one
+    that is queued has other parameters.
     """
     job = Job(
         table_id=table.id,
@@ -89,18 +110,14 @@ def enqueue(
         traceparent=current_traceparent(),
         policy_digest=policy.digest,
     )
-    queued = None if kind.writes_rows else _find_queued(session, job)
-    if queued is None:
-        try:
-            with session.begin_nested():
-                session.add(job)
-        except IntegrityError:
-            if kind.writes_rows:  # no other request's job stands for these rows
-                raise
-            # Another replica added the same between our look and our insert.
-            queued = _find_queued(session, job)
-            if queued is None:
-                raise
+    may_wait = active is None or any((one.kind, one.dry_run) == (job.kind, dry_run) for one in active)
+    queued = _find_queued(session, job) if may_wait and not kind.writes_rows else None
+    if queued is None and not _add(session, job, is_first=told is None):
+        # Another replica added the same between our look and our insert.
+        queued = _find_queued(session, job)
+        if queued is None:  # and a worker has it by now
+            session.add(job)
+            session.flush()
     if queued is not None:
         if queued.parameters != job.parameters:
             raise ConflictError(
@@ -113,11 +130,29 @@ def enqueue(
         return queued, False
     if rows is not None:
         session.add(JobRows(job_id=job.id, rows=rows))
+    why = f"requested by {requested_by}." if trigger == REQUEST else trigger
+    event = job_event(job, "job.queued", f"Queued: {why}", now, trigger=trigger)
+    if told is None:
+        write_event(session, **event)
+    else:
+        told.append(event)
+    return job, True
+
+
+def _add(session: Session, job: Job, *, is_first: bool) -> bool:
+    """Whether it was added: not if one of its kind waits for its first attempt already.
+
+    is_first: what it refers to may have to be written before it.
+    """
     if job.traceparent is None:
         job.traceparent = begin_trace("schedule")
-    why = f"requested by {requested_by}." if trigger == REQUEST else trigger
-    record_job_event(session, job, "job.queued", f"Queued: {why}", now, trigger=trigger)
-    return job, True
+    if is_first:
+        session.flush()
+    if not _add_unless_queued(session, {name: getattr(job, name) for name in _COLUMNS}):
+        return False
+    make_transient_to_detached(job)
+    session.add(job)
+    return True
 
 
 def _bring_forward(session: Session, queued: Job, asked: Job, now: datetime) -> None:
@@ -263,8 +298,8 @@ def attempts_of(session: Session, job_id: str) -> list[AttemptView]:
 
 
 def last_claim_of(session: Session, table_id: str) -> datetime:
-    last = session.get(LastClaim, table_id)
-    return last.at if last is not None else NEVER
+    at: datetime | None = session.connection().scalar(_LAST_CLAIM, {"table_id": table_id})
+    return at if at is not None else NEVER
 
 
 def lock_job(session: Session, job_id: str) -> Job:
@@ -273,18 +308,8 @@ def lock_job(session: Session, job_id: str) -> Job:
 
 
 def _find_queued(session: Session, job: Job) -> Job | None:
-    return session.exec(
-        select(Job)
-        .where(
-            Job.table_id == job.table_id,
-            Job.kind == job.kind,
-            Job.dry_run == job.dry_run,
-            Job.status == JobStatus.QUEUED.value,
-        )
-        .order_by(col(Job.attempt))
-        # A look may have read it before.
-        .execution_options(populate_existing=True)
-    ).first()
+    asked = {"table_id": job.table_id, "kind": job.kind, "dry_run": job.dry_run}
+    return session.exec(_QUEUED_ALIKE, params=asked).first()
 
 
 def rfc3339(moment: datetime) -> str:

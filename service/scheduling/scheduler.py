@@ -27,7 +27,6 @@ from service.scheduling.decisions import NOT_COUNTED, cron_of, deadlines, decide
 from service.scheduling.facts import WAITS, Action, Decision, TableState, weighing, windows_of
 from service.scheduling.state import Known, table_state, waits_since
 from service.scheduling.worth import Weighing
-from service.webhooks.outbox import write_events
 
 _DUE = frozenset({"outside-window", "budget-spent", "sort-order-missing"})
 """Codes of decisions that keep a job waiting which is due."""
@@ -77,8 +76,6 @@ def schedule(
             **({"due_since": queue.rfc3339(due)} if due is not None else {}),
         }
         if decision.action is Action.TRIGGER:
-            write_events(session, told)  # in the order of decisions
-            told = []
             queue.enqueue(
                 session,
                 table,
@@ -88,6 +85,8 @@ def schedule(
                 parameters=_parameters(decision, policy),
                 trigger=decision.sentence,
                 requested_by=POLICY,
+                active=known.jobs.active,
+                told=told,
             )
         elif began and decision.action is not Action.WAIT:
             kind = f"decision.{decision.action.value}"

@@ -547,6 +547,24 @@ def test_a_look_is_few_statements(service: Running, iceberg: IcebergCatalog) -> 
         assert len(set(asked)) == len(asked)
 
 
+def test_a_look_that_queues_a_job_writes_each_row_once(service: Running, iceberg: IcebergCatalog) -> None:
+    policy = {"name": "eager", "settings": {"convert": {"delete_files": 1}, "index": {"enabled": False}}}
+    service.admin.post("/policies", json=policy).raise_for_status()
+    iceberg.create("db.quiet")
+    service.register(iceberg)
+    table = service.enroll("db.quiet", policy="eager")
+    iceberg.append("db.quiet", [1, 2])
+    with polling(service) as (poller, _):
+        poller.poll(table["id"])
+        iceberg.delete_keys("db.quiet", [1])
+        asked = statements_of_a_look(service, poller, table)
+    assert len(asked) <= 12, "\n".join(asked)
+    written = [" ".join(one.split()[:3]) for one in asked if not one.startswith("SELECT")]
+    assert any(one.startswith("INSERT INTO jobs") for one in written)
+    assert len(set(written)) == len(written)
+    assert not any(one.startswith("SAVEPOINT") for one in written)
+
+
 def test_no_file_is_opened_once_a_look_is_stored(
     service: Running, iceberg: IcebergCatalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
