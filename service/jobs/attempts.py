@@ -77,16 +77,17 @@ _LOCKED_TOGETHER = (
     .order_by(col(Job.table_id))
     .with_for_update(of=(Job, Attempt), skip_locked=True)
 )
-_JOB_ENDS = update(Job).where(col(Job.id) == bindparam("of_job"))
+_OF_THE_JOB = update(Job).where(col(Job.id) == bindparam("of_job"))
 _OF_JOB = (
     *("status", "failures", "error", "result", "seen_snapshot_id", "seen_rewritable", "ended_at"),
     *("lease_expires_at", "available_at", "table_claimed_at"),
 )
 """What the end of an attempt may change of its job: nothing writes a row of it but `_write_ends`."""
-_ATTEMPT_ENDS = update(Attempt).where(
+_OF_THE_ATTEMPT = update(Attempt).where(
     col(Attempt.job_id) == bindparam("of_job"), col(Attempt.attempt) == bindparam("of_attempt")
 )
 _OF_ATTEMPT = ("status", "ended_at", "seconds", "error", "plans", "stages", "rows", "bytes")
+_HEARD_OF = update(Worker).where(col(Worker.id) == bindparam("of_worker"))
 _TOOK = (
     update(TableHealth)
     .where(col(TableHealth.table_id) == bindparam("of_table"))
@@ -165,21 +166,25 @@ def heartbeat(
     job, running, worker = _fenced(session, caller, job_id, attempt)
     granted = None if report.addresses is None else _reserve(session, job, report.addresses)
     expires_at = now + timedelta(seconds=settings.lease_seconds)
-    job.lease_expires_at = running.lease_expires_at = expires_at
-    job.renewals += 1
-    worker.last_seen_at = now
+    of_job: dict[str, Any] = {"lease_expires_at": expires_at, "renewals": job.renewals + 1}
+    of_attempt: dict[str, Any] = {"lease_expires_at": expires_at}
     told = []
     if report.progress is not None:
         progress = report.progress.model_dump()
         before = {key: value for key, value in (job.progress or {}).items() if key != "updated_at"}
-        job.progress = {**progress, "updated_at": rfc3339(now)}
+        of_job["progress"] = {**progress, "updated_at": rfc3339(now)}
         if progress != before:
             told.append(
-                job_event(job, "job.progress", _progress_sentence(progress), now, progress=job.progress)
+                job_event(job, "job.progress", _progress_sentence(progress), now, progress=of_job["progress"])
             )
     if report.plan is not None:
-        running.plans = _with(running.plans or [], report.plan)
-    session.add_all((job, running, worker))
+        of_attempt["plans"] = _with(running.plans or [], report.plan)
+    _set(job, **of_job)
+    _set(running, **of_attempt)
+    connection = session.connection()
+    connection.execute(_OF_THE_JOB, {"of_job": job_id, **of_job})
+    connection.execute(_OF_THE_ATTEMPT, {"of_job": job_id, "of_attempt": attempt, **of_attempt})
+    connection.execute(_HEARD_OF, {"of_worker": worker.id, "last_seen_at": now})
     write_untold(session, [*told, *_told(job, report.events, now)])
     if job.kind == JobKind.PUBLISH.value:
         table = session.get_one(EnrolledTable, job.table_id)
@@ -424,8 +429,8 @@ def _write_ends(session: Session, ended: Sequence[_Ended]) -> None:
         }
         for each in ended
     ]
-    connection.execute(_JOB_ENDS, jobs)
-    connection.execute(_ATTEMPT_ENDS, attempts)
+    connection.execute(_OF_THE_JOB, jobs)
+    connection.execute(_OF_THE_ATTEMPT, attempts)
     write_events(session, [each.event for each in ended])
     took = [
         {"of_table": each.job.table_id, "seconds": each.maintenance_seconds}

@@ -7,8 +7,10 @@ is enrolled, and never opened.
 import re
 from collections.abc import Iterable, Iterator
 
+from sqlalchemy import bindparam, insert
 from sqlmodel import Session, col, select
 
+from service.db.database import utc_now
 from service.notifications.models import CatalogNotification, Notified
 from service.records.catalogs import Catalog
 from service.records.notifications import Notification
@@ -20,6 +22,16 @@ _AT_ONCE = 500
 """Values in one query: SQLite takes some thousands at most."""
 _PARENTS = 4
 """How far above a metadata file the table's location may be: two is usual."""
+_ENROLLED = {
+    column: select(compared, EnrolledTable.id).where(
+        EnrolledTable.catalog_id == bindparam("catalog_id"),
+        col(EnrolledTable.deleted_at).is_(None),
+        compared.in_(bindparam("values", expanding=True)),
+    )
+    for column, compared in (("name", col(EnrolledTable.name)), ("location", col(EnrolledTable.location)))
+}
+"""Made once: putting a statement together takes longer than most take to run."""
+_NOTE = insert(Notification)
 _SPELLINGS = {"s3": ("s3", "s3a", "s3n"), "gs": ("gs", "gcs"), "abfs": ("abfs", "abfss")}
 """Of what one place is enrolled as."""
 
@@ -39,21 +51,19 @@ def notify_of_tables(session: Session, catalog: Catalog, told: CatalogNotificati
     known = sum(not names[name].isdisjoint(by_name) for name in told.tables)
     known += sum(not each.isdisjoint(by_place) for each in parents.values())
     found = {table_id for ids in (*by_name.values(), *by_place.values()) for table_id in ids}
-    session.add_all(Notification(table_id=table_id) for table_id in sorted(found))
+    if found:
+        now = utc_now()
+        session.connection().execute(_NOTE, [{"table_id": each, "at": now} for each in sorted(found)])
     return Notified(notified=len(found), unknown=len(told.tables) + len(told.locations) - known)
 
 
 def _enrolled(session: Session, catalog: Catalog, column: str, values: Iterable[str]) -> dict[str, list[str]]:
     """Ids of a catalog's tables, by those values of a column that they have."""
     found: dict[str, list[str]] = {}
-    wanted, compared = sorted(set(values)), col(getattr(EnrolledTable, column))
+    wanted = sorted(set(values))
     for start in range(0, len(wanted), _AT_ONCE):
-        query = select(compared, EnrolledTable.id).where(
-            EnrolledTable.catalog_id == catalog.id,
-            col(EnrolledTable.deleted_at).is_(None),
-            compared.in_(wanted[start : start + _AT_ONCE]),
-        )
-        for value, table_id in session.exec(query):
+        asked = {"catalog_id": catalog.id, "values": wanted[start : start + _AT_ONCE]}
+        for value, table_id in session.connection().execute(_ENROLLED[column], asked):
             found.setdefault(value, []).append(table_id)
     return found
 

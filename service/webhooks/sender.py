@@ -53,6 +53,10 @@ class _Outcome:
     error: str | None
 
 
+_KNOWN = select(Webhook.id)
+"""Asked each second, and most services have none."""
+
+
 class WebhookSender:
     """Sends for one replica."""
 
@@ -68,9 +72,11 @@ class WebhookSender:
     def send_due(self) -> None:
         """Start with each webhook that has something to be sent now."""
         with self._database.read() as session:
-            query = select(WebhookDelivery.webhook_id).join(Webhook).where(*self._due()).distinct()
-            due = set(session.exec(query))
-            known = set(session.exec(select(Webhook.id)))
+            known = set(session.exec(_KNOWN))
+            due = set[str]()
+            if known:
+                query = select(WebhookDelivery.webhook_id).join(Webhook).where(*self._due()).distinct()
+                due.update(session.exec(query))
         for webhook_id in self._threads.keys() - known:
             self._threads.pop(webhook_id).shutdown(wait=False)
         for webhook_id in due:
