@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.errors import InvalidError
-from service.http import json_values
 from service.http.json_values import check_body, unusable_values
 
 TEXT = st.text(st.sampled_from('08e5NI"\\/{}[],:u\0\ud800\U0001f600') | st.characters(), max_size=8)
@@ -40,7 +39,8 @@ def test_a_number_that_is_none_of_64_bits_is_found_wherever_it_stands(before: st
 
 
 def test_a_report_with_ids_and_paths_is_not_parsed_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_values.json, "loads", Mock(side_effect=AssertionError("it is parsed")))
+    parse = Mock(side_effect=AssertionError("it is parsed"))
+    monkeypatch.setattr("service.http.json_values.json.loads", parse)
     report = {
         "path": "s3://lake/data/00001-8e4f5e60-1e5d-4000.parquet",
         "iceberg_snapshot_id": 9_100_000_000_000_000_000,

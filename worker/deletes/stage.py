@@ -143,7 +143,9 @@ class DeletesStage:
         known = {"tasks": len(self._locations), "files_per_task": files_per_task}
         known_of_commit = {"removes": removes, "only_on": only_on}
         plan = self._announced.model_copy(update=known | known_of_commit)
-        announce(self._job, plan if plan != self._told else None)
+        # Whether a publication may still go on to a head, the service says each time.
+        is_told = plan == self._told and only_on is None
+        announce(self._job, None if is_told else plan)
         self._told = plan
 
     def remove_written(self) -> None:
