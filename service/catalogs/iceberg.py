@@ -10,10 +10,10 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from pyarrow.fs import FileSelector, FileType
+from pyarrow.fs import FileSelector, FileSystem, FileType
 from pydantic import ValidationError as PydanticValidationError
 from pyiceberg.catalog import Catalog as PyIcebergCatalog
 from pyiceberg.catalog.noop import NoopCatalog
@@ -46,9 +46,12 @@ from trust.bounds import (
     checked_names,
     working,
 )
+from trust.locations import parse_location
 from trust.secrets import is_reference, parts_of
 
 _METADATA_FILE = re.compile(r"^v(\d+)(?:\.gz)?\.metadata\.json(?:\.gz)?$")
+_ENDINGS = (".metadata.json", ".gz.metadata.json", ".metadata.json.gz")
+"""Of the names of these files, as Iceberg writes them."""
 _DAMAGE = (NotUnpackedError, UnicodeDecodeError, DamagedManifestError)
 _LISTED_TABLES = 10_000
 # A server may repeat the token that it was sent.
@@ -129,10 +132,15 @@ class PyIcebergSource:
 
 @dataclass
 class HadoopSource:
-    """Tables as directories under a warehouse, the newest metadata found through `version-hint.text`."""
+    """Tables as directories under a warehouse: the current metadata is that of the highest version.
+
+    Iceberg writes `version-hint.text` after the commit, so it may lag behind or be missing.
+    """
 
     warehouse: str
     io: GuardedFileIO
+    _newest: dict[Identifier, str] = field(default_factory=dict, init=False)
+    """By which name the metadata of each table was listed last."""
 
     def load(self, identifier: Identifier) -> Table:
         location = self._metadata_location(identifier)
@@ -143,9 +151,15 @@ class HadoopSource:
         return StaticTable(identifier, read, location, self.io, NoopCatalog("hadoop"))
 
     def metadata_locations(self, tables: Sequence[Identifier]) -> MetadataLocations:
-        """Lists the directory of each table."""
-        found = {table: self._metadata_location(table) for table in tables}
-        return {table: location for table, location in found.items() if location is not None}
+        """Lists the directory of each table, unless it is local and still ends with the version of before."""
+        is_local = parse_location(self.warehouse).is_local
+        found: MetadataLocations = {}
+        for table in tables:
+            if is_local and (name := self._newest.get(table)) is not None and self._is_newest(table, name):
+                found[table] = f"{self._metadata(table)}/{name}"
+            elif (location := self._metadata_location(table)) is not None:
+                found[table] = location
+        return found
 
     def namespaces(self) -> list[Identifier]:
         return sorted({identifier[:-1] for identifier in checked_names(self._walk(), "tables")})
@@ -164,32 +178,42 @@ class HadoopSource:
 
     def _list(self, location: str) -> list[tuple[str, bool]]:
         """(name, is directory) of what lies directly in `location`; empty if it does not exist."""
-        self.io.check(location)
-        scheme, netloc, path = self.io.parse_location(location, self.io.properties)
-        filesystem = self.io.fs_by_scheme(scheme, netloc)
-        check_time()
-        count_request()
+        filesystem, path = self._open(location)
         entries = filesystem.get_file_info(FileSelector(path, allow_not_found=True))
         return sorted((entry.base_name, entry.type == FileType.Directory) for entry in entries)
 
-    def _metadata_location(self, identifier: Identifier) -> str | None:
-        metadata = f"{self._directory(identifier)}/metadata"
-        newest = self._newest(metadata)
-        return None if newest is None else f"{metadata}/{newest}"
+    def _open(self, location: str) -> tuple[FileSystem, str]:
+        """For one request: what is asked, and for which of its paths."""
+        self.io.check(location)
+        scheme, netloc, path = self.io.parse_location(location, self.io.properties)
+        check_time()
+        count_request()
+        return self.io.fs_by_scheme(scheme, netloc), path
 
-    def _newest(self, metadata: str) -> str | None:
-        # The hint may lag behind or be missing (Iceberg writes it after the commit), so the listing decides.
+    def _metadata(self, identifier: Identifier) -> str:
+        return f"{self._directory(identifier)}/metadata"
+
+    def _metadata_location(self, identifier: Identifier) -> str | None:
+        metadata = self._metadata(identifier)
         versions = {
             int(match.group(1)): name
             for name, _ in self._list(metadata)
             if (match := _METADATA_FILE.match(name))
         }
-        hint = self.io.new_input(f"{metadata}/version-hint.text")
         if not versions:
+            self._newest.pop(identifier, None)
             return None
-        hinted = int(hint.open().read().decode().strip()) if hint.exists() else 0
-        version = max(hinted, *versions) if hinted in versions or not hinted else max(versions)
-        return versions[version]
+        newest = self._newest[identifier] = versions[max(versions)]
+        return f"{metadata}/{newest}"
+
+    def _is_newest(self, identifier: Identifier, name: str) -> bool:
+        """Whether a metadata file is there, and none of the next version. A directory has many more files."""
+        match = _METADATA_FILE.match(name)
+        assert match is not None
+        filesystem, path = self._open(self._metadata(identifier))
+        next_ones = (f"v{int(match.group(1)) + 1}{ending}" for ending in _ENDINGS)
+        found = filesystem.get_file_info([f"{path}/{one}" for one in (name, *next_ones)])
+        return [one.type for one in found] == [FileType.File, *[FileType.NotFound] * len(_ENDINGS)]
 
     def _walk(self) -> Iterator[Identifier]:
         waiting: list[Identifier] = [()]

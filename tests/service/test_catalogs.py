@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from service.catalogs.iceberg import unreachable
+from service.catalogs.iceberg import HadoopSource, IcebergCatalogs, unreachable
 from service.records.catalogs import Catalog
 from service.records.keys import Role
 from service.settings import Settings
@@ -301,6 +301,42 @@ def test_a_hadoop_warehouse_is_read_with_and_without_a_current_hint(
     table = service.enroll(catalog="dirs")
     service.poll(table["id"])
     assert service.admin.get(f"/tables/{table['id']}/health").json()["data_files"] == 1
+
+
+def test_a_local_directory_is_listed_again_once_another_version_is_its_newest(
+    settings: Settings, iceberg: IcebergCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hadoop_table(iceberg, 2, "2")
+    metadata = iceberg.directory / "hadoop" / "db" / "t" / "metadata"
+    properties = {"warehouse": f"file://{iceberg.directory}/hadoop"}
+    listed = []
+    list_directory = HadoopSource._list
+
+    def note(source: HadoopSource, location: str) -> Any:
+        listed.append(location)
+        return list_directory(source, location)
+
+    monkeypatch.setattr(HadoopSource, "_list", note)
+    catalogs = IcebergCatalogs(settings)
+    with catalogs.open(Catalog(name="dirs", type="hadoop", properties=properties)) as source:
+
+        def newest() -> str:
+            found = [source.metadata_locations([("db", "t"), ("db", "none")]) for _ in range(2)]
+            assert found[0] == found[1]
+            told = listed.count(metadata.as_uri())
+            listed.clear()
+            assert told == 1
+            return found[0].get(("db", "t"), "none").rpartition("/")[2]
+
+        assert newest() == "v2.metadata.json"
+        for name in ("v3.gz.metadata.json", "v4.metadata.json.gz", "v5.metadata.json"):
+            (metadata / name).write_bytes(b"")
+            assert newest() == name
+        (metadata / "v5.metadata.json").unlink()
+        assert newest() == "v4.metadata.json.gz"
+        metadata.rename(metadata.with_name("gone"))
+        assert source.metadata_locations([("db", "t")]) == {}
+    catalogs.close()
 
 
 @pytest.mark.parametrize("name", ["v3.metadata.json.gz", "v3.gz.metadata.json"])
