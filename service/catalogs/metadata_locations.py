@@ -76,23 +76,33 @@ class _RestLocations:
         self._catalog = catalog
         self._seen: dict[Identifier, tuple[str, str]] = {}
         """ETag and metadata location."""
+        self._knows_etags = True
 
     def read(self, tables: Sequence[Identifier]) -> MetadataLocations:
+        seen = {table: self._seen[table] for table in tables if table in self._seen}
         found: MetadataLocations = {}
+        if self._knows_etags:
+            unchanged = self._catalog.unchanged({table: tag for table, (tag, _) in seen.items()})
+            found = {table: seen[table][1] for table in unchanged}
         for table in tables:
-            tag, location = self._seen.get(table, (None, None))
-            try:
-                answer = self._catalog.load_if_changed(table, tag)
-            except (NoSuchTableError, NoSuchNamespaceError):
-                self._seen.pop(table, None)
-                continue
-            if answer.status_code != HTTPStatus.NOT_MODIFIED:
-                location = answer.json().get("metadata-location")
-                if location and (tag := answer.headers.get("ETag")):
-                    self._seen[table] = tag, location
-            if location:
+            if table not in found and (location := self._location(table)) is not None:
                 found[table] = location
         return found
+
+    def _location(self, table: Identifier) -> str | None:
+        tag, location = self._seen.get(table, (None, None))
+        try:
+            answer = self._catalog.load_if_changed(table, tag)
+        except (NoSuchTableError, NoSuchNamespaceError):
+            self._seen.pop(table, None)
+            return None
+        if answer.status_code != HTTPStatus.NOT_MODIFIED:
+            new_tag = answer.headers.get("ETag")
+            self._knows_etags &= new_tag is None or new_tag != tag
+            location = answer.json().get("metadata-location")
+            if location and new_tag:
+                self._seen[table] = new_tag, location
+        return location
 
 
 def _hive_locations(catalog: "HiveCatalog", tables: Sequence[Identifier]) -> MetadataLocations:

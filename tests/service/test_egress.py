@@ -10,8 +10,11 @@ import pytest
 from sqlalchemy import make_url, text
 
 from service.catalogs.clients import open_engine
+from service.catalogs.iceberg import IcebergCatalogs
+from service.errors import UnreachableError
+from service.records.catalogs import Catalog
 from service.settings import Settings
-from tests.http_server import Answer, answering, rest_catalog
+from tests.http_server import Answer, Request, answering, rest_catalog
 from tests.service.conftest import Running, alike_on_both, running
 from tests.service.iceberg_tables import IcebergCatalog
 
@@ -175,6 +178,58 @@ def test_a_redirect_is_not_followed(service: Running) -> None:
         assert (status, slug) == (502, "/problems/catalog-redirects")
         assert inside.url in words
         assert inside.requests == []
+
+
+def test_nothing_but_304_is_believed_of_the_short_way_to_ask_whether_a_table_has_changed(
+    settings: Settings,
+) -> None:
+    answers, path, table = rest_catalog(), "/v1/namespaces/db/tables/t", ("db", "t")
+    loaded = answers[path]
+    assert isinstance(loaded, Answer)
+
+    def load(request: Request) -> Answer:
+        if request.headers.get("if-none-match") == '"1"':
+            return Answer(status=304)
+        return Answer(loaded.body, headers={"ETag": '"1"'})
+
+    answers[path] = load
+    with answering(answers) as server, answering({}) as other:
+        properties = {"uri": server.url, "token": "t0ken", "header.X-Own": "own"}
+        catalogs = IcebergCatalogs(settings)
+        record = Catalog(name="c", type="rest", properties=properties)
+
+        def asked() -> list[dict[str, str]]:
+            server.requests.clear()
+            with catalogs.open(record) as source:
+                assert source.metadata_locations([table])[table] == loaded.body["metadata-location"]
+            return [headers for requested, headers in server.requests if requested == f"GET {path}"]
+
+        (first,) = asked()
+        (again,) = asked()
+        assert (first.pop("if-none-match", None), again.pop("if-none-match")) == (None, '"1"')
+        for headers in (first, again):
+            assert (headers["authorization"], headers["x-own"]) == ("Bearer t0ken", "own")
+            assert headers["accept-encoding"] == "identity"
+            assert "x-iceberg-access-delegation" not in headers
+        assert first == again
+        for status in (302, 200, 503):
+            elsewhere = {"location": f"{other.url}{path}", "ETag": '"1"'}
+            answers[path] = Answer(loaded.body, status, elsewhere)
+            told = {302: "catalog-redirects", 503: "catalog-unreachable"}
+            if status in told:
+                with pytest.raises(UnreachableError) as raised:
+                    asked()
+                assert raised.value.slug == told[status]
+                answers[path] = load
+                assert len(asked()) == 1
+                continue
+            # It tells ETags and knows none: it is asked the short way no more.
+            assert [len(asked()) for _ in range(3)] == [2, 1, 1]
+            catalogs.forget(record.id)
+            answers[path] = load
+            asked()
+        assert other.requests == []
+        catalogs.close()
 
 
 def test_a_rest_catalog_chooses_no_code(service: Running, iceberg: IcebergCatalog, tmp_path: Path) -> None:
