@@ -88,7 +88,8 @@ class Settings(BaseSettings):
     log_requests: bool = False
     """Whether each request is a line of the log, except those of probes."""
     poll_interval_seconds: float = Field(default=10, gt=0)
-    """How often a table's catalog is asked; `icestream demo` takes 2 unless it is set."""
+    """How often a table's catalog is asked; `icestream demo` takes 2 unless it is set. Where each table costs
+    a request, quiet ones wait up to twelve times as long."""
     lease_seconds: float = Field(default=30, gt=0)
     """A worker that sends no heartbeat for this long loses its job."""
     scheduler_interval_seconds: float = Field(default=1, gt=0)

@@ -36,6 +36,8 @@ AT_ONCE = {
 """Of how many tables to ask in one go, so that it takes a second or so even where each costs a call."""
 TOLD_TOGETHER = frozenset((CatalogType.SQL,))
 """Where one answer tells of all tables, of however few is asked."""
+TOLD_SINGLY = frozenset((CatalogType.REST, CatalogType.HADOOP))
+"""Where each table costs a request of its own."""
 _GLUE_CALLS = 10
 """Of fewer tables of a database, each is asked for; of more, the database is listed, 100 at a time."""
 

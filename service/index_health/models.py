@@ -88,7 +88,8 @@ class Watch(Message):
     is_told: bool
     """The last change of the table was told by a notification, and not found out by a poll."""
     polled_every_seconds: float
-    """The table is polled about this often, whoever tells of it: less often while its changes are told."""
+    """The table is polled about this often, whoever tells of it: less often while its changes are told. In a
+    REST or hadoop catalog, where each table costs a request, also less often the longer it has been quiet."""
 
 
 class HealthView(Message):

@@ -11,6 +11,7 @@ from sqlmodel import Session, col, select
 
 from service.db.database import utc_now
 from service.index_health.models import HealthView, KeySetView, Watch
+from service.index_health.pace import Pace
 from service.index_health.reader_cost import view_reader_cost
 from service.index_health.status import conversion_late_at, judge, publication_late_at
 from service.jobs.turns import in_text
@@ -234,17 +235,17 @@ def get_health(session: Session, table: EnrolledTable) -> HealthView:
         unindexed_data_files=health.unindexed_data_files,
         iceberg_snapshot_id=health.iceberg_snapshot_id,
         measured_at=health.measured_at,
-        watch=_view_watch(health),
+        watch=_view_watch(health, now),
         reported_at=health.reported_at,
         poll_error=health.poll_error,
         decisions=health.decisions,
     )
 
 
-def _view_watch(health: TableHealth) -> Watch | None:
+def _view_watch(health: TableHealth, now: datetime) -> Watch | None:
     if (last := health.last_poll) is None:
         return None
-    return Watch(is_told=last["is_told"], polled_every_seconds=last["every_seconds"])
+    return Watch(is_told=last["is_told"], polled_every_seconds=Pace.of(last).every_seconds(now))
 
 
 def coverages(session: Session, table_ids: Sequence[str]) -> dict[str, float | None]:

@@ -64,6 +64,8 @@ class Polled:
     look_within: float = math.inf
     """Seconds until its catalog has to be asked at the latest: as long as its policy lets staged snapshots
     wait."""
+    changed_at: datetime | None = None
+    """When its metadata was written, as far as its writer's clock can be believed."""
     read_within: float = FRESH_SECONDS
     """Seconds until it has to be read again, though nothing be new."""
 
@@ -149,6 +151,7 @@ def store_look(
         metadata_location=loaded.metadata_location,
         decide_at=min(filter(None, (scheduled.decide_at, lags_at)), default=None),
         look_within=policy.publish.age_seconds if is_published else math.inf,
+        changed_at=_moment(loaded.metadata.last_updated_ms, now),
         read_within=_reads_within(CatalogType(catalog.type), loaded.metadata, health, now),
     )
     if note is not None:
@@ -199,9 +202,7 @@ def _store_since(
     health.seen_snapshot_id = snapshot_id
     for kind, one in since.by_others.items():
         told = f"{WORK[kind]} is done by another: no job has committed snapshot {one.snapshot_id}."
-        # Whatever the writer's clock says.
-        at = datetime.fromtimestamp(min(max(one.timestamp_ms / 1000, 0), now.timestamp()), UTC)
-        _note_another(session, health, kind, at, told, now)
+        _note_another(session, health, kind, _moment(one.timestamp_ms, now), told, now)
     return since
 
 
@@ -269,9 +270,13 @@ def _reads_within(kind: CatalogType, metadata: TableMetadata, health: TableHealt
     waits = (health.oldest_equality_delete_at, health.oldest_staged_at, health.maintenance_due_at)
     if kind is CatalogType.HADOOP or any(waits) or health.status != HealthStatus.HEALTHY:
         return FRESH_SECONDS
-    # Whatever the writer's clock says.
-    quiet = now.timestamp() - metadata.last_updated_ms / 1000
+    quiet = (now - _moment(metadata.last_updated_ms, now)).total_seconds()
     return min(max(quiet, FRESH_SECONDS), LONGEST_FRESH_SECONDS)
+
+
+def _moment(timestamp_ms: int, now: datetime) -> datetime:
+    """Of a writer, whatever his clock says: no later than now."""
+    return datetime.fromtimestamp(min(max(timestamp_ms / 1000, 0), now.timestamp()), UTC)
 
 
 def _note_another(

@@ -7,7 +7,6 @@ transaction. Only the replica that holds the scheduling lease polls (service.sch
 import hashlib
 import heapq
 import logging
-import math
 import random
 import threading
 import time
@@ -29,9 +28,16 @@ from service import __version__
 from service.catalogs.egress import check_location
 from service.catalogs.iceberg import IcebergCatalogs, budget_seconds
 from service.catalogs.measure import ManifestCache, Measurement, measure
-from service.catalogs.metadata_locations import AT_ONCE, TOLD_TOGETHER, Identifier, MetadataLocations
+from service.catalogs.metadata_locations import (
+    AT_ONCE,
+    TOLD_SINGLY,
+    TOLD_TOGETHER,
+    Identifier,
+    MetadataLocations,
+)
 from service.db.database import Database, utc_now
 from service.errors import IcestreamError, UnreachableError
+from service.index_health.pace import Pace
 from service.jobs.events import last_of_tables, latest_event_id
 from service.jobs.queue import is_system_paused
 from service.jobs.stream import settled_after
@@ -48,7 +54,7 @@ from trust.locations import normalize_location
 
 _log = logging.getLogger("icestream.poller")
 _LONGEST_BACKOFF_SECONDS = 300.0
-_QUEUED_POLLS = 25
+_QUEUED_POLLS = 50
 """For each thread, so that it has work until the next tick."""
 _ATTEMPT_ENDED = frozenset({"job.retry", *(f"job.{status.value}" for status in JobStatus if status.is_final)})
 """Events after which another job may have its turn, if only until the next attempt."""
@@ -77,6 +83,10 @@ _TOLD = select_columns(col(Notification.id), col(Notification.table_id)).limit(5
 _FORGET = delete(Notification).where(col(Notification.id) == bindparam("number"))
 _PATIENCE_IF_TOLD = 6
 """Times the interval that a table waits for its next poll if its last change was told by a notification."""
+_PATIENCE_IF_QUIET = 12
+"""The same at most where each table costs a request, once it has been quiet for long."""
+_LISTED_ANYWAY_SECONDS = 60.0
+"""Since the list of the tables was read last, whatever tells that it is another now."""
 
 
 @dataclass(frozen=True)
@@ -101,14 +111,13 @@ class _Basis:
             return polled.metadata_location not in (None, self.metadata_location)
         return self.tells
 
-    def note(self, polled: Polled, every_seconds: float) -> dict[str, Any]:
-        """As TableHealth.last_poll. every_seconds: within which the table is polled."""
+    def note(self, polled: Polled, pace: Pace) -> dict[str, Any]:
+        """As TableHealth.last_poll."""
         return {
             "metadata_location": polled.metadata_location,
             "is_told": self.is_told(polled),
-            "every_seconds": every_seconds,
+            **pace.stored(),
             "decide_at": polled.decide_at.isoformat() if polled.decide_at is not None else None,
-            "look_within": polled.look_within if polled.look_within < math.inf else None,
             "read_within": polled.read_within,
             "known": self.known,
             "event": self.event,
@@ -137,13 +146,28 @@ class _Tracked:
     """While its metadata location stays, no look at it can find anything else until `decide_at`; after this,
     it is read again anyway. 0 if that has moved, or is not known."""
     decide_at: datetime | None = None
-    look_within: float = math.inf
+    pace: Pace = field(default_factory=Pace)
     metadata_location: str | None = None
     is_busy: bool = False
+    wake_at: float = 0.0
+    """Nothing is due before: most ticks look at nothing else of most tables."""
 
     @property
     def news(self) -> Hashable:
         return self.known, self.heard
+
+    def hear(self) -> None:
+        self.heard += 1
+        self.wake_at = 0.0
+
+    def rest(self, now: float, moment: datetime) -> None:
+        """Until something may be due, as far as that is known. Clocks may jump, so no longer than to the next
+        poll."""
+        self.wake_at = min(self.next_at, self.fresh_until or self.next_at)
+        if self.decide_at is not None:
+            self.wake_at = min(self.wake_at, now + (self.decide_at - moment).total_seconds())
+        if self.news != self.polled:
+            self.wake_at = 0.0
 
     def is_settled(self, moment: datetime) -> bool:
         """Whether only its metadata location can tell anything new, also while it waits to be read anyway."""
@@ -187,6 +211,8 @@ class Poller:
         """What was found when tables were listed last; while it stays, so most likely did they."""
         self._heard: int | None = None
         """Id of the last event that was looked at."""
+        self._same: set[str] = set()
+        """Tables whose metadata lies where it lay, which is to be noted with the next tick."""
         # Secrets are masked in it; the URL of a database may hold one that is not.
         shown = settings.model_dump_json(exclude={"database_url"})
         self._software = f"{__version__} {shown}"
@@ -196,6 +222,7 @@ class Poller:
         with self._database.read() as session:
             self._list(session, time.monotonic())
         self._hear()
+        self._note_same()
         for catalog_id, lane in list(self._lanes.items()):
             with self._lock:
                 self._start_due(catalog_id, lane)
@@ -245,7 +272,7 @@ class Poller:
         # Listing thousands of tables costs a tenth of a second and more, and ticks come each second.
         if state == self._listed and now < self._list_at:
             return
-        self._listed, self._list_at = state, now + self._settings.poll_interval_seconds
+        self._listed, self._list_at = state, now + _LISTED_ANYWAY_SECONDS
         rows = session.execute(
             select_columns(
                 col(EnrolledTable.id),
@@ -265,8 +292,10 @@ class Poller:
                 found.setdefault(catalog_id, set()).add(table_id)
                 known = (general, *versions)
                 tables = self._lane(catalog_id, CatalogType(kind)).tables
-                tracked = tables.setdefault(table_id, _Tracked(tuple(identifier), known))
-                tracked.known = known
+                if (tracked := tables.get(table_id)) is None:
+                    tracked = tables[table_id] = _Tracked(tuple(identifier), known)
+                elif tracked.known != known:
+                    tracked.known, tracked.wake_at = known, 0.0
                 if table_id in polled:
                     self._go_on(tracked, polled[table_id], now)
             for catalog_id, lane in list(self._lanes.items()):
@@ -298,7 +327,7 @@ class Poller:
             return
         table.polled, table.metadata_location = table.news, last["metadata_location"]
         table.decide_at = datetime.fromisoformat(last["decide_at"]) if last["decide_at"] is not None else None
-        table.look_within = last["look_within"] if last["look_within"] is not None else math.inf
+        table.pace = Pace.of(last)
         table.tells = last["is_told"]
         table.heard_until = last["event"]
         within = min(last["read_within"], LONGEST_FRESH_SECONDS)
@@ -327,7 +356,7 @@ class Poller:
                     if table_id not in notified and ended[table_id] <= table.heard_until:
                         heard.remove(table_id)
                         continue
-                    table.heard += 1
+                    table.hear()
                     table.is_notified |= table_id in notified
         if told:
             # They are gone once it is remembered what they say: after a start, every location is compared.
@@ -353,9 +382,11 @@ class Poller:
             return
         due: list[tuple[bool, bool, float, str]] = []
         settled: list[tuple[float, str]] = []
+        if not any(table.wake_at <= now and not table.is_busy for table in lane.tables.values()):
+            return
         until = now + _ALONG * self._settings.poll_interval_seconds * (lane.type in TOLD_TOGETHER)
         for table_id, table in lane.tables.items():
-            if table.is_busy:
+            if table.is_busy or table.wake_at > until:
                 continue
             is_settled = table.is_settled(moment)
             if is_settled and until >= table.next_at:
@@ -430,20 +461,10 @@ class Poller:
             if table.metadata_location is not None
             and locations.get(table.identifier) == table.metadata_location
         ]
-        try:
-            for start in range(0, len(same), _LOOKED_AT_ONCE):
-                chosen = same[start : start + _LOOKED_AT_ONCE]
-                with self._database.write() as session:
-                    session.execute(
-                        update(TableHealth)
-                        .where(col(TableHealth.table_id).in_(chosen))
-                        .values(measured_at=utc_now())
-                    )
-        except SQLAlchemyError as error:
-            _log.warning("That nothing changed could not be noted: %s", error)
-        now, moved = time.monotonic(), tables.keys() - set(same)
+        now, moment, moved = time.monotonic(), utc_now(), tables.keys() - set(same)
         with self._lock:
             lane.sweeps -= 1
+            self._same.update(same)
             if not same:
                 # So it is when the catalog fails: then the polls of these tables find out more.
                 lane.settled.clear()
@@ -456,8 +477,25 @@ class Poller:
                         self._start_at_once(lane, table_id, table)
                 elif table.is_notified:
                     self._start_at_once(lane, table_id, table)
+                table.rest(now, moment)
             if not self._is_stopping:
-                self._start_sweeps(catalog_id, lane, utc_now())
+                self._start_sweeps(catalog_id, lane, moment)
+
+    def _note_same(self) -> None:
+        """That tables were looked at in which nothing changed."""
+        with self._lock:
+            same, self._same = list(self._same), set()
+        try:
+            for start in range(0, len(same), _LOOKED_AT_ONCE):
+                chosen = same[start : start + _LOOKED_AT_ONCE]
+                with self._database.write() as session:
+                    session.execute(
+                        update(TableHealth)
+                        .where(col(TableHealth.table_id).in_(chosen))
+                        .values(measured_at=utc_now())
+                    )
+        except SQLAlchemyError as error:
+            _log.warning("That nothing changed could not be noted: %s", error)
 
     def _poll_and_plan(self, lane: _Lane, table_id: str, table: _Tracked) -> None:
         with self._lock:
@@ -475,16 +513,17 @@ class Poller:
             found = self.poll(table_id, basis)
         except Exception:
             _log.exception("Polling table %s failed", table_id)
-        now = time.monotonic()
+        now, moment = time.monotonic(), utc_now()
         with self._lock:
             lane.busy -= 1
             table.tells = basis.is_told(found)
             table.is_busy, table.polled, table.metadata_location = False, news, found.metadata_location
-            table.look_within, table.decide_at = found.look_within, found.decide_at
+            table.pace, table.decide_at = self._pace(lane.type, found, basis), found.decide_at
             table.next_at = now + self._interval(table)
             table.fresh_until = 0.0
             if found.metadata_location is not None:
                 table.fresh_until = now + found.read_within * random.uniform(0.5, 1)  # noqa: S311 - no secret
+            table.rest(now, moment)
             if found.is_reachable:
                 lane.failures, lane.next_at = 0, 0.0
                 if table.is_notified:  # while it was polled
@@ -495,14 +534,16 @@ class Poller:
                 lane.next_at = now + min(doubled, _LONGEST_BACKOFF_SECONDS)
 
     def _interval(self, table: _Tracked) -> float:
-        return self._every_seconds(table.look_within, is_told=table.tells) * random.uniform(0.9, 1.1)  # noqa: S311 - no secret
+        return table.pace.every_seconds(utc_now()) * random.uniform(0.9, 1.1)  # noqa: S311 - no secret
 
-    def _every_seconds(self, look_within: float, *, is_told: bool) -> float:
-        """Within which a table is polled, more or less, of which nobody tells anything."""
-        seconds = min(self._settings.poll_interval_seconds, look_within)
-        if is_told:
+    def _pace(self, kind: CatalogType, polled: Polled, basis: _Basis) -> Pace:
+        """How often a table is polled, more or less, of which nobody tells anything."""
+        interval = self._settings.poll_interval_seconds
+        seconds = min(interval, polled.look_within)
+        if basis.is_told(polled):
             seconds = max(seconds, self._settings.scheduler_interval_seconds) * _PATIENCE_IF_TOLD
-        return seconds
+        most = min(interval * _PATIENCE_IF_QUIET, polled.look_within) if kind in TOLD_SINGLY else 0.0
+        return Pace(seconds, max(seconds, most), polled.changed_at)
 
     def _budget(self) -> Budget:
         return Budget(budget_seconds(self._settings, _SILENCES))
@@ -523,12 +564,12 @@ class Poller:
             # A table that is too large says nothing of the others.
             is_unreachable = isinstance(error, UnreachableError) and error.slug != "catalog-limit-exceeded"
             return Polled(is_reachable=not is_unreachable)
-        note = partial(self._noted, basis) if basis is not None else None
+        note = partial(self._noted, CatalogType(catalog.type), basis) if basis is not None else None
         with self._database.write() as session:
             return store_look(session, self._settings, table_id, loaded, found, note)
 
-    def _noted(self, basis: _Basis, polled: Polled) -> dict[str, Any]:
-        return basis.note(polled, self._every_seconds(polled.look_within, is_told=basis.is_told(polled)))
+    def _noted(self, kind: CatalogType, basis: _Basis, polled: Polled) -> dict[str, Any]:
+        return basis.note(polled, self._pace(kind, polled, basis))
 
     def _look(
         self, table: EnrolledTable, catalog: Catalog, since: set[int | None]

@@ -85,7 +85,8 @@ def test_what_is_told_is_looked_at_before_any_table_that_is_only_due(
         for each in (table, other):
             tick_until(poller, lambda each=each: health(service, each)["measured_at"] is not None)  # type: ignore[misc]
         (lane,) = poller._lanes.values()
-        lane.tables[other["id"]].fresh_until = lane.tables[other["id"]].next_at = 0.0
+        due = lane.tables[other["id"]]
+        due.fresh_until = due.next_at = due.wake_at = 0.0
         iceberg.delete_keys("db.t", [1])
         notify(service, f"/tables/{table['id']}/notifications")
         poller.poll_news()
@@ -169,7 +170,7 @@ def test_where_commits_are_told_tables_are_polled_less_often(
         assert "notified; polled every 6 h" in shown
         iceberg.delete_keys("db.t", [3])  # of which nobody tells
         assert tracked is not None
-        tracked.next_at = 0.0
+        tracked.next_at = tracked.wake_at = 0.0
         assert look(5) == 1
         iceberg.delete_keys("db.t", [4])
         notify(service, f"/tables/{table['id']}/notifications")

@@ -23,14 +23,15 @@ from service.catalogs.iceberg import IcebergCatalogs
 from service.catalogs.metadata_locations import Identifier
 from service.db.database import utc_now
 from service.errors import UnreachableError
+from service.index_health.pace import Pace
 from service.jobs import attempts
 from service.jobs.contract import FinishRequest
 from service.policies.models import EffectivePolicy
 from service.records.catalogs import Catalog, CatalogType
 from service.records.health import HealthSample, TableHealth
 from service.scheduling import facts
-from service.scheduling.looks import _reads_within, store_look
-from service.scheduling.poller import Poller, _Lane, _Tracked
+from service.scheduling.looks import Polled, _reads_within, store_look
+from service.scheduling.poller import Poller, _Basis, _Lane, _Tracked
 from service.settings import Settings
 from service.tables.service import delete_table
 from stores import avro_readers
@@ -283,6 +284,47 @@ def test_a_quiet_table_is_read_again_when_its_hours_are_over(
         monkeypatch.setattr(f"service.scheduling.{module}.LONGEST_FRESH_SECONDS", 0.0)
     with polling(service) as (poller, catalogs):
         tick_until(poller, lambda: catalogs.loads["local.db.quiet"] > 1)
+
+
+def test_where_each_table_costs_a_request_a_quiet_one_is_polled_less_often(
+    service: Running, iceberg: IcebergCatalog, lake: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    minutes = 0
+
+    def later() -> datetime:
+        return utc_now() + timedelta(minutes=minutes)
+
+    monkeypatch.setattr("service.index_health.service.utc_now", later)
+    lake.pop("answers", None)
+    publish(lake, iceberg)
+    assert service.admin.post("/catalogs", json=lake).status_code == 201
+    table = service.enroll(catalog="lake", policy="manual")
+    with polling(service, poll_interval_seconds=10) as (poller, _):
+        tick_until(poller, lambda: health(service, table)["watch"] is not None)
+        let_ticks_pass(poller)
+        pace = pace_of(poller)
+    with polling(service, poll_interval_seconds=10) as (poller, catalogs):
+        let_ticks_pass(poller)
+        assert (pace_of(poller), catalogs.loads.total()) == (pace, 0)
+    for ago, seconds in ((1, 10), (20, 20), (24 * 60, 120)):
+        minutes = ago
+        expected = pytest.approx(10 if lake["type"] == "sql" else seconds, rel=0.1)
+        assert health(service, table)["watch"]["polled_every_seconds"] == expected
+        assert pace.every_seconds(later()) == expected
+    staged = Polled(is_reachable=True, look_within=3, changed_at=utc_now() - timedelta(days=1))
+    basis = _Basis("", 0, is_notified=False, metadata_location=None, tells=False)
+    assert poller._pace(CatalogType.REST, staged, basis).every_seconds(utc_now()) == 3
+
+
+def pace_of(poller: Poller) -> Pace:
+    """Of the only table."""
+    (lane,) = poller._lanes.values()
+    (table,) = lane.tables.values()
+    return table.pace
+
+
+def test_a_pace_that_an_older_version_has_stored_is_that_of_its_interval() -> None:
+    assert Pace.of({"every_seconds": 10.0}).every_seconds(utc_now()) == 10
 
 
 def test_history_tells_until_when_a_table_was_quiet(service: Running, iceberg: IcebergCatalog) -> None:
@@ -704,11 +746,11 @@ def test_what_tells_of_all_tables_is_asked_once_for_those_whose_turn_comes_soon(
         (lane,) = poller._lanes.values()
         tables = {table.identifier[-1]: table for table in lane.tables.values()}
         for number, table in enumerate(tables.values()):
-            table.next_at = time.monotonic() + 1000 * (number + 1)
+            table.next_at = table.wake_at = time.monotonic() + 1000 * (number + 1)
         let_ticks_pass(poller)
         assert not compared
         (first, second, _) = tables
-        tables[first].next_at = 0
+        tables[first].next_at = tables[first].wake_at = 0
         let_ticks_pass(poller)
         assert compared == [{first, second}]
         assert catalogs.loads.total() == 3
