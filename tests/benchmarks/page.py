@@ -24,6 +24,7 @@ class Part(StrEnum):
     OBJECT_STORES = "object-stores"
     OBJECT_STORES_FARTHER = "object-stores-farther"
     QUEUE = "queue"
+    POLLING = "polling"
     PAGES = "pages"
     FLEET = "fleet"
     FLEET_IN_STORE = "fleet-in-store"
@@ -45,7 +46,8 @@ class Part(StrEnum):
             Part.DUPLICATES: "Duplicates",
             Part.OBJECT_STORES: "Object stores",
             Part.OBJECT_STORES_FARTHER: "Object stores farther away",
-            Part.QUEUE: "Queue and polling",
+            Part.QUEUE: "Queue",
+            Part.POLLING: "Polling",
             Part.PAGES: "Pages",
             Part.FLEET: "A fleet",
             Part.FLEET_IN_STORE: "A fleet in a store far away",

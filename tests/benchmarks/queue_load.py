@@ -10,11 +10,13 @@ import gc
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import tempfile
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -49,7 +51,7 @@ from service.records.tables import EnrolledTable, add_table
 from service.records.workers import Worker
 from service.settings import Settings
 from service.workers.waiting import Claims as ClaimsOfProcess
-from tests.benchmarks.measure import high_water_mark
+from tests.benchmarks.measure import cpu_seconds, high_water_mark
 from tests.benchmarks.page import PAGE, Part, write_part
 from tests.benchmarks.servers import KEY, SERVE, server
 from tests.service.iceberg_tables import IcebergCatalog
@@ -59,12 +61,14 @@ from tests.worker.table.catalog_servers import rest_server
 T = TypeVar("T")
 _CATALOGS = 5
 _READERS = 4
-_TOLD = 200
+_TOLD, _TOLD_PREFIX = 200, "t"
 _PATIENCE_SECONDS = 1800
 _BROKEN = {"code": "broken", "title": "Broken", "detail": "It is.", "remedy": "None.", "retryable": False}
-_CLEAN, _PENDING, _REST = "SQL", "SQL, deletes pending", "REST"
-KINDS = (_CLEAN, _PENDING, _REST)
-"""Of tables; half of those of the REST catalog have pending deletes, too."""
+_CLEAN, _PENDING, _REST, _HADOOP = "SQL", "SQL, deletes pending", "REST", "Hadoop"
+KINDS = (_CLEAN, _PENDING, _REST, _HADOOP)
+"""Of tables; as large a share of those in the last two has pending deletes, too."""
+_QUIET_HOURS = 8
+"""Since the tables have changed: longer than any is left without being read anyway."""
 
 
 @dataclass(frozen=True)
@@ -93,8 +97,13 @@ class Polling:
     interval_seconds: float
     first_seconds: float
     """Until each table was looked at for the first time."""
+    first_cpu_seconds: float
+    """Of the service meanwhile."""
     again_seconds: float
     """The same after a start of the service that knows them."""
+    again_cpu_seconds: float
+    idle_share: float
+    """Of one core, while nobody commits or reads."""
     seconds: float
     ages: Mapping[str, list[float]]
     """Of each kind: how long ago each table was looked at last, sampled once a second, for all tables."""
@@ -110,16 +119,29 @@ class Polling:
 
 
 @dataclass(frozen=True)
-class _Group:
+class _Group(ABC):
     """Tables of one catalog that share the metadata of two heads: before and after a commit."""
 
     kind: str
-    database: Engine
-    """The catalog's."""
     heads: Sequence[str]
     names: Sequence[str]
-    is_told: bool = False
-    """Whether commits are told, and each makes a job due at once."""
+
+    @property
+    def is_told(self) -> bool:
+        """Whether commits are told, and each makes a job due at once."""
+        return self.names[0].startswith(_TOLD_PREFIX)
+
+    @abstractmethod
+    def create(self) -> None: ...
+
+    @abstractmethod
+    def commit(self, name: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class _InDatabase(_Group):
+    database: Engine
+    """The catalog's."""
 
     def create(self) -> None:
         """Copies of the table that the catalog has."""
@@ -138,6 +160,26 @@ class _Group:
             )
 
 
+@dataclass(frozen=True)
+class _InDirectories(_Group):
+    """Of a hadoop catalog."""
+
+    warehouse: Path
+
+    def create(self) -> None:
+        for name in self.names:
+            (self.warehouse / "db" / name / "metadata").mkdir(parents=True)
+            self._write(name, 0)
+
+    def commit(self, name: str) -> None:
+        self._write(name, 1)
+
+    def _write(self, name: str, head: int) -> None:
+        metadata = self.warehouse / "db" / name / "metadata"
+        (metadata / f"v{head + 1}.metadata.json").hardlink_to(_path(self.heads[head]))
+        (metadata / "version-hint.text").write_text(f"{head + 1}")
+
+
 def main(
     workers: Annotated[int, typer.Option(help="that claim at the same time")] = 50,
     jobs: Annotated[int, typer.Option(help="that wait")] = 2000,
@@ -146,26 +188,34 @@ def main(
     interval: Annotated[float, typer.Option(help="ICESTREAM_POLL_INTERVAL_SECONDS")] = 10,
     pending: Annotated[float, typer.Option(help="share of the tables with pending deletes")] = 0.5,
     rest: Annotated[float, typer.Option(help="share of the tables in a REST catalog")] = 0.1,
+    hadoop: Annotated[float, typer.Option(help="share of the tables in a hadoop catalog")] = 0.1,
+    only: Annotated[Part | None, typer.Option(help="measure only this")] = None,
     report: Annotated[Path | None, typer.Option(help="a Markdown file of its own to write")] = None,
 ) -> None:
     """Measure the queue on SQLite and PostgreSQL, and the polling of many tables under reads."""
     directory = Path(tempfile.mkdtemp(prefix="icestream-queue-"))
+    written: dict[Part, str] = {}
     try:
-        claims = [measure_claims(f"sqlite:///{directory / 'queue.db'}", "SQLite", workers, jobs)]
-        typer.echo(" | ".join(claims[-1].row))
-        with running_server() as server:
-            execute(f"{server}/postgres", "CREATE DATABASE bench")
-            claims.append(measure_claims(f"{server}/bench", "PostgreSQL", workers, jobs))
+        if only in (None, Part.QUEUE):
+            claims = [measure_claims(f"sqlite:///{directory / 'queue.db'}", "SQLite", workers, jobs)]
             typer.echo(" | ".join(claims[-1].row))
-        polling = measure_polling(directory, tables, seconds, interval, pending=pending, rest=rest)
+            with running_server() as server:
+                execute(f"{server}/postgres", "CREATE DATABASE bench")
+                claims.append(measure_claims(f"{server}/bench", "PostgreSQL", workers, jobs))
+                typer.echo(" | ".join(claims[-1].row))
+            written[Part.QUEUE] = _report_claims(claims)
+        if only in (None, Part.POLLING):
+            shares = {"pending": pending, "rest": rest, "hadoop": hadoop}
+            polling = measure_polling(directory, tables, seconds, interval, **shares)
+            written[Part.POLLING] = _report_polling(polling)
     finally:
         shutil.rmtree(directory)
-    written = _report(claims, polling)
-    if report is None:
-        write_part(Part.QUEUE, written)
+    if report is not None:
+        report.write_text("\n".join(written.values()))
     else:
-        report.write_text(written)
-    print(f"{report or PAGE}: {', '.join(f'{each.row[3]} claims/s on {each.database}' for each in claims)}")  # noqa: T201
+        for part, lines in written.items():
+            write_part(part, lines)
+    typer.echo(f"{report or PAGE}: {', '.join(written)}")
 
 
 def measure_claims(url: str, name: str, workers: int, jobs: int) -> Claims:
@@ -234,16 +284,24 @@ def measure_claims(url: str, name: str, workers: int, jobs: int) -> Claims:
 
 
 def measure_polling(
-    directory: Path, tables: int, seconds: float, interval: float, *, pending: float, rest: float
+    directory: Path,
+    tables: int,
+    seconds: float,
+    interval: float,
+    *,
+    pending: float,
+    rest: float,
+    hadoop: float,
 ) -> Polling:
-    """Run the service on so many tables, read from it all the time, and commit to some."""
+    """Run the service on so many tables, read from it all the time, and commit to some; then let it be."""
     settings = Settings(data_dir=directory / "service")
     migrate(settings.database_url)
     database = Database(settings.database_url)
     iceberg = IcebergCatalog(directory)
     with rest_server(directory, iceberg.properties["warehouse"]) as uri:
-        in_rest = int(tables * rest)
-        groups = _groups(directory, iceberg, uri, (tables - in_rest, in_rest), pending)
+        in_rest, in_hadoop = int(tables * rest), int(tables * hadoop)
+        of_catalogs = (tables - in_rest - in_hadoop, in_rest, in_hadoop)
+        groups = _groups(directory, iceberg, uri, of_catalogs, pending)
         enrolled: dict[str, tuple[_Group, str]] = {}
         with database.write() as session:
             ensure_built_in(session)
@@ -257,8 +315,10 @@ def measure_polling(
             session.get_one(PolicyAttachment, "system").policy_id = patient.id
             sql = _add_catalog(session, "local", "sql", iceberg.properties)
             served = _add_catalog(session, "served", "rest", {"uri": uri})
+            warehouse = {"warehouse": _warehouse(directory).as_uri()}
+            directories = _add_catalog(session, "directories", "hadoop", warehouse)
             for group in groups:
-                catalog = served if group.kind == _REST else sql
+                catalog = {_REST: served, _HADOOP: directories}.get(group.kind, sql)
                 ids = _add_tables(session, catalog, group.names, iceberg.properties["warehouse"])
                 enrolled |= dict(zip(ids, ((group, name) for name in group.names), strict=True))
                 if group.is_told:
@@ -279,7 +339,7 @@ def measure_polling(
             "ICESTREAM_PORT": "0",
         }
         with server(SERVE, directory / "service.log", **environment) as (url, process):
-            first_seconds = _look(database, process, len(enrolled))
+            first_seconds, first_cpu_seconds = _look(database, process, len(enrolled))
             typer.echo(f"all {len(enrolled)} tables were looked at after {first_seconds:.0f} s")
             stop = threading.Event()
             with ThreadPoolExecutor(_READERS) as readers:
@@ -295,7 +355,11 @@ def measure_polling(
                 reads = [latency for each in reading for latency in each.result()]
             rss_bytes = high_water_mark(process.pid)
         with server(SERVE, directory / "service-again.log", **environment) as (_, process):
-            again_seconds = _look(database, process, len(enrolled))
+            again_seconds, again_cpu_seconds = _look(database, process, len(enrolled))
+            time.sleep(2 * interval)
+            before, idle_at = cpu_seconds(process.pid), time.monotonic()
+            time.sleep(seconds)
+            idle_share = (cpu_seconds(process.pid) - before) / (time.monotonic() - idle_at)
     database.dispose()
     iceberg.close()
     counts = Counter(group.kind for group, _ in enrolled.values())
@@ -303,7 +367,10 @@ def measure_polling(
         counts,
         interval,
         first_seconds,
+        first_cpu_seconds,
         again_seconds,
+        again_cpu_seconds,
+        idle_share,
         watched_seconds,
         ages,
         unseen,
@@ -318,7 +385,7 @@ def _groups(
     directory: Path, iceberg: IcebergCatalog, uri: str, counts: Sequence[int], pending: float
 ) -> list[_Group]:
     """Tables without and with pending deletes in a SQL catalog, some whose commits are told, and then tables
-    in a REST catalog."""
+    in a REST catalog and in a hadoop catalog. counts: of the three catalogs."""
     heads: list[list[str]] = []
     for name, writes in (
         ("clean", ("append", "append")),
@@ -331,26 +398,48 @@ def _groups(
         for write in writes:
             getattr(iceberg, write)(f"db.{name}", [1])
             heads[-1].append(iceberg.catalog.load_table(f"db.{name}").metadata_location)
+    for before, _ in heads:
+        _make_older(_path(before))
     rest = RestCatalog("served", uri=uri)
     rest.create_namespace("db")
     rest.register_table("db.known", heads[0][0])
     rest.close()
-    groups = []
-    databases = iceberg.catalog.engine, create_engine(f"sqlite:///{directory / 'rest.db'}")
-    for database, kinds, count in zip(databases, ((_CLEAN, _PENDING), (_REST, _REST)), counts, strict=True):
+    groups: list[_Group] = []
+    databases = iceberg.catalog.engine, create_engine(f"sqlite:///{directory / 'rest.db'}"), None
+    for database, kinds, count in zip(
+        databases, ((_CLEAN, _PENDING), (_REST, _REST), (_HADOOP, _HADOOP)), counts, strict=True
+    ):
         with_deletes = int(count * pending)
         told = min(_TOLD, (count - with_deletes) // 2) if kinds[0] == _CLEAN else 0
         for prefix, kind, number, of_kind in (
             ("c", kinds[0], count - with_deletes - told, heads[0]),
             ("p", kinds[1], with_deletes, heads[1]),
-            ("t", kinds[0], told, heads[2]),
+            (_TOLD_PREFIX, kinds[0], told, heads[2]),
         ):
-            names = [f"{prefix}{each}" for each in range(number)]
-            group = _Group(kind, database, of_kind, names, is_told=prefix == "t")
-            if group.names:
+            if names := [f"{prefix}{each}" for each in range(number)]:
+                group = (
+                    _InDirectories(kind, of_kind, names, _warehouse(directory))
+                    if database is None
+                    else _InDatabase(kind, of_kind, names, database)
+                )
                 group.create()
                 groups.append(group)
     return groups
+
+
+def _warehouse(directory: Path) -> Path:
+    return directory / "hadoop"
+
+
+def _path(location: str) -> Path:
+    return Path(location.removeprefix("file://"))
+
+
+def _make_older(metadata: Path) -> None:
+    """As if all had been written hours ago."""
+    hours = _QUIET_HOURS * 3_600_000
+    found = re.sub(r'(-ms": ?)(\d{13})\b', lambda at: f"{at[1]}{int(at[2]) - hours}", metadata.read_text())
+    metadata.write_text(found)
 
 
 def _add_catalog(session: Session, name: str, kind: str, properties: dict[str, str]) -> Catalog:
@@ -379,14 +468,15 @@ def _add_tables(session: Session, catalog: Catalog, names: Sequence[str], locati
     return [table.id for table in tables]
 
 
-def _look(database: Database, process: subprocess.Popen[bytes], tables: int) -> float:
-    """Seconds until each table was looked at by a service that has just begun to answer."""
-    began, since = time.monotonic(), utc_now()
+def _look(database: Database, process: subprocess.Popen[bytes], tables: int) -> tuple[float, float]:
+    """Seconds until each table was looked at by a service that has just begun to answer, and its CPU seconds
+    meanwhile."""
+    began, since, before = time.monotonic(), utc_now(), cpu_seconds(process.pid)
     query = select(func.count()).where(col(TableHealth.measured_at) >= since)
     while True:
         with database.read() as session:
             if session.exec(query).one() == tables:
-                return time.monotonic() - began
+                return time.monotonic() - began, cpu_seconds(process.pid) - before
         if time.monotonic() - began > _PATIENCE_SECONDS or process.poll() is not None:
             raise RuntimeError("the service does not look at all tables")
         time.sleep(0.2)
@@ -511,17 +601,21 @@ def _row(name: str, kinds: Sequence[str], figure: Callable[[str], str]) -> str:
     return f"| {name} | {' | '.join(map(figure, kinds))} |"
 
 
-def _report(claims: Sequence[Claims], polling: Polling) -> str:
-    kinds = [kind for kind in KINDS if polling.tables.get(kind)]
+def _origin() -> Sequence[str]:
     load = ", ".join(f"{average:.1f}" for average in os.getloadavg())
-    lines = [
-        "# The queue and the poller under load",
-        "",
+    return (
         f"Written by `make bench-queue` on {os.cpu_count()} cores, with load averages of {load} at the end:",
-        "what is above the benchmark's own load was taken by other programs. The PostgreSQL server does not",
-        "wait for its disk (`fsync=off`), and everything runs on this one machine.",
+        "what is above the benchmark's own load was taken by other programs.",
+    )
+
+
+def _report_claims(claims: Sequence[Claims]) -> str:
+    lines = [
+        "# The queue under load",
         "",
-        "## Claims",
+        *_origin(),
+        "The PostgreSQL server does not wait for its disk (`fsync=off`), and everything runs on this one",
+        "machine.",
         "",
         "Threads call the queue as the service does: claim a job, report its success, claim again, until",
         "no job is left. Each claim chooses among all waiting jobs by priority and turn. The wait for one of",
@@ -533,17 +627,28 @@ def _report(claims: Sequence[Claims], polling: Polling) -> str:
         "|---|---:|---:|---:|---:|---:|---:|---:|",
         *(f"| {' | '.join(each.row)} |" for each in claims),
         "",
-        "## Polling",
+    ]
+    return "\n".join(lines)
+
+
+def _report_polling(polling: Polling) -> str:
+    kinds = [kind for kind in KINDS if polling.tables.get(kind)]
+    lines = [
+        "# Polling of many tables",
         "",
-        f"One `icestream serve` on SQLite with {sum(polling.tables.values()):,} tables, in a SQL catalog and",
-        "Iceberg's own REST server, and an `ICESTREAM_POLL_INTERVAL_SECONDS` of"
-        f" {polling.interval_seconds:g}, while {_READERS} clients read",
+        *_origin(),
+        f"One `icestream serve` on SQLite with {sum(polling.tables.values()):,} tables, in a SQL catalog,",
+        "Iceberg's own REST server and a hadoop catalog on a local disk, and an",
+        f"`ICESTREAM_POLL_INTERVAL_SECONDS` of {polling.interval_seconds:g}, while {_READERS} clients read",
         "tables, their health and jobs without a pause, and a writer commits to some tables each second.",
-        "Of the tables of the REST catalog, as large a share has pending equality deletes as of the others.",
+        "Of the tables of the latter two, as large a share has pending equality deletes as of the others.",
+        f"None of the tables has changed for {_QUIET_HOURS} hours at first.",
         "A table is read when its metadata location has changed, or when a moment of its policy has",
-        "come; otherwise it is asked where that is: all at once in the SQL catalog, one by one in the other.",
+        "come; otherwise it is asked where that is: all at once in the SQL catalog, one by one in the",
+        "others, the less often the longer it has been quiet.",
         f"Then commits to {len(polling.told_seconds)} of the SQL tables are told, one after the other. Each",
-        "adds an equality delete that is to be converted at once; no other policy starts a job.",
+        "adds an equality delete that is to be converted at once; no other policy starts a job. At last the",
+        "service is started again, and left alone.",
         "",
         f"| tables | {' | '.join(kinds)} |",
         f"|---|{'---:|' * len(kinds)}",
@@ -558,7 +663,10 @@ def _report(claims: Sequence[Claims], polling: Polling) -> str:
         "| what | |",
         "|---|---:|",
         f"| first look at all tables, nothing known before | {polling.first_seconds:,.0f} s |",
-        f"| first look at all tables after a start that knows them | {polling.again_seconds:,.0f} s |",
+        f"| CPU of the service until then | {polling.first_cpu_seconds:,.0f} s |",
+        f"| first look at all tables after a start that knows them | {polling.again_seconds:,.1f} s |",
+        f"| CPU of the service until then | {polling.again_cpu_seconds:,.1f} s |",
+        f"| CPU of the service while it is left alone, of one core | {polling.idle_share:.1%} |",
         "| known after a commit that is told, SQL: median / p95 / longest |"
         f" {' / '.join(_seconds(polling.told_seconds, share) for share in (0.5, 0.95, 1))} |",
         "| claimed after it by a worker that waits: median / p95 / longest |"
