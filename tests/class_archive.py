@@ -18,7 +18,8 @@ LEAST_BYTES = 100_000_000
 
 # Tests start many short-lived JVMs on few cores: what the optimising compiler makes there comes too late,
 # and costs more than all else.
-SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+# Nor does the heap need a look each time that room for classes grows.
+SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:MetaspaceSize=256m"
 
 
 def java_options() -> str:
