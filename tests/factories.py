@@ -54,6 +54,16 @@ POSITION_DELETE_SCHEMA = Schema(
 
 Rows: TypeAlias = Sequence[Mapping[str, Any]] | pa.Table
 
+SMALL_TABLES = {
+    "spark.sql.shuffle.partitions": "2",
+    # To plan again in the middle of a query costs more than it can save.
+    "spark.sql.adaptive.enabled": "false",
+    # Nearly every table has a schema of its own: compiling code for it takes longer than reading its rows.
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
+"""Settings of Spark under which queries of small tables take the least."""
+
 tables_in_use: "dict[str, TableBuilder]" = {}
 """By identifier: those that the present test has looked at or written to; see tests.faults.live_files."""
 
@@ -72,12 +82,9 @@ def spark_session(*, cores: int = 2) -> SparkSession:
 
 def suit_small_tables(session: SparkSession) -> None:
     """Sets what is of a session alone, and so of each new one."""
+    for key, value in SMALL_TABLES.items():
+        session.conf.set(key, value)
     session.conf.set("spark.sql.shuffle.partitions", str(session.sparkContext.defaultParallelism))
-    # To plan again in the middle of a query costs more than it can save.
-    session.conf.set("spark.sql.adaptive.enabled", "false")
-    # Nearly every table has a schema of its own: compiling code for it takes longer than reading its rows.
-    session.conf.set("spark.sql.codegen.wholeStage", "false")
-    session.conf.set("spark.sql.codegen.factoryMode", "NO_CODEGEN")
 
 
 @dataclass(frozen=True)

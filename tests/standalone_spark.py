@@ -1,4 +1,4 @@
-"""A standalone cluster of Spark on loopback, from the installed PySpark: a master and two workers."""
+"""A standalone cluster of Spark on loopback, from the installed PySpark: a master and a worker."""
 
 from __future__ import annotations
 
@@ -13,18 +13,21 @@ import pyspark
 
 from tests.patience import wait_until
 
-EXECUTOR_MEMORY = "512m"
+_EXECUTOR_MB = 512
+EXECUTORS = {"spark.executor.memory": f"{_EXECUTOR_MB}m", "spark.executor.cores": "1"}
+"""Settings under which a worker runs as many as it is made for."""
 _HOME = Path(pyspark.__path__[0])
 _DEPLOY = "org.apache.spark.deploy"
 
 
 @contextmanager
 def standalone_cluster(
-    directory: Path, environment: Mapping[str, str], workers: int = 2, home: Path = _HOME
+    directory: Path, environment: Mapping[str, str], executors: int = 2, home: Path = _HOME
 ) -> Iterator[str]:
     """The address of its master, `spark://`. directory: of logs and of what executors write, empty.
 
-    environment: of the executors, too. Each worker has one core. home: of another Spark.
+    environment: of the executors, too. executors: of one core each, in one worker; none without any. home: of
+    another Spark.
     """
     given = {
         **os.environ,
@@ -53,16 +56,10 @@ def standalone_cluster(
             lambda: re.search(r"Starting Spark master at (spark://\S+)", log.read_text()),
             "the master to start",
         )
-        for number in range(workers):
-            place = [
-                "--work-dir",
-                str(directory / f"worker-{number}"),
-                "--cores",
-                "1",
-                "--memory",
-                EXECUTOR_MEMORY,
-            ]
-            start(f"worker-{number}", f"{_DEPLOY}.worker.Worker", *address, *place, found[1])
+        if executors:
+            room = ["--cores", str(executors), "--memory", f"{executors * _EXECUTOR_MB}m"]
+            place = ["--work-dir", str(directory / "worker")]
+            start("worker", f"{_DEPLOY}.worker.Worker", *address, *place, *room, found[1])
         yield found[1]
     finally:
         for process in reversed(started):  # a worker ends its executors

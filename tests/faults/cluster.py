@@ -18,6 +18,7 @@ from typing import Any
 
 import httpx
 
+from tests.factories import SMALL_TABLES
 from tests.faults.control_plane import LEASE_SECONDS, SCHEDULER_SECONDS
 from tests.faults.forked import Process
 from tests.faults.injection import DIRECTORY_VARIABLE, FAULTS_FILE_VARIABLE, Fault, Faults, fired
@@ -39,6 +40,12 @@ IMPATIENT: Json = {  # a policy under which nothing runs by itself, and no attem
     "compact": _OFF,
     "publish": _OFF,
 }
+
+
+def submit_arguments(conf: Mapping[str, str]) -> str:
+    """Of a worker's Spark, for PYSPARK_SUBMIT_ARGS."""
+    settings = {**SMALL_TABLES, "spark.python.daemon.module": PYTHON_DAEMON, **conf}
+    return " ".join([*(f"--conf {key}={value}" for key, value in settings.items()), "pyspark-shell"])
 
 
 class Cluster:
@@ -82,7 +89,7 @@ class Cluster:
             "ICESTREAM_SPARK_MASTER": "local[2]",
             "ICESTREAM_DRIVER_MEMORY": "512m",
             FAULTS_FILE_VARIABLE: str(self._faults_file),
-            "PYSPARK_SUBMIT_ARGS": f"--conf spark.python.daemon.module={PYTHON_DAEMON} pyspark-shell",
+            "PYSPARK_SUBMIT_ARGS": submit_arguments({}),
             # With what the tests themselves run by, such as another version of Spark.
             "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
             **(environment or {}),

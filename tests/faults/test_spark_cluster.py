@@ -12,12 +12,12 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.factories import Catalog, visible_rows
-from tests.faults.cluster import PYTHON_DAEMON, ROOT, Cluster
+from tests.faults.cluster import ROOT, Cluster, submit_arguments
 from tests.faults.injection import FAULTS_FILE_VARIABLE, Fault
 from tests.faults.subjects import Subject
 from tests.faults.tables import orphans, strays
 from tests.patience import PATIENCE_SECONDS
-from tests.standalone_spark import EXECUTOR_MEMORY, standalone_cluster
+from tests.standalone_spark import EXECUTORS, standalone_cluster
 from tests.thorough import EXHAUSTIVE, first_always
 
 pytestmark = pytest.mark.integration
@@ -33,12 +33,10 @@ def cluster(catalog: Catalog, tmp_path_factory: pytest.TempPathFactory) -> Itera
         FAULTS_FILE_VARIABLE: str(directory / "faults.json"),
     }
     with standalone_cluster(tmp_path_factory.mktemp("spark"), executors) as master:
-        conf = {"spark.python.daemon.module": PYTHON_DAEMON, "spark.executor.memory": EXECUTOR_MEMORY}
-        options = " ".join(f"--conf {key}={value}" for key, value in conf.items())
         environment = {
             "ICESTREAM_SPARK_MASTER": master,
             "SPARK_LOCAL_IP": "127.0.0.1",
-            "PYSPARK_SUBMIT_ARGS": f"{options} pyspark-shell",
+            "PYSPARK_SUBMIT_ARGS": submit_arguments(EXECUTORS),
         }
         allowed = [tmp_path_factory.getbasetemp().as_uri()]
         cluster = Cluster(directory, allowed, workers=1, environment=environment)
@@ -108,7 +106,7 @@ def test_a_worker_of_another_spark_than_its_cluster_says_so_and_ends(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     older = ROOT / "build" / "spark-3.5" / "pyspark"
-    with standalone_cluster(tmp_path, {}, workers=0, home=older) as master:
+    with standalone_cluster(tmp_path, {}, executors=0, home=older) as master:
         place = {"ICESTREAM_SPARK_MASTER": master, "PYSPARK_SUBMIT_ARGS": "pyspark-shell"}
         name = {"ICESTREAM_WORKER_NAME": "newer"}
         process = cluster.start(["-m", "worker.agent.main"], "newer", {**name, **place})
