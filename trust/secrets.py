@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -13,7 +14,12 @@ from trust.locations import AmbiguousLocationError, Location, is_one_of, is_unde
 
 PLACES = frozenset(("warehouse", "uri"))
 """Properties that name places: there `file:/path` is one, and no reference."""
+OPEN_HEADERS = frozenset(("header.x-iceberg-access-delegation", "header.polaris-realm"))
+"""Of the headers that a record has sent, those that the protocol knows as no secrets."""
 MAX_SECRET_BYTES = 65_536
+_MASK = "***"
+_SHORTEST_SECRET = 4  # a shorter one is part of other words
+_AUTHORIZATION = re.compile(r"\b((?:Basic|(?i:Bearer))\s+)[\w.~+/=-]{8,}")
 _PSEUDO = ("/proc", "/sys", "/dev")
 """What processes and devices tell is no secret of a catalog's, even where every file is allowed."""
 
@@ -39,6 +45,14 @@ def parts_of(secret: str) -> set[str]:
     except ValueError:
         password = ""
     return {secret, password, unquote(password), secret.partition(":")[2]}
+
+
+def redacted(said: str, secrets: Iterable[str]) -> str:
+    """A text without these secrets, and without what follows `Bearer` and `Basic`."""
+    # One may be a part of another.
+    for secret in sorted({one for one in secrets if len(one) >= _SHORTEST_SECRET}, key=len, reverse=True):
+        said = said.replace(secret, _MASK)
+    return _AUTHORIZATION.sub(rf"\1{_MASK}", said)
 
 
 def may_read(reference: str, allowed: Iterable[str]) -> bool:

@@ -59,7 +59,7 @@ def confine(session: Session, addresses_of: Callable[[str, int | None], list[str
             adapter.poolmanager.pool_classes_by_scheme = pools
 
 
-def check_redirect(response: Response, redacted: Callable[[str], str] = str) -> None:
+def check_redirect(response: Response, redacted: Callable[[str], str]) -> None:
     """Before anybody follows it. Raises SentElsewhereError, in whose words is no secret of the location."""
     if response.is_redirect:
         response.close()  # nobody reads it

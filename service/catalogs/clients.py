@@ -24,7 +24,6 @@ from pyiceberg.catalog.rest import (
     Endpoints,
     ListNamespaceResponse,
     ListTablesResponse,
-    RestCatalog,
     TableResponse,
 )
 from pyiceberg.catalog.rest.response import _handle_non_200_response
@@ -45,7 +44,7 @@ from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.exceptions import HTTPError as TransportError
 
 from service.catalogs import sqlite
-from service.catalogs.egress import addresses_of
+from service.catalogs.egress import addresses_of, check_file_io
 from service.catalogs.file_io import SETTINGS, GuardedFileIO
 from service.catalogs.observations import count_request
 from service.db.database import bound_waiting
@@ -53,7 +52,7 @@ from service.errors import UnreachableError
 from service.records.catalogs import CatalogType
 from service.settings import Settings
 from stores.aws import Identity
-from stores.signatures import sign_requests
+from stores.rest_catalog import ConfinedRestCatalog
 from stores.table_metadata import read_table_metadata, table_metadata_of
 from trust.bounded_http import BoundedConnection, BoundedSecureConnection
 from trust.bounds import (
@@ -67,8 +66,8 @@ from trust.bounds import (
     holding,
 )
 from trust.locations import sqlite_path
-from trust.rest_answers import RestAnswers, SentElsewhereError, with_vended
-from trust.sessions import check_redirect, confine
+from trust.rest_answers import SentElsewhereError, with_vended
+from trust.sessions import confine
 
 FILE_IO = f"{GuardedFileIO.__module__}.{GuardedFileIO.__name__}"
 _CONNECT_SECONDS = 5
@@ -145,32 +144,18 @@ class GuardedSqlCatalog(_Guarded, SqlCatalog):
         return super().list_tables(namespace)
 
 
-class GuardedRestCatalog(_Guarded, RestCatalog):
-    """Behind HTTP: connects to addresses that are allowed, follows no redirect, believes few answers."""
+class GuardedRestCatalog(_Guarded, ConfinedRestCatalog):
+    """Behind HTTP; raises what callers see, and counts what it asks."""
 
-    def __init__(self, name: str, **properties: Any) -> None:
-        self._answers = RestAnswers(properties)
+    def __init__(self, settings: Settings, name: str, properties: Mapping[str, Any]) -> None:
+        self.timeout = _CONNECT_SECONDS, settings.catalog_timeout_seconds
         self._targets: dict[tuple[str, ...], str] = {}
         """Of requests for the heads of tables, as requests writes them."""
-        super().__init__(name, **properties)
+        super().__init__(name, properties, partial(addresses_of, settings), partial(check_file_io, settings))
 
-    def _config_headers(self, session: Session) -> None:
-        # The first that happens to each new session, before a token is fetched through it.
-        super()._config_headers(session)
-        settings: Settings = self.properties[SETTINGS]
-        confine(session, partial(addresses_of, settings))
-        session.hooks["response"] += [self._take_apart]
-        send = session.request
-
-        def request(*args: Any, **options: Any) -> Response:
-            count_request()
-            return send(*args, **{"timeout": (_CONNECT_SECONDS, settings.catalog_timeout_seconds)} | options)
-
-        session.request = request  # type: ignore[method-assign]
-
-    def _init_sigv4(self, session: Session) -> None:
-        sign_requests(session, [self.uri], self.properties)
-        confine(session, partial(addresses_of, self.properties[SETTINGS]))  # the adapter is another one
+    def _send(self, send: Callable[..., Response], *args: Any, **options: Any) -> Response:
+        count_request()
+        return super()._send(send, *args, **options)
 
     def load_table(self, identifier: str | tuple[str, ...]) -> Table:
         name = self.identifier_to_tuple(identifier)
@@ -193,7 +178,7 @@ class GuardedRestCatalog(_Guarded, RestCatalog):
         found: set[tuple[str, ...]] = set()
         if not tags:
             return found
-        session, settings = self._session, self.properties[SETTINGS]
+        session = self._session
         like = session.prepare_request(Request("GET", self._url(next(iter(tags))), headers=_FOR_ETAGS))
         url, headers = str(like.url), {name: str(value) for name, value in like.headers.items()}
         adapter = session.get_adapter(url)
@@ -202,7 +187,8 @@ class GuardedRestCatalog(_Guarded, RestCatalog):
         verify, certificate = session.verify, session.cert
         pool = adapter.get_connection_with_tls_context(like, verify, cert=certificate)
         adapter.cert_verify(pool, url, verify, certificate)
-        timeout = Timeout(connect=_CONNECT_SECONDS, read=settings.catalog_timeout_seconds)
+        connect, read = self.timeout
+        timeout = Timeout(connect=connect, read=read)
         for table, tag in tags.items():
             if (target := self._targets.get(table)) is None:
                 at = PreparedRequest()
@@ -238,12 +224,8 @@ class GuardedRestCatalog(_Guarded, RestCatalog):
         return self.url(Endpoints.load_table, **self._split_identifier_for_path(identifier))
 
     def _take_apart(self, response: Response, *_: Any, **__: Any) -> None:
-        """Before anybody reads it."""
         try:
-            check_redirect(response)
-            if response.ok and response.content:
-                response._content = self._answers.harmless(response.content)
-                response.encoding = "utf-8"
+            super()._take_apart(response)
         except SentElsewhereError as error:
             raise UnreachableError("catalog-redirects", error.detail, error.remedy) from None
 
@@ -297,7 +279,7 @@ def open_catalog(
     """Open a catalog. properties: resolved and checked. Raises whatever PyIceberg and its drivers raise."""
     given: dict[str, Any] = {**properties, "type": kind.value, "py-io-impl": FILE_IO, SETTINGS: settings}
     if kind is CatalogType.REST:
-        return GuardedRestCatalog(name, **given)
+        return GuardedRestCatalog(settings, name, given)
     if kind is CatalogType.SQL:
         return GuardedSqlCatalog(name, **given)
     if kind is CatalogType.HIVE:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from service.errors import InvalidError
 from stores.catalog_properties import INDEX, STORES
-from trust.secrets import SecretUnreadableError, is_own_setting, is_reference, read_secret
+from trust.secrets import OPEN_HEADERS, SecretUnreadableError, is_own_setting, is_reference, read_secret
 
 # Anywhere in a key: clouds put an account behind it (`adls.sas-token.acc.dfs.core.windows.net`).
 _SECRET_WORD = re.compile(
@@ -17,8 +17,6 @@ _SECRET_WORD = re.compile(
 _ABOUT_SECRET = re.compile(
     r"[._-](id|name|type|enabled|path|uri|url|endpoint|provider|ms)$|keyid$|expires-(at|in)"
 )
-# Of the headers, any may be a secret but those that the protocol knows as none.
-_OPEN_HEADERS = frozenset(("header.x-iceberg-access-delegation", "header.polaris-realm"))
 _URL = re.compile(r"\b([a-z][a-z0-9+.-]*)://([^/?#\s,]*)([^#\s,]*)", re.IGNORECASE)
 _MASK = "***"
 _DATABASES = ("postgresql", "sqlite")
@@ -82,7 +80,7 @@ def _masked(key: str, value: str) -> str:
 
 def _names_secret(key: str) -> bool:
     if key.startswith("header."):
-        return key not in _OPEN_HEADERS
+        return key not in OPEN_HEADERS
     return bool(_SECRET_WORD.search(key)) and not _ABOUT_SECRET.search(key)
 
 

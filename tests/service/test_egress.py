@@ -248,23 +248,6 @@ def test_a_rest_catalog_chooses_no_code(service: Running, iceberg: IcebergCatalo
     assert not trap.exists()
 
 
-@pytest.mark.parametrize("is_in_record", [False, True])
-def test_no_catalog_has_requests_signed_with_credentials_of_this_machine(
-    service: Running, iceberg: IcebergCatalog, monkeypatch: pytest.MonkeyPatch, is_in_record: bool
-) -> None:
-    own = {"AWS_ACCESS_KEY_ID": "own", "AWS_SECRET_ACCESS_KEY": "own", "AWS_SESSION_TOKEN": "own"}
-    for name, value in own.items():
-        monkeypatch.setenv(name, value)
-    signing = {"rest.sigv4-enabled": "true", "rest.signing-region": "eu-1", "rest.signing-name": "glue"}
-    answers = rest_catalog(metadata_of(iceberg))
-    answers["/v1/config"] = Answer({"defaults": signing, "overrides": signing})
-    with answering(answers) as server:
-        register(service, server.url, **(signing if is_in_record else {}))
-        assert enroll(service)[0] == 201
-        # Unless its record says so.
-        assert ("AWS4-HMAC" in str(server.requests)) == is_in_record
-
-
 def test_a_catalog_sends_nobody_to_an_internal_address(service: Running, iceberg: IcebergCatalog) -> None:
     trap = {"s3.endpoint": "http://169.254.169.254", "s3.access-key-id": "v", "s3.secret-access-key": "v"}
     with answering(rest_catalog(metadata_of(iceberg), config=trap)) as server:

@@ -8,9 +8,8 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-_MASK = "***"
-_SHORTEST_SECRET = 4  # a shorter one is part of other words
-_AUTHORIZATION = re.compile(r"\b((?:Basic|(?i:Bearer))\s+)[\w.~+/=-]{8,}")
+from trust.secrets import redacted
+
 _NO_CHARACTER = re.compile("[\x00\ud800-\udfff]")
 """NUL and half of a surrogate pair: the service takes no text with them, as no database keeps it."""
 _NAMES_A_FILE = "file_path"
@@ -35,15 +34,11 @@ class Redaction:
 
     def _add(self, secrets: Collection[str]) -> object:
         key = object()
-        self._groups[key] = {one for one in secrets if len(one) >= _SHORTEST_SECRET}
+        self._groups[key] = frozenset(secrets)
         return key
 
     def text(self, said: str) -> str:
-        known = set().union(*tuple(self._groups.values()))
-        # One may be a part of another.
-        for secret in sorted(known, key=len, reverse=True):
-            said = said.replace(secret, _MASK)
-        return _AUTHORIZATION.sub(rf"\1{_MASK}", said)
+        return redacted(said, set().union(*tuple(self._groups.values())))
 
     def report(self, value: Any) -> Any:
         """The same of every text in a JSON value, but of names of files; and without what is no character."""

@@ -19,32 +19,28 @@ from functools import cache, lru_cache, partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import unquote_plus, urlsplit
+from urllib.parse import urlsplit
 from weakref import WeakValueDictionary
 
 from pydantic import ValidationError
-from pyiceberg.catalog.rest import RestCatalog
 from requests import PreparedRequest, RequestException, Response, Session
 
 from stores.file_io import GOOGLE_SCHEMES
-from stores.signatures import CannotSignError, sign_requests
+from stores.rest_catalog import ConfinedRestCatalog
+from stores.signatures import CannotSignError
 from trust.bounds import Budget, LimitExceededError
 from trust.egress import Egress, HostNotAllowedError
-from trust.rest_answers import RestAnswers, SentElsewhereError, UnreadableAnswerError
-from trust.sessions import check_redirect, confine
-from worker.process.redaction import Redaction
+from trust.rest_answers import SentElsewhereError, UnreadableAnswerError
 from worker.process.slots import ALONE, Slot
 
-_EGRESS = "icestream.egress"
-"""The property that hands the catalog its limits."""
-_CONNECT_MS, _READ_MS = 10_000, 60_000
 _ANSWER_SECONDS = 300.0
 """Until the last byte of an answer, or of all that opening takes, however many come before."""
 # What this side says to the catalog, and Java need not.
 _OURS = ("uri", "token", "credential", "oauth2-server-uri", "scope", "audience", "resource")
 _REST_KEYS = ("rest.access-key-id", "rest.secret-access-key", "rest.session-token")
 _OURS_PREFIXES = ("header.", "rest.auth.", "rest.sigv4", "rest.signing", "rest.client.proxy.", *_REST_KEYS)
-_TIMEOUTS = ("rest.client.connection-timeout-ms", "rest.client.socket-timeout-ms")
+_TIMEOUTS = {"rest.client.connection-timeout-ms": 10_000, "rest.client.socket-timeout-ms": 60_000}
+"""As Java names them, with what holds without them: to connect, and for a silence."""
 # Of one connection, or for the body as it is sent.
 _HOP = frozenset(
     (
@@ -60,7 +56,6 @@ _HOP = frozenset(
         "transfer-encoding",
     )
 )
-_AUTHORIZING = ("authorization", "original-authorization", "x-amz-security-token")
 _RENEWAL = "renewed/"
 """Before the path of a table, of whose answer only the credentials are wanted. In between stands for which
 locations: how these begin, in hex, or nothing."""
@@ -99,9 +94,8 @@ class RestGateway:
     def __init__(self, name: str, properties: Mapping[str, str], egress: Egress) -> None:
         """Asks the catalog for its configuration. Raises HostNotAllowedError, SentElsewhereError,
         LimitExceededError, and whatever PyIceberg and requests raise."""
-        given: dict[str, Any] = {**properties, _EGRESS: egress}
         with Budget(_ANSWER_SECONDS):
-            self._catalog = _GuardedRestCatalog(name, **given)
+            self._catalog = _RestCatalog(name, properties, egress)
         self.refusal: Exception | None = None
         self.requests = self._catalog.requests
         server, gateways = _server()
@@ -197,48 +191,30 @@ def words_of(error: Exception) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:500]
 
 
-class _GuardedRestCatalog(RestCatalog):
-    """Connects to addresses that are allowed, follows no redirect, believes of answers what it may."""
+class _RestCatalog(ConfinedRestCatalog):
+    """Asked for Java, which knows it by the gateway's address."""
 
-    def __init__(self, name: str, **properties: Any) -> None:
-        self.given_uri = str(properties["uri"])  # where it tells its configuration, whatever that says
+    def __init__(self, name: str, properties: Mapping[str, str], egress: Egress) -> None:
         self.gateway_url: str | None = None
         self.requests: Counter[str] = Counter()
-        self.answers = RestAnswers(properties, properties[_EGRESS].check)
-        super().__init__(name, **properties)
+        connect, read = (int(properties.get(name, most)) / 1000 for name, most in _TIMEOUTS.items())
+        self.timeout = connect, read
+        super().__init__(name, properties, egress.addresses_of, egress.check)
 
     def _config_headers(self, session: Session) -> None:
-        # The first that happens to each new session, before a token is fetched through it.
         super()._config_headers(session)
         if not self.is_vending:
             del session.headers["X-Iceberg-Access-Delegation"]  # it is Java that would use what is vended
-        confine(session, self.properties[_EGRESS].addresses_of)
-        each = [self._count, self._hide_what_was_sent, self._refuse_redirect, self._take_apart]
-        session.hooks["response"] += each
-        connect, read = (
-            int(self.properties.get(key, default)) / 1000
-            for key, default in zip(_TIMEOUTS, (_CONNECT_MS, _READ_MS), strict=True)
-        )
-        session.request = partial(session.request, timeout=(connect, read))  # type: ignore[method-assign]
 
     @property
     def is_vending(self) -> bool:
         """Whether it is asked for credentials of a table's store."""
         return any(key.lower() == _DELEGATION for key in self.properties)
 
-    def _init_sigv4(self, session: Session) -> None:
-        sign_requests(session, [self.given_uri, self.uri], self.properties)
-        confine(session, self.properties[_EGRESS].addresses_of)  # the adapter is another one
-
-    def _count(self, response: Response, *_: Any, **__: Any) -> None:
+    def _take_apart(self, response: Response, *_: Any, **__: Any) -> None:
         sent = response.request
         self.requests[_operation(str(sent.method), urlsplit(str(sent.url)).path)] += 1
-
-    def _take_apart(self, response: Response, *_: Any, **__: Any) -> None:
-        """Before anybody reads it."""
-        if response.ok and response.content:
-            response._content = self.answers.harmless(response.content, self._renewal_url(response.request))
-            response.encoding = "utf-8"
+        super()._take_apart(response)
 
     def _renewal_url(self, request: PreparedRequest) -> Callable[[str], str] | None:
         """Where Java has anew what is vended with a table that it asked for, by the place that it is for."""
@@ -252,28 +228,6 @@ class _GuardedRestCatalog(RestCatalog):
             return f"{self.gateway_url}/{_RENEWAL}{prefix.encode(errors='surrogatepass').hex()}/{table}"
 
         return url
-
-    def _hide_what_was_sent(self, response: Response, *_: Any, **__: Any) -> None:
-        """Before anybody quotes a refusal, or a part of it, which may repeat what it refuses."""
-        if not response.ok:
-            said = response.content.decode(errors="replace")
-            response._content = self._redaction(response.request).text(said).encode()
-            response.encoding = "utf-8"
-
-    def _refuse_redirect(self, response: Response, *_: Any, **__: Any) -> None:
-        check_redirect(response, self._redaction(response.request).text)
-
-    def _redaction(self, request: PreparedRequest) -> Redaction:
-        """Of what a request holds that is secret, such as a token that was fetched."""
-        headers = [name.partition(".")[2] for name in self.properties if name.startswith("header.")]
-        headers = [name for name in headers if f"header.{name.lower()}" != _DELEGATION]
-        sent = {str(request.headers.get(name, "")) for name in (*headers, *_AUTHORIZING)}
-        sent |= {value.partition(" ")[2] for value in sent}
-        if isinstance(request.body, str):
-            _, _, secret = request.body.partition("client_secret=")
-            secret = secret.partition("&")[0]
-            sent |= {secret, unquote_plus(secret)}
-        return Redaction(sent)
 
 
 def _operation(method: str, path: str) -> str:

@@ -267,22 +267,6 @@ def test_a_refusal_is_that_of_the_job_that_asked(catalog_server: HttpServer) -> 
     assert open_gateway("c", properties, LOOPBACK, Slot(2, 2)) is not other
 
 
-def test_no_catalog_has_requests_signed_with_credentials_of_this_machine(
-    catalog_server: HttpServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    own = {"AWS_ACCESS_KEY_ID": "own", "AWS_SECRET_ACCESS_KEY": "own", "AWS_SESSION_TOKEN": "own"}
-    for name, value in own.items():
-        monkeypatch.setenv(name, value)
-    signing = {"rest.sigv4-enabled": "true", "rest.signing-region": "eu-1", "rest.signing-name": "glue"}
-    catalog_server.answers["/v1/config"] = Answer({"defaults": signing, "overrides": signing})
-    # Unless its record says so.
-    for given, is_signed in (({}, False), (signing, True)):
-        gateway = RestGateway("c", {"uri": catalog_server.url, **given}, LOOPBACK)
-        assert ask(gateway).json() == {"defaults": {}, "overrides": {}}
-        assert ask(gateway, "v1/namespaces").status_code == 200
-        assert ("AWS4-HMAC" in str(catalog_server.requests)) == is_signed
-
-
 def test_another_uri_of_the_configuration_is_asked_only_at_the_same_host_and_port(
     catalog_server: HttpServer,
 ) -> None:
