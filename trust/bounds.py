@@ -58,7 +58,7 @@ class LimitExceededError(Exception):
 
     def __init__(self, detail: str, remedy: str) -> None:
         super().__init__(detail)
-        self.remedy = remedy
+        self.detail, self.remedy = detail, remedy
 
 
 class NotUnpackedError(ValueError):

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from trust.addresses import Address, is_internal, literal_addresses, unwrapped
 from trust.locations import AmbiguousLocationError, sqlite_path
+from trust.refusals import NotAllowedError
 
 _HOST_KEY = re.compile(r"(^|[._-])(uri|url|endpoint|host|hostname|authority)$")
 _HOST = r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::([0-9]{1,5}))?"
@@ -34,29 +35,34 @@ WORDS = frozenset(("warehouse", "scope", "audience", "resource", "prefix", "name
 _ONLY_URL = "gcs.service.host"
 
 
-class HostNotAllowedError(Exception):
+class HostNotAllowedError(NotAllowedError):
     """A catalog, or what it answers, leads to a host that the operator has not allowed; final.
 
     address: of the host, if that is what is not allowed, and not the name.
     """
 
+    remedy = (
+        "If that is meant, add it to ICESTREAM_ALLOWED_HOSTS (names, *.domain, addresses, networks; * for "
+        "each address that is not internal to a machine), and start the service again."
+    )
+
     def __init__(self, host: str, address: str | None = None) -> None:
         shown = repr(host) if address in (None, host) else f"{host!r}, which is {address},"
-        super().__init__(f"{shown} is not among the hosts that catalogs may reach (ICESTREAM_ALLOWED_HOSTS)")
-        self.host, self.address = host, address
+        super().__init__(f"{shown} is not among the hosts that catalogs and webhooks may reach")
+        self.host = host
 
 
 class AmbiguousHostError(HostNotAllowedError):
     """A property has to name a host, and does so in no way that all read alike. The value may be secret."""
 
+    remedy = "Write it as https://host:port/path: without a user, a query, a fragment and a backslash."
+
     def __init__(self, key: str) -> None:
         Exception.__init__(
             self,
-            f"{key} has to name one host, and is written so that some programs could find another one there, "
-            "or none, so that nobody can tell whether ICESTREAM_ALLOWED_HOSTS has it; write it as "
-            "https://host:port/path, without a user, a query and a fragment",
+            f"{key!r} has to name one host, and is written so that some programs could find another one "
+            "there, or none",
         )
-        self.key = key
 
 
 @dataclass(frozen=True, slots=True)

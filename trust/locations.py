@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from urllib.parse import unquote
 
+from trust.refusals import NotAllowedError
+
 _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*):(?=/)")
 # Spellings of the same object store.
 _SAME_SCHEME = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfss": "abfs", "wasbs": "wasb"}
@@ -28,16 +30,25 @@ _ENCODED = re.compile(r"%[0-9a-fA-F]{2}")
 _SQLITE = re.compile(r"sqlite:///([^?#]*)(?:\?([^#]*))?", re.DOTALL)
 
 
-class LocationNotAllowedError(Exception):
+class LocationNotAllowedError(NotAllowedError):
     """A table, its metadata or its catalog names a place that the operator has not allowed; final."""
+
+    remedy = (
+        "If that is meant, add it or a URI prefix of it to ICESTREAM_ALLOWED_LOCATIONS, with commas in "
+        "between, and start the service again."
+    )
 
 
 class AmbiguousLocationError(LocationNotAllowedError):
     """A location that could be taken for another place than the one that was checked; final."""
 
+    remedy = "Spell it in the one way that all read alike, or give another place."
+
 
 class OwnFileError(LocationNotAllowedError):
     """A location of what the service keeps for itself, such as its own database; final."""
+
+    remedy = "Give another place."
 
 
 @dataclass(frozen=True, slots=True)

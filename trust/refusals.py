@@ -1,12 +1,25 @@
-"""What service and worker both refuse, in the same words: questions about a table's rows, and what a catalog
-or a table is not fit for. What is the case stands in each one's detail."""
+"""What service and worker both refuse, in the same words: questions about a table's rows, what a catalog or
+a table is not fit for, and where neither may lead. What is the case stands in each one's detail."""
 
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 
 class Refusal(NamedTuple):
     title: str
     remedy: str
+
+
+class NotAllowedError(Exception):
+    """Something leads where the operator lets nobody, or nobody can tell where; final.
+
+    Its text says so, as `detail` does in a sentence; `remedy` says what to do.
+    """
+
+    remedy: ClassVar[str]
+
+    @property
+    def detail(self) -> str:
+        return f"{self}."
 
 
 INVALID_KEY = Refusal(

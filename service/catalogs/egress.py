@@ -17,13 +17,7 @@ from service.records.catalogs import CatalogType
 from service.settings import Settings
 from stores.catalog_properties import FILE_IO
 from trust.egress import WORDS, AmbiguousHostError, HostNotAllowedError, hosts_of, names_host
-from trust.locations import (
-    AmbiguousLocationError,
-    LocationNotAllowedError,
-    OwnFileError,
-    is_absolute,
-    sqlite_path,
-)
+from trust.locations import AmbiguousLocationError, LocationNotAllowedError, is_absolute, sqlite_path
 from trust.properties import DATABASE_OPTIONS, chooses_code, unknown_database_options
 from trust.secrets import is_reference
 
@@ -50,14 +44,12 @@ def check_location(settings: Settings, location: str) -> None:
 
 
 def _not_allowed(location: str, error: LocationNotAllowedError) -> InvalidError:
-    remedy = (
-        "Give another place, or spell it in the one way that all read alike."
-        if isinstance(error, AmbiguousLocationError | OwnFileError)
-        else "Set ICESTREAM_ALLOWED_LOCATIONS to a comma-separated list of URI prefixes that includes it, "
-        "and start the service again."
-    )
     return InvalidError(
-        "location-not-allowed", f"{error}.", remedy, location=location, setting="ICESTREAM_ALLOWED_LOCATIONS"
+        "location-not-allowed",
+        error.detail,
+        error.remedy,
+        location=location,
+        setting="ICESTREAM_ALLOWED_LOCATIONS",
     )
 
 
@@ -213,22 +205,14 @@ def _hosts(properties: Mapping[str, str]) -> list[str]:
     try:
         return list(hosts_of(properties))
     except AmbiguousHostError as error:
-        raise InvalidError(
-            "host-not-allowed",
-            f"{error.key!r} has to name one host, and is written so that some programs could find another "
-            "one there, or none.",
-            "Write it as https://host:port/path: without a user, a query, a fragment and a backslash.",
-        ) from None
+        raise InvalidError("host-not-allowed", error.detail, error.remedy) from None
 
 
 def _refused(error: HostNotAllowedError) -> InvalidError:
-    host, address = error.host, error.address
-    shown = f"{host!r} is {address}, which" if address and address != host else f"{host!r}"
     return InvalidError(
         "host-not-allowed",
-        f"{shown} is not among the hosts that catalogs and webhooks may reach.",
-        "If that is meant, add it to ICESTREAM_ALLOWED_HOSTS (names, *.domain, addresses, networks; * for "
-        "each address that is not internal to a machine), and start the service again.",
+        error.detail,
+        error.remedy,
         setting="ICESTREAM_ALLOWED_HOSTS",
-        host=host,
+        host=error.host,
     )

@@ -2,7 +2,6 @@
 
 import errno
 import os
-from collections.abc import Callable
 from typing import Any
 
 from py4j.protocol import Py4JError
@@ -27,13 +26,11 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 class PlaceNotAllowedError(JobError):
     code = "location_not_allowed"
     title = "The table leads outside the allowed places"
-    remedy = "If that is meant, add it to the service's ICESTREAM_ALLOWED_LOCATIONS and start that again."
 
 
 class CatalogHostError(JobError):
     code = "host_not_allowed"
     title = "The catalog leads to a host that is not allowed"
-    remedy = "If that is meant, add it to the service's ICESTREAM_ALLOWED_HOSTS and start that again."
 
 
 class AmbiguousCatalogHostError(CatalogHostError):
@@ -55,25 +52,23 @@ class CatalogTimeError(CatalogLimitError):
     retryable = True
 
 
-_MEANINGS: tuple[tuple[type[Exception], Callable[[Any], JobError]], ...] = (
-    (LocationNotAllowedError, lambda error: PlaceNotAllowedError(str(error))),
-    (
-        AmbiguousHostError,
-        lambda error: AmbiguousCatalogHostError(str(error), f"Correct {error.key} in the catalog's record."),
-    ),
-    (HostNotAllowedError, lambda error: CatalogHostError(str(error))),
-    (SentElsewhereError, lambda error: CatalogRedirectsError(error.detail, error.remedy)),
-    (CredentialsError, lambda error: StorageError(error.detail, error.remedy)),
-    (OutOfTimeError, lambda error: CatalogTimeError(str(error), error.remedy)),
-    (LimitExceededError, lambda error: CatalogLimitError(str(error), error.remedy)),
+_MEANINGS: tuple[tuple[type[Any], type[JobError]], ...] = (
+    (LocationNotAllowedError, PlaceNotAllowedError),
+    (AmbiguousHostError, AmbiguousCatalogHostError),
+    (HostNotAllowedError, CatalogHostError),
+    (SentElsewhereError, CatalogRedirectsError),
+    (CredentialsError, StorageError),
+    (OutOfTimeError, CatalogTimeError),
+    (LimitExceededError, CatalogLimitError),
 )
+"""Of errors that say by themselves what happened and what to do."""
 
 
 def meaning_of(error: Exception) -> JobError | None:
     """None for an error that nobody foresaw."""
-    for foreign, told in _MEANINGS:
+    for foreign, meaning in _MEANINGS:
         if isinstance(error, foreign):
-            return told(error)
+            return meaning(error.detail, error.remedy)
     if lacks_memory(error):
         return OutOfMemoryError(str(error) or type(error).__name__)
     if (full := lack_of_room(error)) is not None:

@@ -23,8 +23,7 @@ from starlette.routing import Route
 from trust import refusals
 from trust.arrow_streams import STREAM_TYPE
 from trust.bounds import LimitExceededError, check_json
-from trust.egress import AmbiguousHostError, HostNotAllowedError
-from trust.locations import LocationNotAllowedError
+from trust.refusals import NotAllowedError
 from worker.contract.lookups import SECONDS_LEFT, LookupRequest
 from worker.io.storage import Storage
 from worker.lookup_server.admission import RETRY_SECONDS, Admission
@@ -64,7 +63,6 @@ _IN_ARROW, _IN_JSON = (150, 3), (700, 8)
 """In memory: bytes of an answer for each match, and by how much its rows are larger than in Arrow."""
 ANSWER_SECONDS = 60.0
 """For any question: whoever asked waits no longer."""
-NOT_ALLOWED = (HostNotAllowedError, AmbiguousHostError, LocationNotAllowedError)
 
 
 def create_app(token: str, answers: Answers | None = None, admission: Admission | None = None) -> Starlette:
@@ -143,10 +141,9 @@ def _answer(
         return _refusal(error.status, error, asked)
     except JobError as error:
         return _refusal(503 if error.retryable else 409, error, asked)
-    except NOT_ALLOWED as error:
-        why = _redacted(asked, f"{type(error).__name__}: {error}")
-        remedy = "Allow it by ICESTREAM_ALLOWED_HOSTS or ICESTREAM_ALLOWED_LOCATIONS, or move the files."
-        return _problem(409, "not_allowed", "The table leads to where nothing may be read", why, remedy)
+    except NotAllowedError as error:
+        title, why = "The table leads to where nothing may be read", _redacted(asked, error.detail)
+        return _problem(409, "not_allowed", title, why, error.remedy)
     except OutOfTimeError:
         why = f"What the answer needs was not read within the {max(seconds, 0):.3g} s that were left."
         return _problem(503, "out_of_time", refusals.OUT_OF_TIME.title, why, refusals.OUT_OF_TIME.remedy)

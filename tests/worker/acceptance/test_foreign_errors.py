@@ -13,6 +13,7 @@ from stores.aws import CredentialsError
 from tests.http_server import Answer, answering
 from trust.bounds import LimitExceededError, OutOfTimeError
 from trust.egress import AmbiguousHostError, HostNotAllowedError
+from trust.locations import AmbiguousLocationError, LocationNotAllowedError, OwnFileError
 from trust.rest_answers import SentElsewhereError
 from worker.acceptance import main
 from worker.acceptance.lake import Lake, LakeError, told
@@ -34,7 +35,10 @@ def problem_in(error: Exception, gateway: Any = None) -> Problem:
         (LimitExceededError("It is endless.", "Ask its owner."), "catalog_limit_exceeded", "Ask its owner."),
         (OutOfTimeError("It is slow.", "Look at its log."), "catalog_limit_exceeded", "Look at its log."),
         (HostNotAllowedError("metadata"), "host_not_allowed", "ICESTREAM_ALLOWED_HOSTS"),
-        (AmbiguousHostError("uri"), "host_not_allowed", "Correct uri"),
+        (AmbiguousHostError("uri"), "host_not_allowed", "Write it as https://host:port/path"),
+        (LocationNotAllowedError("/a lies elsewhere"), "location_not_allowed", "ICESTREAM_ALLOWED_LOCATIONS"),
+        (AmbiguousLocationError("'a' is not absolute"), "location_not_allowed", "all read alike"),
+        (OwnFileError("/a is a file"), "location_not_allowed", "another place"),
         (ELSEWHERE, "catalog_redirects", "Give that as the catalog's `uri`."),
         (CredentialsError("There are none.", "Set some."), "storage_error", "Set some."),
         (MemoryError(), "out_of_memory", "more memory"),
