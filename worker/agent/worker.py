@@ -177,7 +177,6 @@ class Worker:
         own = Redaction(secrets_of(assignment.catalog.properties))
         report = self._control_plane.attempt(assignment, own)
         job = assignment.job
-        finished: dict[str, Any]
         usage = Usage()
         lines = LogLines(redaction, is_alone=self._slot.is_alone)
         these_lines = every_line if self._slot.is_alone else own_lines
@@ -209,37 +208,12 @@ class Worker:
                 assignment.attempt,
             )
             try:
-                with self._interruptible():
-                    if not self._runner.is_usable:
-                        raise _NoSparkError
-                    if self._slot.is_alone:
-                        outcome = run_job(assignment, self._runner, reporter, usage)
-                    else:
-                        outcome = self._run_in_thread(assignment, reporter, usage)
-                finished = {
-                    "status": "succeeded",
-                    "result": outcome.result,
-                    "health": outcome.health or None,
-                    "cleared": outcome.cleared,
-                }
-            except JobTimedOutError:
-                finished = _failed(TimedOutError(assignment.timeout_seconds))
-            except JobCancelledError:
-                finished = {"status": "cancelled"}
-            except KeyboardInterrupt:
-                finished = {"status": "released"}
-            except _NoSparkError:
-                log.error("Spark ended before the job came: it is handed back, and this process ends")
-                finished = {"status": "released"}
+                finished = self._run(assignment, reporter, usage)
             except StaleAttemptError as error:
                 log.warning("Attempt %d of job %s was taken away: %s", assignment.attempt, job.id, error)
                 return False
-            except JobError as error:
-                log.warning("Job %s failed: %s: %s", job.id, error.title, error)
-                finished = _failed(error)
-            except Exception as error:
-                log.exception("Job %s failed", job.id)
-                finished = _failed(UnexpectedError.of(error))
+            except (Exception, KeyboardInterrupt) as error:
+                finished = _ended_by(error, assignment)
             if finished["status"] == "failed" and not self._runner.is_usable:
                 # Whatever the error says, this is its cause; the job's own doing, if it took all memory.
                 log.error("Spark has ended: this process ends too")
@@ -247,6 +221,22 @@ class Worker:
                 finished = _failed(SparkEndedError())
             mark(traced, str(finished["status"]))
             return self._finish(report, reporter, finished | asdict(usage), assignment.lease_seconds)
+
+    def _run(self, assignment: Assignment, reporter: AttemptReporter, usage: Usage) -> dict[str, Any]:
+        """What is reported of a job that was done; raises what ended it otherwise."""
+        with self._interruptible():
+            if not self._runner.is_usable:
+                raise _NoSparkError
+            if self._slot.is_alone:
+                outcome = run_job(assignment, self._runner, reporter, usage)
+            else:
+                outcome = self._run_in_thread(assignment, reporter, usage)
+        return {
+            "status": "succeeded",
+            "result": outcome.result,
+            "health": outcome.health or None,
+            "cleared": outcome.cleared,
+        }
 
     def _run_in_thread(self, assignment: Assignment, reporter: AttemptReporter, usage: Usage) -> Outcome:
         """Raises KeyboardInterrupt within HAND_BACK_SECONDS after the process was asked to stop.
@@ -313,6 +303,25 @@ class Worker:
 
 def _failed(error: JobError) -> dict[str, Any]:
     return {"status": "failed", "error": error.problem}
+
+
+def _ended_by(error: BaseException, assignment: Assignment) -> dict[str, Any]:
+    """What is reported of an attempt that an error has ended, while this is handled."""
+    match error:
+        case JobTimedOutError():
+            return _failed(TimedOutError(assignment.timeout_seconds))
+        case JobCancelledError():
+            return {"status": "cancelled"}
+        case KeyboardInterrupt():
+            return {"status": "released"}
+        case _NoSparkError():
+            log.error("Spark ended before the job came: it is handed back, and this process ends")
+            return {"status": "released"}
+        case JobError():
+            log.warning("Job %s failed: %s: %s", assignment.job.id, error.title, error)
+            return _failed(error)
+    log.error("Job %s failed", assignment.job.id, exc_info=error)
+    return _failed(UnexpectedError.of(error))
 
 
 def run_workers(workers: Sequence[Worker], names: Sequence[str]) -> None:

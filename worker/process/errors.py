@@ -54,7 +54,7 @@ class UnexpectedError(JobError):
     retryable = True
 
     @classmethod
-    def of(cls, error: Exception) -> Self:
+    def of(cls, error: BaseException) -> Self:
         """With its place."""
         place = traceback.extract_tb(error.__traceback__)[-1]
         return cls(f"{type(error).__name__}: {error} (in {place.name}, line {place.lineno})")
