@@ -1,7 +1,9 @@
 """The status word of a table, the reason, and what to do, of what is known of it. Pure."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any, NamedTuple
 
 from service.jobs.caveats import caveat_of
 from service.policies.models import EffectivePolicy
@@ -31,6 +33,55 @@ _COMPACTION_PATIENCE = 2
 """Degraded begins where a lookup costs so many times what it does when the policy compacts."""
 
 
+class Finding(NamedTuple):
+    """Of a table: its status, the reason, and what to do, if anything."""
+
+    status: HealthStatus
+    reason: str
+    remedy: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """last_jobs, paused: as of `judge`."""
+
+    health: TableHealth
+    key_sets: Sequence[KeySetReport]
+    policy: EffectivePolicy
+    last_jobs: Sequence[Job]
+    paused: str | None
+    enrolled_at: datetime
+    now: datetime
+
+    @property
+    def stopped(self) -> dict[str, Any]:
+        """Why what is staged is not published."""
+        return self.health.stopped_at or {}
+
+    @property
+    def has_no_staging_branch(self) -> bool:
+        return self.stopped.get("code") == StagingBranchNotFoundError.code
+
+    @property
+    def staged(self) -> str:
+        return counted(self.health.staged_snapshots, "staged snapshot")
+
+    @property
+    def failed(self) -> list[Job]:
+        """The last of each kind that failed and that still says something of the table.
+
+        A failed conversion that left nothing pending is none by now, nor is such a publication. Rows that
+        were refused say nothing of the table.
+        """
+        return [
+            job
+            for job in self.last_jobs
+            if job.status == JobStatus.FAILED.value
+            and job.kind not in (JobKind.CONVERT.value, JobKind.PUBLISH.value)
+            and not JobKind(job.kind).writes_rows
+        ]
+
+
 def judge(
     health: TableHealth,
     key_sets: Sequence[KeySetReport],
@@ -39,110 +90,184 @@ def judge(
     paused: str | None,
     enrolled_at: datetime,
     now: datetime,
-) -> tuple[HealthStatus, str, str | None]:
-    """Status, reason, what to do. Pure; the gravest finding wins.
+) -> Finding:
+    """The gravest finding. Pure.
 
     last_jobs: the last of each kind that succeeded or failed, latest first.
     paused: why no job of the table starts, if so.
     """
-    if health.poll_error is not None:
-        return HealthStatus.UNKNOWN, str(health.poll_error["detail"]), str(health.poll_error["remedy"])
+    facts = _Facts(health, key_sets, policy, last_jobs, paused, enrolled_at, now)
+    found = (look(facts) for look in _GRAVEST_FIRST)
+    return next((finding for finding in found if finding is not None), _NOTHING_PENDING)
+
+
+def _unknown(facts: _Facts) -> Finding | None:
+    health = facts.health
+    if (error := health.poll_error) is not None:
+        return Finding(HealthStatus.UNKNOWN, str(error["detail"]), str(error["remedy"]))
     if health.measured_at is None and health.reported_at is None:
-        return HealthStatus.UNKNOWN, "The table was not looked at yet.", "Wait for the next poll."
-    if health.unconvertible:
-        first, number = health.unconvertible[0], len(health.unconvertible)
-        # The cause first, and the path last: lists cut long texts off.
-        return (
-            HealthStatus.BLOCKED,
-            f"{counted(number, 'equality delete file')} cannot be converted: {first['reason']} "
-            f"({'the first is ' if number > 1 else ''}{first['file_path']})",
-            first.get("remedy") or "Go by the reason that is given for each of the files.",
-        )
-    stopped = health.stopped_at or {}
-    if stopped and stopped.get("code") != StagingBranchNotFoundError.code:
-        reason = str(stopped.get("reason"))
-        if stopped.get("snapshot_id") is not None:
-            reason = f"Nothing is published from staged snapshot {stopped['snapshot_id']} on: {reason}"
-        return HealthStatus.BLOCKED, reason, stopped.get("remedy") or "Go by the reason."
-    if (hindrance := _hindrance(health, last_jobs)) is not None:
-        return HealthStatus.BLOCKED, *_failure(health, hindrance)
-    lag = health.lag_seconds(now)
-    lags_at = conversion_late_at(health, policy, last_jobs, enrolled_at)
-    if lags_at is not None and now > lags_at:
-        late = (
-            f"The oldest equality delete is {lag:.0f} s old; the policy converts at "
-            f"{policy.convert.age_seconds:.0f} s."
-        )
-        return HealthStatus.LAGGING, *_why_late(health, JobKind.CONVERT, late, paused)
-    staged = counted(health.staged_snapshots, "staged snapshot")
-    stales_at = publication_late_at(health, policy, last_jobs, enrolled_at)
-    if stales_at is not None and now > stales_at:
-        late = (
-            f"The oldest of {staged} is {health.staged_age_seconds(now):.0f} s old; the policy publishes at "
-            f"{policy.publish.age_seconds:.0f} s."
-        )
-        return HealthStatus.LAGGING, *_why_late(health, JobKind.PUBLISH, late, paused)
-    # A failed conversion that left nothing pending is none by now, nor is such a publication. Rows that were
-    # refused say nothing of the table.
-    failed = [
-        job
-        for job in last_jobs
-        if job.status == JobStatus.FAILED.value
-        and job.kind not in (JobKind.CONVERT.value, JobKind.PUBLISH.value)
-        and not JobKind(job.kind).writes_rows
+        return Finding(HealthStatus.UNKNOWN, "The table was not looked at yet.", "Wait for the next poll.")
+    return None
+
+
+def _unconvertible(facts: _Facts) -> Finding | None:
+    if not facts.health.unconvertible:
+        return None
+    first, number = facts.health.unconvertible[0], len(facts.health.unconvertible)
+    # The cause first, and the path last: lists cut long texts off.
+    return Finding(
+        HealthStatus.BLOCKED,
+        f"{counted(number, 'equality delete file')} cannot be converted: {first['reason']} "
+        f"({'the first is ' if number > 1 else ''}{first['file_path']})",
+        first.get("remedy") or "Go by the reason that is given for each of the files.",
+    )
+
+
+def _publication_stopped(facts: _Facts) -> Finding | None:
+    stopped = facts.stopped
+    if not stopped or facts.has_no_staging_branch:
+        return None
+    reason = str(stopped.get("reason"))
+    if stopped.get("snapshot_id") is not None:
+        reason = f"Nothing is published from staged snapshot {stopped['snapshot_id']} on: {reason}"
+    return Finding(HealthStatus.BLOCKED, reason, stopped.get("remedy") or "Go by the reason.")
+
+
+def _hindered(facts: _Facts) -> Finding | None:
+    if (hindrance := _hindrance(facts.health, facts.last_jobs)) is None:
+        return None
+    return Finding(HealthStatus.BLOCKED, *_failure(facts.health, hindrance))
+
+
+def _late_conversion(facts: _Facts) -> Finding | None:
+    health, policy = facts.health, facts.policy
+    late_at = conversion_late_at(health, policy, facts.last_jobs, facts.enrolled_at)
+    if late_at is None or facts.now <= late_at:
+        return None
+    late = (
+        f"The oldest equality delete is {health.lag_seconds(facts.now):.0f} s old; the policy converts at "
+        f"{policy.convert.age_seconds:.0f} s."
+    )
+    return Finding(HealthStatus.LAGGING, *_why_late(health, JobKind.CONVERT, late, facts.paused))
+
+
+def _late_publication(facts: _Facts) -> Finding | None:
+    health, policy = facts.health, facts.policy
+    late_at = publication_late_at(health, policy, facts.last_jobs, facts.enrolled_at)
+    if late_at is None or facts.now <= late_at:
+        return None
+    late = (
+        f"The oldest of {facts.staged} is {health.staged_age_seconds(facts.now):.0f} s old; the policy "
+        f"publishes at {policy.publish.age_seconds:.0f} s."
+    )
+    return Finding(HealthStatus.LAGGING, *_why_late(health, JobKind.PUBLISH, late, facts.paused))
+
+
+def _worn_index(facts: _Facts) -> Finding | None:
+    if (wear := _wear(facts.key_sets, facts.policy)) is None:
+        return None
+    causes = [_failure(facts.health, job) for job in facts.failed if job.kind == JobKind.COMPACT.value]
+    if facts.paused is not None:
+        causes.append((f"Nothing compacts it: {facts.paused}.", _RESUME))
+    by_itself = "The policy compacts by itself; the table's plan says when."
+    remedies = [remedy for _, remedy in causes] or [
+        by_itself if facts.policy.compact.enabled else "Request a compact job."
     ]
-    if (wear := _wear(key_sets, policy)) is not None:
-        causes = [_failure(health, job) for job in failed if job.kind == JobKind.COMPACT.value]
-        if paused is not None:
-            causes.append((f"Nothing compacts it: {paused}.", _RESUME))
-        by_itself = "The policy compacts by itself; the table's plan says when."
-        remedies = [remedy for _, remedy in causes] or [
-            by_itself if policy.compact.enabled else "Request a compact job."
-        ]
-        return HealthStatus.DEGRADED, " ".join([wear, *(cause for cause, _ in causes)]), " ".join(remedies)
-    if health.kept_snapshots > KEPT:
-        return (
-            HealthStatus.DEGRADED,
-            f"The staging branch has {health.kept_snapshots:,} snapshots, which make the table's metadata"
-            " large and its commits slow; Flink needs all of them until the branch begins anew.",
-            "Request a publish job with `renew` when the writer is stopped, or commits less often.",
-        )
-    if failed:
-        return HealthStatus.DEGRADED, *_failure(health, failed[0])
-    if (overdue := _overdue(health, now)) is not None:
-        return HealthStatus.DEGRADED, *overdue
-    indexed = next((job for job in last_jobs if job.kind in (JobKind.INDEX, JobKind.REBUILD)), None)
-    if indexed is not None and (caveat := caveat_of(JobKind(indexed.kind), indexed.result, dry_run=False)):
-        return HealthStatus.DEGRADED, f"{caveat.title}. {caveat.detail}", caveat.remedy
-    pending = counted(health.pending_equality_delete_files, "equality delete file")
-    if not policy.convert.enabled and health.pending_equality_delete_files:
-        return (
+    reason = " ".join([wear, *(cause for cause, _ in causes)])
+    return Finding(HealthStatus.DEGRADED, reason, " ".join(remedies))
+
+
+def _long_staging_branch(facts: _Facts) -> Finding | None:
+    if facts.health.kept_snapshots <= KEPT:
+        return None
+    return Finding(
+        HealthStatus.DEGRADED,
+        f"The staging branch has {facts.health.kept_snapshots:,} snapshots, which make the table's metadata"
+        " large and its commits slow; Flink needs all of them until the branch begins anew.",
+        "Request a publish job with `renew` when the writer is stopped, or commits less often.",
+    )
+
+
+def _failed_job(facts: _Facts) -> Finding | None:
+    if not (failed := facts.failed):
+        return None
+    return Finding(HealthStatus.DEGRADED, *_failure(facts.health, failed[0]))
+
+
+def _overdue_maintenance(facts: _Facts) -> Finding | None:
+    if (overdue := _overdue(facts.health, facts.now)) is None:
+        return None
+    return Finding(HealthStatus.DEGRADED, *overdue)
+
+
+def _index_caveat(facts: _Facts) -> Finding | None:
+    indexed = next((job for job in facts.last_jobs if job.kind in (JobKind.INDEX, JobKind.REBUILD)), None)
+    if indexed is None:
+        return None
+    if (caveat := caveat_of(JobKind(indexed.kind), indexed.result, dry_run=False)) is None:
+        return None
+    return Finding(HealthStatus.DEGRADED, f"{caveat.title}. {caveat.detail}", caveat.remedy)
+
+
+def _pending(facts: _Facts) -> Finding | None:
+    if not (number := facts.health.pending_equality_delete_files):
+        return None
+    pending = f"{counted(number, 'equality delete file')} pending"
+    if not facts.policy.convert.enabled:
+        age = aged(facts.health.lag_seconds(facts.now))
+        return Finding(
             HealthStatus.HEALTHY,
-            f"{pending} pending, the oldest {aged(lag)} old; the policy converts nothing by itself.",
+            f"{pending}, the oldest {age} old; the policy converts nothing by itself.",
             "Request a convert job, or attach the policy `standard`.",
         )
-    if health.pending_equality_delete_files and paused is not None:
-        return HealthStatus.HEALTHY, f"{pending} pending, and {paused}.", _RESUME
-    if health.pending_equality_delete_files:
-        return (
+    if facts.paused is not None:
+        return Finding(HealthStatus.HEALTHY, f"{pending}, and {facts.paused}.", _RESUME)
+    return Finding(HealthStatus.HEALTHY, f"{pending}, as the policy allows.", None)
+
+
+def _cut_staging_branch(facts: _Facts) -> Finding | None:
+    if not facts.health.staging_is_cut:
+        return None
+    told = f" {facts.stopped.get('reason')}" if facts.stopped else ""
+    return Finding(HealthStatus.HEALTHY, f"{_CUT}{told}", _BEGIN_ANEW)
+
+
+def _missing_staging_branch(facts: _Facts) -> Finding | None:
+    if not facts.has_no_staging_branch:
+        return None
+    return Finding(HealthStatus.HEALTHY, str(facts.stopped.get("reason")), facts.stopped.get("remedy"))
+
+
+def _staged(facts: _Facts) -> Finding | None:
+    if not facts.health.staged_snapshots:
+        return None
+    if not facts.policy.publish.enabled:
+        return Finding(
             HealthStatus.HEALTHY,
-            f"{pending} pending, as the policy allows.",
-            None,
-        )
-    if health.staging_is_cut:
-        told = f" {stopped.get('reason')}" if stopped else ""
-        return HealthStatus.HEALTHY, f"{_CUT}{told}", _BEGIN_ANEW
-    if stopped:
-        return HealthStatus.HEALTHY, str(stopped.get("reason")), stopped.get("remedy")
-    if health.staged_snapshots and not policy.publish.enabled:
-        return (
-            HealthStatus.HEALTHY,
-            f"{staged}; the policy publishes nothing by itself.",
+            f"{facts.staged}; the policy publishes nothing by itself.",
             "Request a publish job, or attach the policy `standard`.",
         )
-    if health.staged_snapshots:
-        return HealthStatus.HEALTHY, f"{staged}, as the policy allows.", None
-    return HealthStatus.HEALTHY, "No equality deletes are pending.", None
+    return Finding(HealthStatus.HEALTHY, f"{facts.staged}, as the policy allows.", None)
+
+
+_GRAVEST_FIRST: tuple[Callable[[_Facts], Finding | None], ...] = (
+    _unknown,
+    _unconvertible,
+    _publication_stopped,
+    _hindered,
+    _late_conversion,
+    _late_publication,
+    _worn_index,
+    _long_staging_branch,
+    _failed_job,
+    _overdue_maintenance,
+    _index_caveat,
+    _pending,
+    _cut_staging_branch,
+    _missing_staging_branch,
+    _staged,
+)
+_NOTHING_PENDING = Finding(HealthStatus.HEALTHY, "No equality deletes are pending.", None)
 
 
 def _why_late(health: TableHealth, kind: JobKind, late: str, paused: str | None) -> tuple[str, str]:
