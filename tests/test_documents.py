@@ -127,6 +127,25 @@ def test_the_readme_is_short_and_leads_to_every_page() -> None:
     assert {str(page) for page in pages} - set(re.findall(r"\]\((docs/[\w-]+\.md)\)", readme)) == set()
 
 
+@pytest.mark.parametrize("side", ["worker", "service"])
+def test_the_architecture_lists_packages_as_imports_lead(side: str) -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    (contract,) = (one for one in settings["contracts"] if one.get("containers") == [side])
+    depth = {name: at for at, layer in enumerate(contract["layers"]) for name in layer.split(" | ")}
+    _, _, chapter = (ROOT / "ARCHITECTURE.md").read_text().partition(f"\n## The {side}\n")
+    rows = re.findall(r"^\| (`.*?`) \|", chapter.partition("\n## ")[0], re.MULTILINE)
+    listed = [name.removesuffix(".py") for row in rows for name in re.findall(r"`([\w.]+)`", row)]
+    assert sorted(listed) == sorted(depth)
+    assert listed == sorted(listed, key=lambda name: depth[name])
+
+
+def test_the_architecture_names_what_service_and_worker_share() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    (shared,) = (one for one in settings["contracts"] if one["name"] == "What both have alike knows neither")
+    (told,) = re.findall(r"Both import (.*?)\.\n", (ROOT / "ARCHITECTURE.md").read_text(), re.DOTALL)
+    assert sorted(re.findall(r"`(\w+)`", told)) == sorted(shared["source_modules"])
+
+
 def test_the_index_of_decisions_lists_each_by_its_title() -> None:
     folder = ROOT / "docs" / "decisions"
     pages = sorted(path for path in folder.glob("*.md") if path.name != "README.md")
