@@ -34,7 +34,7 @@ PROBLEMS: dict[str, ProblemType] = {
         (422,),
         "These row addresses cannot be reserved",
         "A table's index has 2^62 row addresses, each of which is used once; these lie far above all before.",
-        "Rebuild the table's index, whose files have impossible addresses.",
+        "Rebuild the table's index, whose files have impossible row addresses.",
     ),
     "answer-too-large": ProblemType(
         (422,),

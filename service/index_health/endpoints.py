@@ -40,7 +40,7 @@ def list_history(
     until: Until = None,
     resolution: Annotated[
         Resolution,
-        Query(description="`hour` and `day` give the last sample of each, by UTC."),
+        Query(description="The last sample of each `hour` or `day`, by UTC, is given."),
     ] = Resolution.ALL,
 ) -> Page[HealthSampleView]:
     """List samples of the health, newest first."""

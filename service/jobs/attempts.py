@@ -228,7 +228,7 @@ def _reserve(session: Session, job: Job, request: AddressRangeRequest) -> Addres
     if base > counter.next_address + _LEAP_AT_MOST or base + request.rows > MAX_ADDRESS:
         raise InvalidError(
             "addresses-out-of-reach",
-            f"{request.rows:,} addresses from {base:,} on were asked for; those below"
+            f"{request.rows:,} row addresses from {base:,} on were asked for; those below"
             f" {counter.next_address:,} were reserved before.",
         )
     counter.next_address = base + request.rows

@@ -184,7 +184,7 @@ class AddressRangeRequest(Message):
     )
 
     rows: int = ModelField(ge=1, le=2**40)
-    """This many addresses are to be reserved."""
+    """This many row addresses are to be reserved."""
     at_least: int = ModelField(default=0, ge=0, le=MAX_ADDRESS)
     """The range begins here or later: above every address that the index already has.
 

@@ -348,7 +348,7 @@ def _contradictions(index: KeySetIndex) -> Iterator[str]:
     # An empty file takes one address too.
     ends = dictionary.base_addresses + np.maximum(1, dictionary.record_counts)
     for row in np.flatnonzero(ends[:-1] > dictionary.base_addresses[1:]).tolist():
-        yield f"{dictionary.path_of(row)} and {dictionary.path_of(row + 1)} share addresses"
+        yield f"{dictionary.path_of(row)} and {dictionary.path_of(row + 1)} share row addresses"
     for path in dictionary.repeated_paths():
         yield f"{path} is covered twice"
     by_id = [one for ids in dictionary.partitions().values() for one in ids]

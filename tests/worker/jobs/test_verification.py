@@ -345,7 +345,7 @@ TAMPERINGS: dict[str, tuple[Callable[[Tampered], None], str]] = {
     "shared_partition_id": (shared_partition_id, "share the id"),
     "shared_addresses": (
         lambda tampered: tampered.dictionary(base_address=lambda base: base + 1),
-        "share addresses",
+        "share row addresses",
     ),
     "covered_twice": (covered_twice, "is covered twice"),
     "dictionary_not_parquet": (replaced(FILES, b"no Parquet file"), "the index can't be opened"),
