@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from functools import lru_cache, update_wrapper
+from functools import lru_cache, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from pyiceberg.avro.decoder import BinaryDecoder, new_decoder
@@ -34,8 +34,8 @@ SCHEMAS_KEPT = 64
 _HEADER_KEPT = 100_000
 """Characters of a schema; Iceberg's have 8,000."""
 _HEADER = construct_reader(META_SCHEMA, {-1: AvroFileHeader})
-_SYNC_BYTES = 16
-"""Behind each block."""
+SYNC_BYTES = 16
+"""Of the marker that ends the header and each block."""
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -86,7 +86,7 @@ def packed_blocks(decoder: Decoder) -> Iterator[tuple[int, bytes]]:
     """How many entries each says that it has, and these as the file has them."""
     while decoder.left > 0:
         yield decoder.read_int(), decoder.read_bytes()
-        decoder.skip(_SYNC_BYTES)
+        decoder.skip(SYNC_BYTES)
 
 
 def read_blocks(header: AvroFileHeader, decoder: Decoder) -> Iterator[tuple[int, bytes]]:
@@ -115,10 +115,10 @@ def kept_by_schema(
     """
     kept: Callable[..., T] = lru_cache(SCHEMAS_KEPT)(understand)
 
+    @wraps(kept)
     def understood(written: str, /, *of: P.args, **named: P.kwargs) -> T:
         return (kept if len(written) <= _HEADER_KEPT else understand)(written, *of, **named)
 
-    update_wrapper(understood, kept)
     return understood
 
 

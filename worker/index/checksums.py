@@ -14,12 +14,12 @@ from zlib import crc32
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from stores.avro_readers import SYNC_BYTES
 from worker.io.parquet_footers import read_tail
 
 NAME = "icestream.crc32"
 BLANK = "00000000"  # is in the checksum's place until it is known
 _AVRO = b"Obj\x01"
-_SYNC_BYTES = 16
 _SYNC_MARK = b"icecrc32"  # the first half of a sync marker, which Avro leaves to the writer
 _IN_JSON = f'"{NAME}": "'.encode()
 _IN_FOOTER = NAME.encode() + b"\x18\x08"  # as Thrift has a key, and a value of 8 bytes
@@ -148,16 +148,16 @@ def _checksum(content: bytes, start: int) -> bytes:
 
 
 def _filled_avro(content: bytes) -> bytes:
-    random = content[-_SYNC_BYTES:]
+    random = content[-SYNC_BYTES:]
     return content.replace(random, _SYNC_MARK + _avro_checksum(content))
 
 
 def _check_avro(content: bytes) -> None:
-    marker = content[-_SYNC_BYTES:]
+    marker = content[-SYNC_BYTES:]
     if marker.startswith(_SYNC_MARK) and not marker.endswith(_avro_checksum(content)):
         raise pa.ArrowInvalid("its checksum is that of another content")
 
 
 def _avro_checksum(content: bytes) -> bytes:
     """Of all but the sync markers, of which there is one more than blocks."""
-    return b"%08x" % crc32(content.replace(content[-_SYNC_BYTES:], b""))
+    return b"%08x" % crc32(content.replace(content[-SYNC_BYTES:], b""))
