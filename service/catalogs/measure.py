@@ -9,6 +9,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Self
 
 from pyiceberg.io import FileIO
 from pyiceberg.manifest import DataFileContent, ManifestContent
@@ -43,8 +44,8 @@ class Volume:
     rows: int = 0
     bytes: int = 0
 
-    def __add__(self, other: "Volume") -> "Volume":
-        return Volume(self.files + other.files, self.rows + other.rows, self.bytes + other.bytes)
+    def __add__(self, other: Self) -> Self:
+        return type(self)(self.files + other.files, self.rows + other.rows, self.bytes + other.bytes)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated, Any, Generic, NamedTuple, TypeVar
+from typing import Annotated, Any, Generic, NamedTuple, Self, TypeVar
 
 from fastapi import Query, Request
 from pydantic import AfterValidator, ConfigDict, TypeAdapter
@@ -186,9 +186,9 @@ class Total(NamedTuple):
     is_least: bool = False
     """Whether there may be more."""
 
-    def or_more(self, seen: int) -> "Total":
+    def or_more(self, seen: int) -> Self:
         """At least as many as were seen."""
-        return Total(max(self.number or 0, seen), self.is_least)
+        return type(self)(max(self.number or 0, seen), self.is_least)
 
 
 def count_rows(

@@ -2,7 +2,7 @@
 
 import hashlib
 from datetime import datetime
-from typing import Any
+from typing import Any, Self
 
 from pydantic import ConfigDict, model_validator
 from pydantic import Field as ModelField
@@ -333,7 +333,7 @@ class AttachmentRequest(ClosedMessage):
     """The policy has this name or id; null detaches what is attached there."""
 
     @model_validator(mode="after")
-    def _check_place(self) -> "AttachmentRequest":
+    def _check_place(self) -> Self:
         needed = {
             Level.SYSTEM: (),
             Level.CATALOG: ("catalog",),

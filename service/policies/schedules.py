@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, date, datetime, time, timedelta
 from enum import StrEnum
 from functools import lru_cache
+from typing import Self
 from zoneinfo import ZoneInfo
 
 from cronsim import CronSim, CronSimError
@@ -57,7 +58,7 @@ class Window(ClosedMessage):
         return value
 
     @model_validator(mode="after")
-    def _check_days(self) -> "Window":
+    def _check_days(self) -> Self:
         if not self.days:
             raise ValueError("days must name one day at least; leave it out for every day")
         return self

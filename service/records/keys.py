@@ -2,6 +2,7 @@
 
 from datetime import datetime
 from enum import StrEnum
+from typing import Self
 
 from sqlmodel import Field, SQLModel
 
@@ -16,7 +17,7 @@ class Role(StrEnum):
     ADMIN = "admin"
     WORKER = "worker"
 
-    def allows(self, needed: "Role") -> bool:
+    def allows(self, needed: Self) -> bool:
         """Whether somebody with this role may do what `needed` may."""
         if self is Role.ADMIN:
             return True
@@ -55,7 +56,7 @@ class ApiKey(SQLModel, table=True):
     """Of the secret before the last rotation, which is good until `previous_expires_at`."""
     previous_expires_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
 
-    def state(self, now: datetime) -> "KeyState":
+    def state(self, now: datetime) -> KeyState:
         if self.revoked_at is not None:
             return KeyState.REVOKED
         if self.expires_at is not None and self.expires_at <= now:

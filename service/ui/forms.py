@@ -101,7 +101,7 @@ class Form:
             form._findings = [(field, error.detail)]
         return form
 
-    def beside(self, now: "Form") -> Self:
+    def beside(self, now: Self) -> Self:
         """The same beside what is there now if somebody was faster; sent again, it takes its place."""
         if isinstance(self.error, PreconditionError):
             self._now = now

@@ -13,7 +13,7 @@ from functools import wraps
 from importlib.resources import files
 from inspect import iscoroutinefunction
 from pathlib import PurePosixPath
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 from fastapi import Request, Response
@@ -226,7 +226,7 @@ class SentForm:
         return urlencode([pair for pair in self.fields if pair[0] != CSRF_FIELD])
 
     @classmethod
-    def unpacked(cls, path: str, packed: str, csrf_token: str) -> "SentForm":
+    def unpacked(cls, path: str, packed: str, csrf_token: str) -> Self:
         return cls(local_path(path), [*parse_qsl(packed, keep_blank_values=True), (CSRF_FIELD, csrf_token)])
 
 
