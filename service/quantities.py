@@ -2,13 +2,9 @@
 
 import math
 
+from telemetry.plurals import counted
+
 _BYTE_UNITS = ("B", "KB", "MB", "GB", "TB", "PB")
-
-
-def counted(number: int, noun: str) -> str:
-    """`1 data file`, `2 data files`, `2 entries`."""
-    several = f"{noun.removesuffix('y')}ies" if noun.endswith(("ry", "cy")) else f"{noun}s"
-    return f"{number:,} {noun if number == 1 else several}"
 
 
 def aged(seconds: float) -> str:

@@ -38,13 +38,13 @@ from service.catalogs.file_io import SETTINGS, GuardedFileIO
 from service.catalogs.iceberg import DATABASE_REMEDY, TableSource, limit_of, name_inside, open_source, redact
 from service.catalogs.models import CatalogCheck, CheckStep, StepName
 from service.errors import IcestreamError
-from service.quantities import counted
 from service.records.catalogs import Catalog, CatalogType
 from service.settings import Settings
 from stores.aws import CredentialsError
 from stores.catalog_properties import of_index
 from stores.file_io import GOOGLE_SCHEMES
 from stores.signatures import CannotSignError, refusal_of
+from telemetry.plurals import counted
 from trust.bounds import checked_names, holding, working
 from trust.locations import is_absolute, parse_location
 from trust.sessions import certificates

@@ -31,13 +31,13 @@ from service.catalogs.metadata_locations import Identifier, MetadataLocations, m
 from service.catalogs.observations import Observations, count_request
 from service.catalogs.secrets import resolve
 from service.errors import IcestreamError, InvalidError, UnreachableError
-from service.quantities import counted
 from service.records.catalogs import Catalog, CatalogType
 from service.settings import Settings
 from stores.aws import CredentialsError
 from stores.catalog_properties import of_tables
 from stores.signatures import CannotSignError, refusal_of
 from stores.table_metadata import ENCRYPTED_REMEDY, NOT_MODELLED, read_table_metadata
+from telemetry.plurals import counted
 from trust.bounds import (
     LimitExceededError,
     NotUnpackedError,

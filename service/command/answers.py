@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from service.command.columns import shown
-from service.quantities import counted
+from telemetry.plurals import counted
 
 Json = dict[str, Any]
 _OUTCOMES = ("happened", "present", "edited")

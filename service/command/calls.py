@@ -35,7 +35,7 @@ from service.command.columns import progress, reason_of
 from service.command.operations import METHODS, NAMED, Json, Operation, Output, load_document, operations
 from service.command.printing import harmless, print_answer
 from service.confirmations import words_before
-from service.quantities import counted
+from telemetry.plurals import counted
 
 _WAITS_SECONDS = 1.0
 _STREAM_ENDED = "The service has ended the stream."

@@ -16,7 +16,8 @@ from service.command import saved_login
 from service.command.calls import end
 from service.command.operations import Output
 from service.command.printing import harmless, labelled, print_answer, rows_table
-from service.quantities import brief, counted, sized
+from service.quantities import brief, sized
+from telemetry.plurals import counted
 
 _MOST = 100
 """Tables, jobs or workers that are asked for: more than a screen shows."""

@@ -30,13 +30,14 @@ from service.db.database import Database, utc_now
 from service.discovery.models import Candidate, CandidatePage
 from service.errors import IcestreamError, InvalidError
 from service.http.paging import PageRequest, make_cursor, page_request, read_cursor
-from service.quantities import aged, counted
+from service.quantities import aged
 from service.reader_cost import HEADLINE, model
 from service.records.catalogs import Catalog
 from service.records.tables import EnrolledTable
 from service.settings import Settings
 from service.tables.enrolment import check_places, miss
 from stores.table_metadata import named_places
+from telemetry.plurals import counted
 from trust.bounds import checked_names
 
 _BY_NAME, _BY_COST = "identifier", "read_overhead_seconds"

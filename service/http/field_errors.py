@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from service.quantities import counted
+from telemetry.plurals import counted
 
 _UNITS = ("second", "byte")
 # By Pydantic's type of an error, or its beginning; the longest that fits counts.

@@ -7,11 +7,12 @@ from typing import Any, NamedTuple
 
 from service.jobs.caveats import caveat_of
 from service.policies.models import EffectivePolicy
-from service.quantities import aged, counted
+from service.quantities import aged
 from service.records.health import HealthStatus, TableHealth
 from service.records.jobs import Job, JobKind, JobStatus
 from service.records.reports import KeySetReport
 from staging.history import StagingBranchNotFoundError
+from telemetry.plurals import counted
 
 _RESUME = "Resume what is paused: the table, its catalog, or the whole system."
 _WIDEN = "Request the job ({}), which runs at once, or widen the policy's windows or budget."

@@ -45,7 +45,6 @@ from service.jobs.queue import (
 )
 from service.jobs.status import backoff_seconds, check_transition, status_after
 from service.policies.effective import effective_policy
-from service.quantities import counted
 from service.records.health import TableHealth
 from service.records.jobs import Attempt, AttemptStatus, Job, JobKind, JobStatus
 from service.records.reports import ErasureReport
@@ -53,6 +52,7 @@ from service.records.tables import AddressCounter, EnrolledTable
 from service.records.workers import Worker
 from service.settings import Settings
 from service.webhooks.outbox import write_events, write_untold
+from telemetry.plurals import counted
 
 _WITH_WORKER = (
     select(Attempt, Worker)

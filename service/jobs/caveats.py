@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from service.jobs.models import Caveat
-from service.quantities import counted
 from service.records.jobs import JobKind
+from telemetry.plurals import counted
 
 _GO_BY_REASON = "Go by the reason."
 

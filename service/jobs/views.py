@@ -10,10 +10,10 @@ from service.db.database import utc_now
 from service.jobs import queue, turns
 from service.jobs.caveats import caveat_of
 from service.jobs.models import AttemptView, JobView
-from service.quantities import counted
 from service.records.catalogs import Catalog
 from service.records.jobs import Attempt, Job, JobKind, JobStatus
 from service.records.tables import EnrolledTable
+from telemetry.plurals import counted
 from telemetry.traces import trace_id_of
 
 

@@ -16,7 +16,7 @@ from service.index_health import summary as index_health
 from service.index_health.summary import Troubled
 from service.jobs import service as jobs
 from service.overview.models import Concern, Overview
-from service.quantities import aged, counted
+from service.quantities import aged
 from service.records.catalogs import CatalogStatus
 from service.records.health import HealthStatus
 from service.records.jobs import JobStatus
@@ -25,6 +25,7 @@ from service.settings import Settings
 from service.webhooks import service as webhooks
 from service.workers import service as workers
 from service.workers.models import WorkerView
+from telemetry.plurals import counted
 
 _UNFIT_FOR = timedelta(hours=1)
 """A worker that cannot run jobs ends at once: whether one is still missed can't be known for longer."""

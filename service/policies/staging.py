@@ -13,12 +13,12 @@ from sqlmodel import Session, col, select
 from service.db.database import FOR_UPDATE, utc_now
 from service.errors import ConflictError, InvalidError
 from service.policies.places import targets_of_table
-from service.quantities import counted
 from service.records.catalogs import Catalog
 from service.records.health import TableHealth
 from service.records.policies import Policy, PolicyAttachment
 from service.records.tables import EnrolledTable
 from service.webhooks.outbox import write_event
+from telemetry.plurals import counted
 
 
 def lock_enrolments(session: Session) -> None:

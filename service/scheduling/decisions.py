@@ -8,7 +8,7 @@ from zoneinfo import ZoneInfo
 from service.jobs.status import backoff_seconds
 from service.policies.models import EffectivePolicy
 from service.policies.schedules import is_open, last_fire, next_opening
-from service.quantities import counted, sized
+from service.quantities import sized
 from service.records.health import DONE_ELSEWHERE_FOR
 from service.records.jobs import JobKind
 from service.scheduling.facts import (
@@ -31,6 +31,7 @@ from service.scheduling.rewriting_or_conversion import (
 )
 from service.scheduling.worth import Weighing
 from staging.history import KEPT
+from telemetry.plurals import counted
 
 _AGE = "age"
 """The code of a decision for a job since something is as old as it may be."""

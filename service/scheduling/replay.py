@@ -12,7 +12,7 @@ from service.errors import IcestreamError, InvalidError
 from service.policies.effective import chain, effective_policy, policy_with
 from service.policies.service import policy_of_request
 from service.policies.settings import PolicySettings
-from service.quantities import aged, counted
+from service.quantities import aged
 from service.records.health import TableHealth
 from service.records.tables import EnrolledTable
 from service.scheduling.history import (
@@ -41,6 +41,7 @@ from service.scheduling.simulation import (
     Pending,
     simulate,
 )
+from telemetry.plurals import counted
 
 _SHOWN = 84
 """Moments, or intervals: of seven days, each two hours."""

@@ -12,8 +12,8 @@ from datetime import datetime, timedelta
 from functools import cached_property
 
 from service.policies.models import EffectivePolicy
-from service.quantities import counted
 from service.reader_cost import HEADLINE, Read, Reader, Shape, model
+from telemetry.plurals import counted
 
 _DAY_SECONDS = 86_400
 _NAMES = {Reader.SPARK: "Spark", Reader.DUCKDB: "DuckDB"}

@@ -15,11 +15,11 @@ import duckdb_extensions
 import numpy as np
 import typer
 
+from telemetry.plurals import counted
 from tests.benchmarks.datasets import Dataset, Kind
 from tests.benchmarks.measure import Figure, timed
 from tests.benchmarks.page import Part, write_part
 from tests.benchmarks.report import machine
-from worker.process.plurals import counted
 from worker.spark.session import create_spark
 
 DUPLICATES = 1_000

@@ -20,6 +20,7 @@ from py4j.java_gateway import JavaObject
 from icestream.connection import Json
 from icestream.errors import ProblemError
 from icestream.writes import json_rows
+from telemetry.plurals import counted
 from trust.locations import is_table_bucket, is_under
 from worker.acceptance.lake import MARK, PLACES_ARE_GIVEN, LakeError, NotOursError, location_of, told
 from worker.acceptance.orders import Row, to_arrow
@@ -28,7 +29,6 @@ from worker.acceptance.service import JobEndedError, problem_of
 from worker.acceptance.trial import NotPossibleError, NotTriedError, Trial, WrongError
 from worker.io.storage import Storage
 from worker.jobs.manifest_rewriting import RowIdsError
-from worker.process.plurals import counted
 
 _STAGING = "icestream_acceptance_staged"
 _OLD_SECONDS = 2 * 86_400

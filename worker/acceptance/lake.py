@@ -17,6 +17,7 @@ from py4j.java_gateway import JavaObject, JVMView
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors.exceptions.captured import CapturedException
 
+from telemetry.plurals import counted
 from worker.acceptance.orders import COLUMNS, TYPES
 from worker.acceptance.report import Problem
 from worker.contract.control_plane import Limits
@@ -25,7 +26,6 @@ from worker.index.warehouse import IndexWarehouse
 from worker.io.storage import Storage, StoredFile
 from worker.jobs.foreign_errors import meaning_of
 from worker.process.errors import JobError, StorageError
-from worker.process.plurals import counted
 from worker.spark.jvm import java_map, json_mapper, told_by_java
 from worker.table.catalogs import (
     file_io_properties,

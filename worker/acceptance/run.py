@@ -19,6 +19,7 @@ from uuid import uuid4
 from py4j.java_gateway import JVMView
 
 from icestream.errors import IcestreamError, NotFoundError, ProblemError
+from telemetry.plurals import counted
 from trust.locations import is_table_bucket
 from worker.acceptance import checks
 from worker.acceptance.checks import Check
@@ -27,7 +28,6 @@ from worker.acceptance.leftovers import Leftover, find, is_of_run, remove, remov
 from worker.acceptance.report import Outcome, Problem, Report, Requests, Step
 from worker.acceptance.service import JobEndedError, Service, StoppedError
 from worker.acceptance.trial import NotPossibleError, NotTriedError, Trial, WrongError, WrongRowsError
-from worker.process.plurals import counted
 from worker.process.redaction import Redaction
 
 ALL = "all"

@@ -28,8 +28,8 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from telemetry.plurals import counted
 from worker.demo.table import ROW, Orders, OrdersWriter, to_arrow
-from worker.process.plurals import counted
 from worker.spark.session import create_spark
 from worker.table.catalogs import java_properties
 

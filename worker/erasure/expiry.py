@@ -18,6 +18,7 @@ from pyiceberg.table.metadata import TableMetadata
 from pyspark.errors.exceptions.captured import CapturedException
 
 from stores.table_metadata import read_table_metadata
+from telemetry.plurals import counted
 from trust.locations import LocationNotAllowedError, normalize_location
 from worker.attempt.job import Job
 from worker.attempt.pinned_table import PinnedTable
@@ -27,7 +28,6 @@ from worker.erasure.look import Look
 from worker.erasure.metadata_files import metadata_files, statistics_files
 from worker.io.storage import Storage
 from worker.process.errors import JobError
-from worker.process.plurals import counted
 from worker.process.slots import Threads
 from worker.spark.jvm import java_object, jvm_of
 from worker.table import row_delta

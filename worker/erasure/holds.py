@@ -13,8 +13,8 @@ from pyiceberg.table.refs import SnapshotRef, SnapshotRefType
 from pyiceberg.table.snapshots import Snapshot
 
 from staging.history import FLINK_JOB, History, is_flinks, is_renewal, properties
+from telemetry.plurals import counted
 from worker.attempt.job import Job
-from worker.process.plurals import counted
 from worker.table.avro_files import CorruptMetadataError
 
 _MIN_SNAPSHOTS = "history.expire.min-snapshots-to-keep"

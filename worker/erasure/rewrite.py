@@ -21,6 +21,7 @@ from py4j.java_gateway import JavaObject
 from py4j.protocol import Py4JError
 from pyspark.errors.exceptions.captured import CapturedException
 
+from telemetry.plurals import counted
 from worker.attempt.job import Job
 from worker.attempt.pinned_table import PinnedTable, pin_again
 from worker.deletes.locations import DeleteFileLocations, data_file_locations, unannounced_plan
@@ -30,7 +31,6 @@ from worker.deletes.write import WrittenDeletes, delete_files
 from worker.erasure.snapshot_properties import REWRITE, Totals, step_properties
 from worker.io.sorting import Int64Array
 from worker.process.errors import JobError
-from worker.process.plurals import counted
 from worker.process.slots import Threads
 from worker.query.places import Places
 from worker.query.snapshot import TableSnapshot

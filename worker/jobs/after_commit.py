@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
 
+from telemetry.plurals import counted
 from worker.attempt.indexes import indexes
 from worker.attempt.job import Job, Reporter
 from worker.attempt.pinned_table import PinnedTable, pin_committed
@@ -22,7 +23,6 @@ from worker.index.warehouse import IndexWarehouse
 from worker.jobs.foreign_errors import meaning_of
 from worker.jobs.indexing import index_key_set
 from worker.process.errors import JobCancelledError, JobError, UnexpectedError
-from worker.process.plurals import counted
 from worker.table.files import DataFiles
 
 log = logging.getLogger(__name__)

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from py4j.java_gateway import JavaObject
 from py4j.protocol import Py4JError
 
+from telemetry.plurals import counted
 from worker.attempt.job import Job
 from worker.attempt.outcome import Outcome
 from worker.attempt.pinned_table import PinnedTable, pin_again, read_files
@@ -29,7 +30,6 @@ from worker.jobs.conversion import Conversion
 from worker.jobs.conversion_plan import counts
 from worker.jobs.file_rewriting import SOURCE, Choice, FileRewriting
 from worker.process.errors import JobError
-from worker.process.plurals import counted
 from worker.spark.jvm import java_map, java_object, jvm_of
 from worker.table import row_delta
 from worker.table.catalogs import java_message

@@ -13,6 +13,7 @@ from functools import partial
 
 import numpy as np
 
+from telemetry.plurals import counted
 from trust.locations import LocationNotAllowedError, normalize_location
 from worker.attempt.indexes import usable_index
 from worker.attempt.job import Job
@@ -59,7 +60,6 @@ from worker.jobs.orphan_files import remove_orphan_files
 from worker.jobs.own_commits import told_as_unreachable
 from worker.jobs.writing import RowWrite
 from worker.process.errors import JobCancelledError, JobError, Reason, UnexpectedError
-from worker.process.plurals import counted
 from worker.process.slots import Threads
 from worker.table.commit import LOOKS, CommittedSnapshot, find_commits
 from worker.table.commit_errors import CommitConflictError, CommitError

@@ -20,6 +20,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors.exceptions.captured import CapturedException
 
 from stores.table_metadata import JOB_ID
+from telemetry.plurals import counted
 from trust.properties import LOCATION_PROPERTIES, without_code
 from worker.attempt.job import Job
 from worker.attempt.outcome import Outcome, Unconvertible, outcome
@@ -34,7 +35,6 @@ from worker.jobs.after_commit import AfterCommit
 from worker.jobs.orphan_files import remove_orphan_files
 from worker.jobs.own_commits import OwnCommit, commit_result
 from worker.process.errors import JobError
-from worker.process.plurals import counted
 from worker.spark.jvm import java_map, java_object, jvm_of, told_by_java
 from worker.table import row_delta
 from worker.table.catalogs import java_message, raise_lack_of_memory

@@ -5,6 +5,7 @@ from dataclasses import replace
 from itertools import islice, repeat
 from typing import Any
 
+from telemetry.plurals import counted
 from worker.attempt.indexes import (
     forget_index,
     indexes,
@@ -46,7 +47,6 @@ from worker.keys.key_set import KeyColumnError, KeySet
 from worker.keys.read import key_reader
 from worker.keys.schema_fields import column_names_of, field_ids_of, resolve_key_set
 from worker.process.errors import JobCancelledError, JobError
-from worker.process.plurals import counted
 from worker.process.slots import Threads
 from worker.table.files import DataFiles
 from worker.table.record_properties import given_file_io_properties

@@ -16,6 +16,7 @@ from pyiceberg.table.metadata import TableMetadata
 from pyspark.errors.exceptions.captured import CapturedException
 
 from stores.table_metadata import JOB_ID
+from telemetry.plurals import counted
 from worker.attempt.job import Job
 from worker.attempt.outcome import Outcome, outcome
 from worker.attempt.pinned_table import PinnedTable, pin_again
@@ -24,7 +25,6 @@ from worker.jobs import spark_actions
 from worker.jobs.after_commit import AfterCommit
 from worker.jobs.own_commits import OwnCommit, commit_result
 from worker.process.errors import JobError
-from worker.process.plurals import counted
 from worker.spark.jvm import jvm_of
 from worker.table.catalogs import raise_lack_of_memory
 from worker.table.commit import (

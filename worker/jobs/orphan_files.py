@@ -17,6 +17,7 @@ from functools import cache
 from pyiceberg.exceptions import ValidationError
 
 from stores.table_metadata import read_table_metadata
+from telemetry.plurals import counted
 from trust.locations import LocationNotAllowedError
 from worker.attempt.job import Job
 from worker.attempt.pinned_table import PinnedTable, pin_table
@@ -31,7 +32,6 @@ from worker.deletes.locations import (
 from worker.deletes.write import delete_files, written_files
 from worker.io.file_formats import FORMATS
 from worker.process.errors import JobError
-from worker.process.plurals import counted
 from worker.table.all_snapshots import data_files_of_all_snapshots, delete_files_of_all_snapshots
 from worker.table.row_delta import NO_SNAPSHOT
 

@@ -23,6 +23,7 @@ from pyiceberg.table.metadata import TableMetadata
 from pyspark.errors.exceptions.captured import CapturedException
 
 from stores.table_metadata import named_places, parse_table_metadata
+from telemetry.plurals import counted
 from trust.bounds import LimitExceededError, check_json, unpacked
 from trust.locations import AmbiguousLocationError, is_under, normalize_location, parse_location
 from worker.attempt.job import Job
@@ -43,7 +44,6 @@ from worker.io.storage import Storage, StoredFile
 from worker.jobs.own_places import FilesElsewhereError, check_own_places
 from worker.jobs.spark_actions import ActionError, actions, check_manifests, nothing_deleted
 from worker.process.errors import JobError
-from worker.process.plurals import counted
 from worker.process.slots import Threads
 from worker.spark.jvm import jvm_of, told_by_java
 from worker.table.all_snapshots import paths_of_all_snapshots

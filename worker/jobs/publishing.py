@@ -15,6 +15,7 @@ import numpy as np
 from pyiceberg.table.refs import MAIN_BRANCH
 
 from staging.history import RENEWED, SKIPPED, SNAPSHOT_ID, Publication, StagingError, properties
+from telemetry.plurals import counted
 from worker.attempt.job import Job
 from worker.attempt.outcome import Outcome, outcome
 from worker.attempt.pinned_table import PinnedTable, pin_again
@@ -23,7 +24,6 @@ from worker.jobs.after_commit import AfterCommit, index_new_files
 from worker.jobs.orphan_files import remove_orphan_files
 from worker.jobs.own_commits import Made, OwnCommit, commit_result
 from worker.process.errors import JobCancelledError, JobError
-from worker.process.plurals import counted
 from worker.publication.clearing import FILES_CLEARED, clear, postponed, renewed_at
 from worker.publication.looks import Looks
 from worker.publication.plan import SUMMARY, Part, Plan

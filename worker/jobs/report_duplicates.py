@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from pyroaring import BitMap64
 
+from telemetry.plurals import counted
 from worker.attempt.indexes import planned_key_sets, usable_index
 from worker.attempt.job import Job
 from worker.attempt.outcome import Outcome, outcome
@@ -47,7 +48,6 @@ from worker.keys.schema_fields import column_names_of, resolve_key_set
 from worker.lookup.index_lookup import LiveRows
 from worker.lookup.resolution import find_rows
 from worker.process.errors import JobCancelledError, JobError
-from worker.process.plurals import counted
 from worker.table.files import DataFile, DataFiles, DeleteFile, PartitionKey
 from worker.table.plan import plan_conversion
 

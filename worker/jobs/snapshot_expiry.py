@@ -20,6 +20,7 @@ from pyiceberg.table.metadata import TableMetadata
 from pyspark.errors.exceptions.captured import CapturedException
 from pyspark.sql import DataFrame
 
+from telemetry.plurals import counted
 from trust.locations import LocationNotAllowedError, is_under, normalize_location
 from worker.attempt.job import Job
 from worker.attempt.outcome import Outcome, outcome
@@ -36,7 +37,6 @@ from worker.jobs.orphan_files import remove_orphan_files
 from worker.jobs.own_places import check_own_places
 from worker.jobs.spark_actions import actions, check_manifests, table_of
 from worker.process.errors import JobError
-from worker.process.plurals import counted
 from worker.table.all_snapshots import paths_of_all_snapshots
 from worker.table.catalogs import raise_lack_of_memory
 from worker.table.commit import check_clock

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 
+from telemetry.plurals import counted
 from worker.attempt.job import Job
 from worker.attempt.outcome import Outcome, outcome
 from worker.attempt.pinned_table import PinnedTable
@@ -21,7 +22,6 @@ from worker.index.warehouse import IndexWarehouse
 from worker.jobs.after_commit import AfterCommit, index_new_files
 from worker.jobs.orphan_files import remove_orphan_files
 from worker.jobs.own_commits import Made, OwnCommit, commit_result
-from worker.process.plurals import counted
 from worker.table.commit import CommittedSnapshot
 from worker.table.files import DataFiles
 from worker.table.row_delta import layout_of_new_rows

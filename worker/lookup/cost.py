@@ -6,8 +6,8 @@ from enum import StrEnum
 
 import pyarrow as pa
 
+from telemetry.plurals import counted
 from worker.io.sorting import is_bytes
-from worker.process.plurals import counted
 
 
 class Source(StrEnum):

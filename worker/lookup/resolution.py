@@ -14,6 +14,7 @@ from typing import Any, Self
 import numpy as np
 import pyarrow as pa
 
+from telemetry.plurals import counted
 from worker.attempt.indexes import open_again, start_anew
 from worker.attempt.job import Job
 from worker.attempt.outcome import Unconvertible
@@ -48,7 +49,6 @@ from worker.lookup.shuffle import (
     cuts_between,
 )
 from worker.process.errors import JobCancelledError, Reason
-from worker.process.plurals import counted
 from worker.process.slots import Threads
 from worker.table.files import NO_FILES, DataFile, DataFiles, DeleteFile, PartitionKey
 from worker.table.plan import KeySetDeletes, affected_files, applies, balanced

@@ -34,9 +34,9 @@ from staging.history import (
     skipped_numbers,
 )
 from stores.table_metadata import JOB_ID
+from telemetry.plurals import counted
 from worker.attempt.job import Job
 from worker.attempt.pinned_table import PinnedTable
-from worker.process.plurals import counted
 from worker.spark.jvm import java_object, jvm_of
 from worker.table import row_delta
 from worker.table.commit import ATTEMPT, CommittedSnapshot, commit_snapshot, find_head

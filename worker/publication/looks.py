@@ -17,6 +17,7 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 
 from staging.history import skipped_numbers
+from telemetry.plurals import counted
 from worker.attempt.job import Job
 from worker.attempt.outcome import Unconvertible
 from worker.attempt.pinned_table import PinnedTable
@@ -31,7 +32,6 @@ from worker.lookup.deviations import Deviation
 from worker.lookup.index_lookup import Matches
 from worker.lookup.positions import Positions
 from worker.lookup.resolution import Resolved, RowsOfKeySet, merge_explanations
-from worker.process.plurals import counted
 from worker.publication.other_specs import LaterFiles
 from worker.publication.staged import ReadBefore, Staged
 from worker.table.commit import CommitFate

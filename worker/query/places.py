@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from telemetry.plurals import counted
 from worker.index.key_set_index import KeySetIndex
 from worker.io.sorting import Int64Array
 from worker.keys.key_set import KeyColumnError, KeySet
@@ -23,7 +24,6 @@ from worker.keys.read import KeyReader, key_reader, missing_file
 from worker.lookup.index_lookup import ANY_AGE, DeleteKeys, LiveRows, lookup_tasks
 from worker.process.errors import Reason
 from worker.process.memory import holding
-from worker.process.plurals import counted
 from worker.process.slots import Threads
 from worker.query.errors import AnswerTooLargeError, NotCoveredError, UnreadableError, told_as_unreadable
 from worker.query.snapshot import PendingKeys, TableSnapshot

@@ -19,6 +19,7 @@ from pyiceberg import types
 from pyiceberg.schema import Schema
 
 from stores.table_metadata import UNWRITTEN_TYPES, column_of
+from telemetry.plurals import counted
 from worker.attempt.indexes import planned_key_sets, usable_index
 from worker.attempt.job import Job
 from worker.attempt.pinned_table import PinnedTable
@@ -32,7 +33,6 @@ from worker.keys.schema_fields import column_names_of, field_ids_of, resolve_key
 from worker.lookup.cost import Source
 from worker.lookup.resolution import Choice, explain
 from worker.process.errors import JobError
-from worker.process.plurals import counted
 from worker.query.errors import UnreadableError
 from worker.table.avro_files import UnsupportedTableError
 from worker.table.commit import CommitFate, CommittedSnapshot

@@ -16,12 +16,12 @@ from pyiceberg import types
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
 
+from telemetry.plurals import counted
 from worker.io.sorting import Int64Array
 from worker.keys.key_set import KeyColumn, KeySet
 from worker.keys.read import key_batch
 from worker.lookup.index_lookup import ANY_AGE, DeleteKeys
 from worker.process.errors import JobError
-from worker.process.plurals import counted
 from worker.query.json_keys import NOT_A_VALUE, single_value
 
 Row = Mapping[str, Any]

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import fs as pafs
 
+from telemetry.plurals import counted
 from trust.arrow_streams import ArrowStreamError, count_rows
 from trust.locations import LocationNotAllowedError, parse_location
 from worker.io.decimals import check_decimals
@@ -24,7 +25,6 @@ from worker.io.parquet_pages import Unpacked
 from worker.io.sorting import Int64Array
 from worker.io.storage import Storage
 from worker.process.errors import JobError
-from worker.process.plurals import counted
 from worker.writes.rows import InvalidRowsError
 
 ROWS = 4_000_000
