@@ -19,8 +19,8 @@ from rich.status import Status
 
 from icestream.connection import Connection
 from trust.locations import AmbiguousLocationError, parse_location
+from worker.acceptance.earlier_runs import find
 from worker.acceptance.lake import Lake
-from worker.acceptance.leftovers import find
 from worker.acceptance.report import ALL_PASSED, FAILED, Outcome, Report, Step
 from worker.acceptance.run import Acceptance, Wanted, problem_of, remove_leftovers, versions_here
 from worker.acceptance.service import Service

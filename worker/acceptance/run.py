@@ -23,8 +23,8 @@ from telemetry.plurals import counted
 from trust.locations import is_table_bucket
 from worker.acceptance import checks
 from worker.acceptance.checks import Check
+from worker.acceptance.earlier_runs import Leftover, find, is_of_run, remove, remove_namespace
 from worker.acceptance.lake import PLACES_ARE_GIVEN, Lake, LakeError, NotOursError, lake_error_of
-from worker.acceptance.leftovers import Leftover, find, is_of_run, remove, remove_namespace
 from worker.acceptance.report import Outcome, Problem, Report, Requests, Step
 from worker.acceptance.service import JobEndedError, Service, StoppedError
 from worker.acceptance.trial import NotPossibleError, NotTriedError, Trial, WrongError, WrongRowsError

@@ -14,7 +14,7 @@ from tests.factories import Catalog, TableBuilder, sqlite_catalog, visible_rows
 from tests.worker.acceptance import lakes
 from tests.worker.acceptance.working import NAMESPACE, Working
 from worker.acceptance.checks import checks_of
-from worker.acceptance.leftovers import find
+from worker.acceptance.earlier_runs import find
 from worker.acceptance.report import Outcome, Report, Step
 from worker.acceptance.run import Acceptance, remove_leftovers
 from worker.attempt.outcome import Outcome as JobOutcome

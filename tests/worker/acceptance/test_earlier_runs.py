@@ -13,8 +13,8 @@ from py4j.protocol import Py4JError
 
 from tests.worker.acceptance.fakes import FakeLake, FakeProgress, FakeService, FakeTable, refuse
 from worker.acceptance import main
+from worker.acceptance.earlier_runs import Leftovers, find
 from worker.acceptance.lake import MARK, Lake
-from worker.acceptance.leftovers import Leftovers, find
 from worker.acceptance.run import remove_leftovers
 
 NAMESPACE = ["accepting"]
