@@ -31,7 +31,7 @@ import worker.deletes.stage
 import worker.deletes.write
 import worker.index.build
 import worker.index.compaction
-import worker.jobs.orphan_files
+import worker.jobs.files_of_dead_attempts
 import worker.lookup.index_lookup
 import worker.spark.tasks
 import worker.table.row_delta
@@ -183,7 +183,7 @@ def inject() -> None:
     wrap(worker.deletes.stage, "write_planned", "delete-files", disk_full)
     for write in ("_write_position_delete_file", "_write_puffin_file"):
         wrap(worker.deletes.write, write, "delete-file", disk_full)
-    wrap(worker.jobs.orphan_files, "written_files", "leftovers", no_answer)
+    wrap(worker.jobs.files_of_dead_attempts, "written_files", "leftovers", no_answer)
     wrap(IndexWarehouse, "drop", "drop", no_answer)
     row_delta, stage = worker.table.row_delta.java_row_delta, Job.stage
     worker.table.row_delta.java_row_delta = lambda *arguments: Commit(row_delta(*arguments))

@@ -94,7 +94,7 @@ AREAS = (
             "tests/worker/exactness/test_sequences.py",
             "tests/worker/exactness/test_partitions.py",
             "tests/worker/exactness/test_schemas.py",
-            "tests/worker/jobs/test_orphan_files.py",
+            "tests/worker/jobs/test_files_of_dead_attempts.py",
             "tests/worker/erasure",
             "tests/faults/test_damage.py",
         ),
@@ -120,7 +120,7 @@ AREAS = (
         (
             "tests/worker/deletes",
             "tests/worker/exactness",
-            "tests/worker/jobs/test_orphan_files.py",
+            "tests/worker/jobs/test_files_of_dead_attempts.py",
         ),
         25,
         DELETES,
@@ -131,7 +131,7 @@ AREAS = (
         (
             "tests/worker/jobs/test_own_commits.py",
             "tests/worker/jobs/test_pipeline.py",
-            "tests/worker/jobs/test_orphan_files.py",
+            "tests/worker/jobs/test_files_of_dead_attempts.py",
             "tests/worker/exactness/test_refusals.py",
             "tests/worker/exactness/test_live_twice.py",
             "tests/worker/exactness/test_reference_reader.py",
@@ -150,7 +150,7 @@ AREAS = (
         (
             "tests/worker/table/test_commit.py",
             "tests/worker/deletes",
-            "tests/worker/jobs/test_orphan_files.py",
+            "tests/worker/jobs/test_files_of_dead_attempts.py",
         ),
         20,
     ),

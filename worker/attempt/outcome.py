@@ -41,7 +41,7 @@ class Unconvertible:
 class Outcome:
     """What a job hands back: its result, and the health of the table's indexes after it.
 
-    cleared: attempts of which nothing is left behind any more; see worker.jobs.orphan_files.
+    cleared: attempts of which nothing is left behind any more; see worker.jobs.files_of_dead_attempts.
     """
 
     result: dict[str, Any]

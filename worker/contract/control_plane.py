@@ -277,7 +277,7 @@ class AttemptId(Body):
 
 
 class AnnouncedPlan(Body):
-    """Delete files that an attempt is about to write, or then to commit; see worker.jobs.orphan_files.
+    """Delete files that an attempt is about to write or to commit; see worker.jobs.files_of_dead_attempts.
 
     number: of the attempt's plans. tasks: that write, so far. files_per_task: that each writes at most.
     removes: the path of a delete file, or of a data file, that the commit removes; None as long as none is

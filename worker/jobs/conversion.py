@@ -19,7 +19,7 @@ from worker.deletes.write import WrittenDeletes
 from worker.index.warehouse import IndexWarehouse
 from worker.jobs.after_commit import AfterCommit, index_new_files
 from worker.jobs.conversion_plan import COMMITS_LEFT, INDEXED_ROWS, PLAN, Part, Plan, counts
-from worker.jobs.orphan_files import remove_orphan_files
+from worker.jobs.files_of_dead_attempts import clear_dead_attempts
 from worker.jobs.own_commits import commits_of, told_as_unreachable
 from worker.lookup.cost import conversion_seconds
 from worker.lookup.resolution import merge_explanations
@@ -321,7 +321,7 @@ class Conversion:
         gone = set() if dry_run else self.converted
         live = table.files.delete_files
         after = replace(table.files, delete_files=live.where(~live.are_named(gone)))
-        cleared = [] if dry_run else remove_orphan_files(self._job)
+        cleared = [] if dry_run else clear_dead_attempts(self._job)
         head = self._head or table.snapshot_id
         told = outcome(self._job, table, self._warehouse, result, after, self.refused, head, cleared)
         if dry_run and self.converted:

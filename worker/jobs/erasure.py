@@ -55,8 +55,8 @@ from worker.io.storage import Storage, StoredFile
 from worker.jobs.conversion import Conversion
 from worker.jobs.conversion_plan import counts as counts_of
 from worker.jobs.erased_indexes import ErasedIndexes
+from worker.jobs.files_of_dead_attempts import clear_dead_attempts
 from worker.jobs.foreign_errors import meaning_of
-from worker.jobs.orphan_files import remove_orphan_files
 from worker.jobs.own_commits import told_as_unreachable
 from worker.jobs.writing import RowWrite
 from worker.process.errors import JobCancelledError, JobError, Reason, UnexpectedError
@@ -118,7 +118,7 @@ class _Erasure:
 
     def run(self, table: PinnedTable) -> Outcome:
         self._delete_and_rewrite(table)
-        cleared = remove_orphan_files(self._job)  # of lost attempts, before anybody looks
+        cleared = clear_dead_attempts(self._job)  # of lost attempts, before anybody looks
         table = pin_again(self._job)
         totals, converted = Totals.of(self._commits(table)), self._converted(table)
         self._indexes.clean(table)

@@ -32,7 +32,7 @@ from worker.deletes.write import delete_files
 from worker.index.warehouse import IndexWarehouse
 from worker.jobs import spark_actions
 from worker.jobs.after_commit import AfterCommit
-from worker.jobs.orphan_files import remove_orphan_files
+from worker.jobs.files_of_dead_attempts import clear_dead_attempts
 from worker.jobs.own_commits import OwnCommit, commit_result
 from worker.process.errors import JobError
 from worker.spark.jvm import java_map, java_object, jvm_of, told_by_java
@@ -310,7 +310,7 @@ class FileRewriting(ABC):
                 "files": list(choice.paths[:PATHS_TOLD]) if dry_run else [],
             },
         }
-        cleared = [] if dry_run else remove_orphan_files(job)
+        cleared = [] if dry_run else clear_dead_attempts(job)
         live = set(table.files.equality_deletes.paths())
         refused, head = [one for path, one in self.refused.items() if path in live], table.snapshot_id
         return outcome(job, table, self.warehouse, result, table.files, refused, head, cleared)

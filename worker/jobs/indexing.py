@@ -42,7 +42,7 @@ from worker.index.run_files import RunFile
 from worker.index.sorted_runs import IndexCommitConflictError, RunTable
 from worker.index.warehouse import IndexWarehouse
 from worker.io.storage import Storage
-from worker.jobs.orphan_files import remove_orphan_files
+from worker.jobs.files_of_dead_attempts import clear_dead_attempts
 from worker.keys.key_set import KeyColumnError, KeySet
 from worker.keys.read import key_reader
 from worker.keys.schema_fields import column_names_of, field_ids_of, resolve_key_set
@@ -152,7 +152,7 @@ def compact_index(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Ou
     if not key_sets_in(warehouse.listed_names(table.index_database)):
         job.decide("The table has no index yet: there is nothing to compact.")
     result = {"iceberg_snapshot_id": table.snapshot_id, "key_sets": results}
-    cleared = remove_orphan_files(job)
+    cleared = clear_dead_attempts(job)
     return outcome(job, table, warehouse, result, table.files, [], table.snapshot_id, cleared)
 
 

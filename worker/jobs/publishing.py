@@ -21,7 +21,7 @@ from worker.attempt.outcome import Outcome, outcome
 from worker.attempt.pinned_table import PinnedTable, pin_again
 from worker.index.warehouse import IndexWarehouse
 from worker.jobs.after_commit import AfterCommit, index_new_files
-from worker.jobs.orphan_files import remove_orphan_files
+from worker.jobs.files_of_dead_attempts import clear_dead_attempts
 from worker.jobs.own_commits import Made, OwnCommit, commit_result
 from worker.process.errors import JobCancelledError, JobError
 from worker.publication.clearing import FILES_CLEARED, clear, postponed, renewed_at
@@ -101,7 +101,7 @@ class _Publication:
                 f" {stop.remedy}"
             )
         of_commit = commit_result(job, table, committed)
-        cleared = [] if dry_run else remove_orphan_files(job)
+        cleared = [] if dry_run else clear_dead_attempts(job)
         has_commit = committed is None
         if committed is not None and part is not None:
             added = set(part.staged.files.data_files.paths())

@@ -33,7 +33,7 @@ from worker.erasure.holds import Hold, is_never_deleted_from, kept_by_age
 from worker.erasure.metadata_files import metadata_files
 from worker.index.warehouse import IndexWarehouse
 from worker.jobs.after_commit import AfterCommit
-from worker.jobs.orphan_files import remove_orphan_files
+from worker.jobs.files_of_dead_attempts import clear_dead_attempts
 from worker.jobs.own_places import check_own_places
 from worker.jobs.spark_actions import actions, check_manifests, table_of
 from worker.process.errors import JobError
@@ -103,7 +103,7 @@ class _Expiry:
         job = self._job
         cleared: list[AttemptId] = []
         if not job.assignment.job.dry_run and self._finish_earlier(table):
-            cleared = remove_orphan_files(job)
+            cleared = clear_dead_attempts(job)
         conflicts = 0
         while True:
             found = self._look(table)

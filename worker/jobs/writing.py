@@ -20,7 +20,7 @@ from worker.attempt.outcome import Outcome, outcome
 from worker.attempt.pinned_table import PinnedTable
 from worker.index.warehouse import IndexWarehouse
 from worker.jobs.after_commit import AfterCommit, index_new_files
-from worker.jobs.orphan_files import remove_orphan_files
+from worker.jobs.files_of_dead_attempts import clear_dead_attempts
 from worker.jobs.own_commits import Made, OwnCommit, commit_result
 from worker.table.commit import CommittedSnapshot
 from worker.table.files import DataFiles
@@ -90,7 +90,7 @@ class RowWrite:
             job.decide(f"Others committed first {counted(written.lost, 'time')}.")
         job.decide(_sentence(counts, dry_run=job.assignment.job.dry_run))
         of_commit = commit_result(job, table, committed)
-        cleared = [] if job.assignment.job.dry_run else remove_orphan_files(job)
+        cleared = [] if job.assignment.job.dry_run else clear_dead_attempts(job)
         if committed is not None:
             table = index_new_files(
                 job, table, self._warehouse, lambda files: _files_of_job(files, job.assignment.job.id)

@@ -40,7 +40,7 @@ _NAMES_AT_MOST = 1_000_000
 _LOG_AT_MOST = 100  # as many as Iceberg keeps
 
 
-def remove_orphan_files(job: Job) -> list[AttemptId]:
+def clear_dead_attempts(job: Job) -> list[AttemptId]:
     """Deletes what earlier attempts of the table's jobs left; returns those of which nothing is left.
 
     A trouble here undoes nothing of the job: it is told, and the next job tries again.

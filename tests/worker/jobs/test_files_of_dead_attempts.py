@@ -207,7 +207,7 @@ def test_a_job_looks_for_so_many_names_whatever_was_announced_and_leaves_others_
         return exists(storage, location)
 
     monkeypatch.setattr(Storage, "exists", counted)
-    monkeypatch.setattr("worker.jobs.orphan_files._NAMES_AT_MOST", 100)
+    monkeypatch.setattr("worker.jobs.files_of_dead_attempts._NAMES_AT_MOST", 100)
     first = jobs.run("compact", ended_attempts=[hostile, left])
     assert list(first.cleared) == [AttemptId(job_id="hostile", attempt=1)]
     assert 0 < len(looked_for) <= 2 * 100, "a name in each format"
