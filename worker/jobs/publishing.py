@@ -25,7 +25,7 @@ from worker.jobs.files_of_dead_attempts import clear_dead_attempts
 from worker.jobs.own_commits import Made, OwnCommit, commit_result
 from worker.process.errors import JobCancelledError, JobError
 from worker.publication.clearing import FILES_CLEARED, clear, postponed, renewed_at
-from worker.publication.looks import Looks
+from worker.publication.kept_parts import KeptParts
 from worker.publication.plan import SUMMARY, Part, Plan
 from worker.publication.staged import Staged, Stop
 from worker.table.commit import CommittedSnapshot
@@ -56,24 +56,24 @@ def publish(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Outcome:
 
 
 class _Publication:
-    """A job that publishes, and what it keeps from one look to the next."""
+    """A job that publishes, and what it keeps from one plan to the next."""
 
     def __init__(self, job: Job, warehouse: IndexWarehouse) -> None:
         self._job = job
         self._warehouse = warehouse
         told = "what was staged since is left to the next job"
         self._own = OwnCommit(job, lambda summary: SNAPSHOT_ID in summary, told)
-        self._looks = Looks(job, warehouse)
+        self._kept = KeptParts(job, warehouse)
 
     def run(self, table: PinnedTable) -> Made[Part]:
         """The commit, made once however many attempts there are. Plans again while others come first."""
         busy = (
             "Nothing was published. Publish when the writers that commit to this table all the time are idle."
         )
-        return self._own.make(table, self._resolved, self._looks.forget, busy, self._looks.lost)
+        return self._own.make(table, self._resolved, self._kept.forget, busy, self._kept.lost)
 
     def _resolved(self, table: PinnedTable) -> tuple[Part, Callable[[], CommittedSnapshot | None]]:
-        plan = Plan(self._job, table, self._looks)
+        plan = Plan(self._job, table, self._kept)
         part = plan.resolve()
         return part, partial(plan.commit, part)
 

@@ -35,7 +35,7 @@ from worker.lookup.index_lookup import ANY_AGE
 from worker.lookup.positions import union
 from worker.process.errors import JobError, Reason
 from worker.publication.ancestry import last_publication
-from worker.publication.looks import Found, Looks
+from worker.publication.kept_parts import Found, KeptParts
 from worker.publication.other_specs import LaterFiles, later_files
 from worker.publication.staged import Staged, live_already
 from worker.table.avro_files import UnsupportedTableError
@@ -149,13 +149,13 @@ class _UnpublishableError(Exception):
 class Plan:
     """One plan, from the pinned head of the target to its commit."""
 
-    def __init__(self, job: Job, table: PinnedTable, looks: Looks) -> None:
-        """looks: of this attempt; what this one finds joins it."""
+    def __init__(self, job: Job, table: PinnedTable, kept: KeptParts) -> None:
+        """kept: by this attempt; what this one finds joins it."""
         self.job = job
         self.table = table
         self.dry_run = job.assignment.job.dry_run
         self._source = job.assignment.job.publish.source
-        self._looks = looks
+        self._kept = kept
 
     def resolve(self) -> Part:
         """Finds the rows that the staged deletes delete and writes the delete files that they become.
@@ -186,7 +186,7 @@ class Plan:
                 raise NothingToSkipError(
                     f"snapshot {skip} is not the first that waits on branch {self._source}, but {first}"
                 )
-            staged = self._looks.staged(self.table, waiting)
+            staged = self._kept.staged(self.table, waiting)
         while staged.snapshots:
             try:
                 part = self._resolved(staged)
@@ -194,10 +194,10 @@ class Plan:
                     raise NothingToSkipError(f"nothing keeps snapshot {skip} from being published")
                 return part
             except CommitConflictError:
-                self._looks.forget()  # of a file that is gone nothing is known
+                self._kept.forget()  # of a file that is gone nothing is known
                 raise
             except _UnpublishableError as error:
-                self._looks.forget()
+                self._kept.forget()
                 if error.may_be_later and (up_to := staged.up_to(error.sequence_number)) is not None:
                     staged = up_to
                 else:
@@ -209,8 +209,8 @@ class Plan:
         """None if there is nothing to commit, or in a dry run."""
         if self.dry_run or part.is_empty:
             return None
-        table, last, looks = self.table, part.staged.snapshots[-1], self._looks
-        found = looks.found(part.staged, table)
+        table, last, kept = self.table, part.staged.snapshots[-1], self._kept
+        found = kept.found(part.staged, table)
         summary = {
             **part.summary,
             BRANCH: self._source,
@@ -224,7 +224,7 @@ class Plan:
                 # A policy may name another branch meanwhile, which an answer tells.
                 self.job.reporter.confirm_lease(anew=True)
 
-        with looks.fate.decided(announce) as confirm_lease, self.job.stage("commit"):
+        with kept.fate.decided(announce) as confirm_lease, self.job.stage("commit"):
             return commit_deletes(
                 self.job,
                 table,
@@ -239,7 +239,7 @@ class Plan:
     def _resolved(self, staged: Staged) -> Part:
         self._check_data_files(staged)
         merged = _merged(self.table, staged)
-        found = self._looks.found(staged, merged.table)
+        found = self._kept.found(staged, merged.table)
         self._refuse(merged, found.find(merged.table, merged.equality_deletes))
         later = list(later_files(self.table, self._source, merged.equality_deletes, merged.offset))
         for files in later:

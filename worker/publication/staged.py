@@ -254,7 +254,7 @@ _NOTHING = Added(NO_FILES.data_files, (), {}, None)
 
 @dataclass(frozen=True, slots=True)
 class ReadBefore:
-    """What earlier looks of a job have read of snapshots, by their ids: they never change.
+    """What earlier plans of a job have read of snapshots, by their ids: they never change.
 
     named: of the target's, the paths of files that were staged by then. What is staged later is younger than
     these snapshots, so they say nothing of it.

@@ -41,7 +41,7 @@ from worker.table.files import (
 from worker.table.manifests import Manifest, read_manifest_list
 
 pytestmark = pytest.mark.integration
-LOST_LOOKS = 2  # after which a job publishes less
+LOST_PLANS = 2  # after which a job publishes less
 
 
 @V3_FIRST
@@ -211,22 +211,22 @@ def test_each_staged_snapshot_is_read_once_however_often_others_come_first(
         return read_manifest_list(io, snapshot)
 
     def loaded(*arguments: Any) -> Any:
-        looks.append(arguments)
+        plans.append(arguments)
         return load_table(*arguments)
 
-    looks: list[Any] = []
+    plans: list[Any] = []
     monkeypatch.setattr("worker.publication.staged.read_manifest_list", counted)
     monkeypatch.setattr("worker.attempt.pinned_table.catalogs.load_table", loaded)
     Meanwhile(lake.jobs, lambda number: table.append([row(10 + number, number)]), times=3)
 
     assert lake.publish()["staged_snapshots"] == 3
     assert len(read) == len(set(read)) == 6, "those that came to the target meanwhile, too"
-    assert len(looks) == 4
+    assert len(plans) == 4
     assert lake.rows() == in_order(row(1, 1), row(2, 2), *[row(10 + n, n) for n in (1, 2, 3)])
 
 
 @V3_FIRST
-def test_a_later_look_reads_and_writes_what_is_new_alone(
+def test_a_later_plan_reads_and_writes_what_is_new_alone(
     lake: Lake, format_version: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = lake.create(row(1, 1), row(2, 2), format_version=format_version)
@@ -240,7 +240,7 @@ def test_a_later_look_reads_and_writes_what_is_new_alone(
     lake.delete(1, 8)
     read = Counter[str]()
     written: list[tuple[str, int]] = []
-    looks: list[int] = []
+    plans: list[int] = []
     read_file, write = KeyReader._read, getattr(worker.deletes.write, _WRITERS[format_version])
 
     def counted_read(reader: KeyReader, file: DataFile | DeleteFile, *how: Any, **named: Any) -> Any:
@@ -254,7 +254,7 @@ def test_a_later_look_reads_and_writes_what_is_new_alone(
         return new
 
     def others(number: int) -> None:
-        looks.append(len(written))
+        plans.append(len(written))
         if number == 1:
             table.append([row(4, 40), row(8, 80)])
         elif number == 2:
@@ -268,14 +268,14 @@ def test_a_later_look_reads_and_writes_what_is_new_alone(
 
     monkeypatch.setattr(KeyReader, "_read", counted_read)
     monkeypatch.setattr(worker.deletes.write, _WRITERS[format_version], counted_write)
-    monkeypatch.setattr("worker.publication.looks._FILES_PER_TASK", 1)
+    monkeypatch.setattr("worker.publication.kept_parts._FILES_PER_TASK", 1)
     Meanwhile(lake.jobs, others, times=5)
 
     result = lake.publish()
 
     assert result["iceberg_snapshot_id_after"] == table.snapshot_id
     assert lake.rows() == in_order(*[row(n, 10 * n) for n in (3, 4, 6, 7)], row(5, 5), row(9, 9))
-    first, appended, deleted, unrelated, compacted = pairwise([0, *looks])
+    first, appended, deleted, unrelated, compacted = pairwise([0, *plans])
     assert len(written[slice(*first)]) == 4
     assert len(written[slice(*appended)]) == 1, "the file that came"
     assert written[slice(*deleted)] == [(paths[0], 2)], "the file that lost another row"
@@ -323,12 +323,12 @@ def test_what_left_the_staging_branch_between_look_and_commit_is_not_published(l
 
 
 def test_a_job_that_keeps_losing_publishes_less_at_once(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("worker.publication.looks.LOST_LOOKS", LOST_LOOKS)
+    monkeypatch.setattr("worker.publication.kept_parts.LOST_PLANS", LOST_PLANS)
     table = lake.create(row(1, 1))
     for n in (1, 2, 3):
         lake.upsert(row(n, 10 * n))
-    Meanwhile(lake.jobs, lambda number: table.append([row(10 + number, number)]), times=LOST_LOOKS)
-    appended = [row(10 + n, n) for n in range(1, LOST_LOOKS + 1)]
+    Meanwhile(lake.jobs, lambda number: table.append([row(10 + number, number)]), times=LOST_PLANS)
+    appended = [row(10 + n, n) for n in range(1, LOST_PLANS + 1)]
 
     assert lake.publish()["staged_snapshots"] == 1
     assert any("publishes 1 of 3 staged snapshots" in told for told in lake.jobs.reporter.decisions)

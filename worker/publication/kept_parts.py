@@ -1,4 +1,4 @@
-"""What an attempt keeps from one look at the target to the next, so that a later one costs by what is new.
+"""What an attempt keeps from one plan to the next, so that a later one costs by what is new.
 
 Invariant: what a staged delete deletes of a data file is the same at every head, for files never change. So
 each data file is asked about once, and what is written for it stays as long as it and its other deletes do.
@@ -39,14 +39,14 @@ from worker.table.files import DataFile, DataFiles, DeleteFile
 from worker.table.plan import plan_conversion
 from worker.table.row_delta import layout_of_new_rows
 
-LOST_LOOKS = 5
+LOST_PLANS = 5
 """After so many, the next ones take half as many staged snapshots."""
 _FILES_PER_TASK = 50
 """Data files whose deletes are written anew together, where others change those of one."""
 
 
-class Looks:
-    """One attempt's looks at the target. fate: of what is written."""
+class KeptParts:
+    """By one attempt: what its last plan found, for the next one. fate: of what is written."""
 
     def __init__(self, job: Job, warehouse: IndexWarehouse) -> None:
         self._job = job
@@ -59,7 +59,7 @@ class Looks:
         self.fate = CommitFate()
 
     def staged(self, table: PinnedTable, waiting: Sequence[Snapshot]) -> Staged:
-        """What a look is about: what the last one was about, if that still waits. Raises as `Staged.read`."""
+        """What a plan is about: what the last one was about, if that still waits. Raises as `Staged.read`."""
         found, waiting = self._found, waiting[: self._at_most]
         metadata, branch, io = table.metadata, table.branch, table.storage.io
         if found is not None and found.is_of(metadata, waiting):
@@ -80,10 +80,10 @@ class Looks:
         return self._found
 
     def lost(self) -> None:
-        """Others have committed since the look. A smaller part takes less time than they leave for it."""
+        """Others have committed since the plan. A smaller part takes less time than they leave for it."""
         self._lost += 1
         taken = len(self._found.staged.snapshots) if self._found is not None else 0
-        if self._lost % LOST_LOOKS == 0 and taken > 1:
+        if self._lost % LOST_PLANS == 0 and taken > 1:
             self._at_most = taken // 2
             self._job.decide(
                 f"Others committed first {counted(self._lost, 'time')}, so this job publishes"
@@ -98,9 +98,9 @@ class Looks:
 
 
 class Found:
-    """What some staged snapshots come to at the heads that were looked at.
+    """What some staged snapshots come to at the heads of all plans.
 
-    deviations, explanations: of all looks together. deletes: writes their deletes.
+    deviations, explanations: of all plans together. deletes: writes their deletes.
     """
 
     def __init__(
