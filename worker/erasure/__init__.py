@@ -1,1 +1,1 @@
-"""Erasure: data files written anew without some rows, snapshots that expire, and a look at what is left."""
+"""Erasure: data files written anew without some rows, snapshots that expire, and a search of what is left."""

@@ -24,8 +24,8 @@ from worker.attempt.job import Job
 from worker.attempt.pinned_table import PinnedTable
 from worker.deletes.existing import FILES_AT_ONCE
 from worker.erasure.holds import is_never_deleted_from
-from worker.erasure.look import Look
 from worker.erasure.metadata_files import metadata_files, statistics_files
+from worker.erasure.search import Search
 from worker.io.storage import Storage
 from worker.process.errors import JobError
 from worker.process.slots import Threads
@@ -84,20 +84,20 @@ def exact_operations(java_table: JavaObject, snapshot_ids: Iterable[int], *, dry
 
 def files_of(
     storage: Storage,
-    look: Look,
+    search: Search,
     metadata: TableMetadata,
     snapshot_ids: Collection[int],
     *,
     have_expired: bool = False,
 ) -> tuple[set[str], str | None]:
-    """The paths of all files that some snapshots need; otherwise as `Look.named_by`."""
+    """The paths of all files that some snapshots need; otherwise as `Search.named_by`."""
     snapshots = [one for one in metadata.snapshots if one.snapshot_id in snapshot_ids]
     statistics = [
         one.statistics_path
         for one in (*metadata.statistics, *metadata.partition_statistics)
         if one.snapshot_id in snapshot_ids
     ]
-    named, unreadable = look.named_by(metadata, snapshots, storage, have_expired=have_expired)
+    named, unreadable = search.named_by(metadata, snapshots, storage, have_expired=have_expired)
     return named.union(statistics), unreadable
 
 
@@ -136,7 +136,7 @@ def files_of_expired(
     return found, why
 
 
-def delete_unneeded(job: Job, table: PinnedTable, look: Look, paths: Collection[str]) -> set[str]:
+def delete_unneeded(job: Job, table: PinnedTable, search: Search, paths: Collection[str]) -> set[str]:
     """Deletes those of some files that nothing needs; none if that can't be told of all that is left.
     Returns those that it did not delete and that were not gone.
 
@@ -145,7 +145,7 @@ def delete_unneeded(job: Job, table: PinnedTable, look: Look, paths: Collection[
     if is_never_deleted_from(table.metadata):
         job.decide("No file that expired snapshots named was deleted: the table says that none may be.")
         return {*paths}
-    needed, unreadable = look.named_by(table.metadata, table.metadata.snapshots, table.storage)
+    needed, unreadable = search.named_by(table.metadata, table.metadata.snapshots, table.storage)
     if unreadable is not None:
         told = f"what {unreadable} names can't be read"
         job.decide(f"No file that expired snapshots named was deleted: {told}.")
@@ -156,10 +156,10 @@ def delete_unneeded(job: Job, table: PinnedTable, look: Look, paths: Collection[
 
     deleted, undeleted = 0, set[str]()
     # What names files goes after these, and stays with them: by it, whoever goes on after a death finds them.
-    unneeded = sorted((look.rank(path), path) for path in paths if path not in left)
+    unneeded = sorted((search.rank(path), path) for path in paths if path not in left)
     for _, of_rank in groupby(unneeded, key=itemgetter(0)):
         of_these = [path for _, path in of_rank]
-        naming = {path for path in of_these if not undeleted.isdisjoint(look.named_in(path))}
+        naming = {path for path in of_these if not undeleted.isdisjoint(search.named_in(path))}
         gone, failed = delete_paths(job, table, [path for path in of_these if path not in naming], "expire")
         deleted += len(gone)
         undeleted |= naming | failed

@@ -87,7 +87,7 @@ def statistics_files(metadata: TableMetadata) -> list[str]:
     return [one.statistics_path for one in (*metadata.statistics, *metadata.partition_statistics)]
 
 
-def look_at_partition_statistics(
+def search_partition_statistics(
     storage: Storage, keys: ErasedKeys, metadata: TableMetadata, location: str, size_bytes: int
 ) -> Trace:
     """By the partitions that they are of. Raises OSError (a retry can help)."""
@@ -115,7 +115,7 @@ def look_at_partition_statistics(
         return Trace(why=Reason("partition_statistics", f"they can't be read: {error}", remedy))
 
 
-def look_at_metadata(storage: Storage, keys: ErasedKeys, location: str) -> Trace:
+def search_metadata(storage: Storage, keys: ErasedKeys, location: str) -> Trace:
     """What the properties of a table and of its snapshots tell, also of a file that gzip has packed."""
     try:
         content = read_whole(storage, location)

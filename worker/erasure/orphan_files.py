@@ -1,4 +1,4 @@
-"""Files that no snapshot names, looked through by how they begin, since their names may say anything.
+"""Files that no snapshot names, searched by how they begin, since their names may say anything.
 
 Invariant: a file is clean only if all that may tell a key was read as what it is. Whatever is of another
 table, or of a form that is not known, leaves the keys unknown.
@@ -27,19 +27,19 @@ from worker.attempt.pinned_table import PinnedTable
 from worker.erasure.columns import TableColumns
 from worker.erasure.key_texts import is_escaped
 from worker.erasure.keys import ErasedKeys
-from worker.erasure.look import LookTask
 from worker.erasure.metadata_files import (
     GZIP,
     MALFORMED,
     TOO_LARGE,
     UNKNOWN_FORM,
     WHOSE_IS_IT,
-    look_at_metadata,
     read_whole,
     scalars,
+    search_metadata,
     told_in_metadata,
 )
-from worker.erasure.positions import POSITION_FIELD_IDS, look_at_positions, look_at_puffin
+from worker.erasure.positions import POSITION_FIELD_IDS, search_positions, search_puffin
+from worker.erasure.search import SearchTask
 from worker.erasure.trace import FORMER_COLUMN, NOTHING, Trace, unreadable
 from worker.io.file_formats import field_id_of, open_columns
 from worker.io.storage import StoredFile, lacks_own_memory
@@ -69,25 +69,25 @@ _CHUNK_AT_MOST = 2**20
 
 
 class OrphanFiles:
-    """Looks through files in a table's location that nobody names."""
+    """Searches files in a table's location that nobody names."""
 
-    def __init__(self, table: PinnedTable, keys: ErasedKeys, looked_at: Mapping[str, Trace]) -> None:
-        """looked_at: the traces of data and delete files that a snapshot has named, by their paths. Such a
+    def __init__(self, table: PinnedTable, keys: ErasedKeys, searched: Mapping[str, Trace]) -> None:
+        """searched: the traces of data and delete files that a snapshot has named, by their paths. Such a
         file may have no ids by which it can be told whose it is."""
-        self._looked_at = looked_at
+        self._searched = searched
         self._metadata = table.metadata
         self._storage = table.storage
         self._keys = keys
         self._columns = TableColumns.of(table.metadata)
         self._specs = {spec.spec_id: spec for spec in table.metadata.partition_specs}
 
-    def look(self, file: StoredFile) -> Trace:
+    def search(self, file: StoredFile) -> Trace:
         """What a file tells, and its place."""
-        inside = self._looked_at.get(file.location) or self._look_inside(file)
+        inside = self._searched.get(file.location) or self._search_inside(file)
         why = inside.why and inside.why._replace(remedy=WHOSE_IS_IT)  # whatever else would help a named one
         return replace(inside, keys=inside.keys | self._keys.in_path(file.location), why=why)
 
-    def _look_inside(self, file: StoredFile) -> Trace:
+    def _search_inside(self, file: StoredFile) -> Trace:
         try:
             return self._by_beginning(file)
         except FileNotFoundError:
@@ -102,26 +102,26 @@ class OrphanFiles:
             case b"":
                 return Trace()
             case b"PAR1":
-                return self._look_at_rows(file, "parquet")
+                return self._search_rows(file, "parquet")
             case beginning if beginning.startswith(b"ORC"):
-                return self._look_at_rows(file, "orc")
+                return self._search_rows(file, "orc")
             case b"Obj\x01":
                 with _whole(file.size_bytes):
-                    return self._look_at_avro(file)
+                    return self._search_avro(file)
             case b"PFA1":
-                return look_at_puffin(self._storage, self._keys, file.location, file.size_bytes)
+                return search_puffin(self._storage, self._keys, file.location, file.size_bytes)
             case b"crc\x00":
                 with _whole(file.size_bytes):
-                    return self._look_at_checksums(file)
+                    return self._search_checksums(file)
             case beginning if beginning.startswith(GZIP):
                 if not file.name.endswith(PACKED_METADATA):
                     return Trace(why=UNKNOWN_FORM)
                 with _one_large:
-                    return look_at_metadata(self._storage, self._keys, file.location)
+                    return search_metadata(self._storage, self._keys, file.location)
         with _whole(file.size_bytes):
-            return self._look_at_text(file)
+            return self._search_text(file)
 
-    def _look_at_rows(self, file: StoredFile, kind: str) -> Trace:
+    def _search_rows(self, file: StoredFile, kind: str) -> Trace:
         with open_columns(self._storage, file.location, kind, file.size_bytes) as source:
             schema, rows = source.schema, source.rows
             if rows is None:
@@ -131,7 +131,7 @@ class OrphanFiles:
             deletes = DeleteFile(
                 FileContent.POSITION_DELETES, file.location, kind, _NO_PARTITION, rows, file.size_bytes, 0
             )
-            return look_at_positions(self._storage, self._keys, deletes)
+            return search_positions(self._storage, self._keys, deletes)
         if not self._columns.has_written(schema):
             return Trace(why=_FOREIGN)
         described = DataFile(file.location, kind, _NO_PARTITION, rows, file.size_bytes, 0)
@@ -139,9 +139,9 @@ class OrphanFiles:
         own = frozenset(self._keys.key_set.equality_field_ids)
         if 0 < len(own & reader.field_ids(described)) < len(own):
             return Trace(why=_PART_OF_KEY)
-        return LookTask(reader, [described], self._keys.former).run(self._keys.wanted)[file.location]
+        return SearchTask(reader, [described], self._keys.former).run(self._keys.wanted)[file.location]
 
-    def _look_at_avro(self, file: StoredFile) -> Trace:
+    def _search_avro(self, file: StoredFile) -> Trace:
         """A manifest, a list of these, or rows."""
         schema, properties = read_header(self._storage.io, file.location)
         ids = frozenset(field.field_id for field in schema.fields)
@@ -149,10 +149,10 @@ class OrphanFiles:
             spec = self._specs.get(int(properties["partition-spec-id"]))
             if spec is None or not self._is_own_manifest(schema, properties, spec):
                 return Trace(why=_FOREIGN)
-            return self._look_at_manifest(file, spec)
+            return self._search_manifest(file, spec)
         if ids and ids <= _LIST_IDS:
-            return self._look_at_list(file)
-        return self._look_at_rows(file, "avro")
+            return self._search_list(file)
+        return self._search_rows(file, "avro")
 
     def _is_own_manifest(self, schema: Schema, properties: Mapping[str, str], spec: PartitionSpec) -> bool:
         """Whether ids of columns mean in a manifest what they mean in this table."""
@@ -167,7 +167,7 @@ class OrphanFiles:
         )
         return written == spec and self._columns.has_schema(parse_schema(properties["schema"]))
 
-    def _look_at_manifest(self, file: StoredFile, spec: PartitionSpec) -> Trace:
+    def _search_manifest(self, file: StoredFile, spec: PartitionSpec) -> Trace:
         manifest = Manifest(file.location, spec.spec_id, ManifestContent.DATA, 0, None, None)
         found, why = NOTHING, None
         for entry in read_entry_values(self._storage.io, manifest, spec):
@@ -176,7 +176,7 @@ class OrphanFiles:
             why = FORMER_COLUMN if self._keys.is_former_in(entry, spec) else why
         return Trace(found, why, file.size_bytes)
 
-    def _look_at_list(self, file: StoredFile) -> Trace:
+    def _search_list(self, file: StoredFile) -> Trace:
         """It does not say which table's it is: what is no key by this table's fields may be one by others."""
         found = NOTHING
         for told in read_list_values(self._storage.io, file.location):
@@ -189,7 +189,7 @@ class OrphanFiles:
                 return Trace(found, _FOREIGN)
         return Trace(found, size_bytes=file.size_bytes)
 
-    def _look_at_checksums(self, file: StoredFile) -> Trace:
+    def _search_checksums(self, file: StoredFile) -> Trace:
         content = read_whole(self._storage, file.location)
         found = self._keys.in_bytes(content) or NOTHING
         if len(content) < _CHECKSUMS.size or not file.name.endswith(".crc"):
@@ -199,7 +199,7 @@ class OrphanFiles:
             return Trace(found, UNKNOWN_FORM)
         return Trace(found, size_bytes=file.size_bytes)
 
-    def _look_at_text(self, file: StoredFile) -> Trace:
+    def _search_text(self, file: StoredFile) -> Trace:
         """Plain UTF-8: of JSON each value, of anything else what stands in it."""
         content = read_whole(self._storage, file.location)
         text = content.decode()

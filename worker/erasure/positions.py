@@ -36,10 +36,10 @@ _TAIL = struct.Struct("<ii4s")  # size of the footer's payload, flags, magic
 _FOOTER_BYTES = 16 * 2**20
 
 
-def look_at_positions(storage: Storage, keys: ErasedKeys, file: DeleteFile) -> Trace:
+def search_positions(storage: Storage, keys: ErasedKeys, file: DeleteFile) -> Trace:
     """Of a file of position deletes, or of deletion vectors. Raises OSError (a retry can help)."""
     if file.is_deletion_vector:
-        return look_at_puffin(storage, keys, file.path, file.file_size_bytes)
+        return search_puffin(storage, keys, file.path, file.file_size_bytes)
     found: set[int] = set()
 
     def read() -> None:
@@ -70,7 +70,7 @@ class _KeepsRowsError(Exception):
     """The file has more than positions."""
 
 
-def look_at_puffin(storage: Storage, keys: ErasedKeys, location: str, size_bytes: int) -> Trace:
+def search_puffin(storage: Storage, keys: ErasedKeys, location: str, size_bytes: int) -> Trace:
     """By its footer. Raises OSError (a retry can help)."""
     try:
         footer = _footer(storage, location, size_bytes)

@@ -111,7 +111,7 @@ class ErasedIndexes:
             if name != table.branch:
                 self._tell_of_index(table, database, name, findings)
             for file in self._reports(database):
-                trace = self._look_at_report(table.metadata, file)
+                trace = self._search_report(table.metadata, file)
                 remedy = _REPORT_REMEDY.format(branch=name)
                 findings.hold(trace.keys, replace(_REPORT, name=file.location, remedy=remedy))
                 if trace.why is not None:
@@ -142,7 +142,7 @@ class ErasedIndexes:
             return False
         return index is not None and holds_only(self._warehouse, database, index, live)
 
-    def _look_at_report(self, metadata: TableMetadata, file: StoredFile) -> Trace:
+    def _search_report(self, metadata: TableMetadata, file: StoredFile) -> Trace:
         """A report names its key columns as the schema did when it was made."""
         storage = self._warehouse.storage
         try:

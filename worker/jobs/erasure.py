@@ -32,22 +32,22 @@ from worker.erasure.expiry import (
 )
 from worker.erasure.holds import Hold, holds
 from worker.erasure.keys import ErasedKeys
-from worker.erasure.look import Look, Traces
 from worker.erasure.manifests import rewrite_manifests
 from worker.erasure.metadata_files import (
     TOO_MANY,
     UNNAMED_AT_MOST,
-    look_at_metadata,
-    look_at_partition_statistics,
     metadata_files,
     places_of,
+    search_metadata,
+    search_partition_statistics,
     statistics_files,
     unnamed_files,
 )
 from worker.erasure.orphan_files import OrphanFiles
-from worker.erasure.positions import look_at_puffin
+from worker.erasure.positions import search_puffin
 from worker.erasure.report import Findings
 from worker.erasure.rewrite import Rewrite
+from worker.erasure.search import Search, Traces
 from worker.erasure.snapshot_properties import DELETE, MANIFESTS, STEP, Totals
 from worker.erasure.trace import unreadable
 from worker.index.warehouse import IndexWarehouse
@@ -72,7 +72,7 @@ SNAPSHOTS_TOLD = 1_000
 _EXPIRED_AT_ONCE = 1_000
 """As many as a plan announces."""
 _MAIN = "main"
-_LOOKS_AT_ONCE = 8
+_SEARCHED_AT_ONCE = 8
 
 
 def erase(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> Outcome:
@@ -113,7 +113,7 @@ class _Erasure:
         """Files of snapshots that have expired which were not deleted."""
         self._why_more: str | None = None
         """Why there may be more of these than anybody knows."""
-        self._look = Look(job, self._keys)
+        self._search = Search(job, self._keys)
         self._indexes = ErasedIndexes(job, warehouse, keys)
 
     def run(self, table: PinnedTable) -> Outcome:
@@ -125,7 +125,7 @@ class _Erasure:
         self._expire()
         looked_at = datetime.now(UTC)
         table = pin_again(self._job)
-        findings = self._looked(table)
+        findings = self._findings(table)
         report = {
             "keys": len(self._keys.number_of),
             "rows_deleted": totals.rows_deleted,
@@ -136,8 +136,8 @@ class _Erasure:
             "bytes_written": totals.bytes_written,
             "snapshots_expired": self._expired[:SNAPSHOTS_TOLD],
             "snapshots_expired_count": len(self._expired),
-            "files_looked_through": len(self._look.traces),
-            "bytes_looked_through": sum(trace.size_bytes for trace in self._look.traces.values()),
+            "files_looked_through": len(self._search.traces),
+            "bytes_looked_through": sum(trace.size_bytes for trace in self._search.traces.values()),
             "looked_at": looked_at.isoformat(),
             "snapshot_id_looked_at": table.snapshot_id,
             **findings.told(self._keys),
@@ -164,7 +164,7 @@ class _Erasure:
             write.run(table)
             self._plans = write.plans
             table = pin_again(self._job)
-        if named := self._look.at_deletes(table.metadata, table.files.equality_deletes, table.storage):
+        if named := self._search.at_deletes(table.metadata, table.files.equality_deletes, table.storage):
             table = self._convert(table, named)
         table = Rewrite(job, self._in_table, self._next_plan, self._convert).run(table)
         commits = self._commits(table)
@@ -177,7 +177,7 @@ class _Erasure:
         """Whether a manifest of the branch's head tells a key of what was removed."""
         if table.snapshot is None:
             return False
-        (traces,) = self._look.at_snapshots(table.metadata, [table.snapshot], table.storage).values()
+        (traces,) = self._search.at_snapshots(table.metadata, [table.snapshot], table.storage).values()
         of_files = frozenset(key for trace in traces.data_files.values() for key in trace.keys)
         return any(trace.keys - of_files for trace in traces.metadata.values())
 
@@ -219,7 +219,7 @@ class _Erasure:
         for _ in range(LOOKS):
             table = pin_again(self._job)
             metadata = table.metadata
-            traces = self._look.at_snapshots(metadata, metadata.snapshots, table.storage)
+            traces = self._search.at_snapshots(metadata, metadata.snapshots, table.storage)
             if not all(of_one.is_whole for of_one in traces.values()):
                 return
             held = holds(job, metadata)
@@ -228,7 +228,7 @@ class _Erasure:
             if not doomed:
                 return
             self._announce_expiry(table, doomed)
-            files, _ = files_of(table.storage, self._look, metadata, doomed)
+            files, _ = files_of(table.storage, self._search, metadata, doomed)
             try:
                 with job.stage("expire"):
                     expire(job, table, doomed)
@@ -237,15 +237,15 @@ class _Erasure:
                 continue
             self._expired += doomed
             job.decide(f"{counted(len(doomed), 'snapshot')} expired.")
-            self._left |= delete_unneeded(job, pin_again(self._job), self._look, files)
+            self._left |= delete_unneeded(job, pin_again(self._job), self._search, files)
 
     def _delete_left_behind(self) -> None:
         """The files of snapshots that lost attempts let expire."""
         table = pin_again(self._job)
-        named = partial(files_of, table.storage, self._look, have_expired=True)
+        named = partial(files_of, table.storage, self._search, have_expired=True)
         files, self._why_more = files_of_expired(table, self._expiring, named)
         if files:
-            self._left |= delete_unneeded(self._job, pin_again(self._job), self._look, files)
+            self._left |= delete_unneeded(self._job, pin_again(self._job), self._search, files)
 
     def _announce_expiry(self, table: PinnedTable, doomed: Sequence[int]) -> None:
         """Lets an attempt that goes on know whose files it may delete."""
@@ -254,9 +254,9 @@ class _Erasure:
             announce(self._job, plan.model_copy(update={"expires": new}))
             self._expiring |= {*new}
 
-    # look
+    # search
 
-    def _looked(self, table: PinnedTable) -> Findings:
+    def _findings(self, table: PinnedTable) -> Findings:
         """What holds which keys, of all that is left."""
         findings = self._of_snapshots(table)
         if self._why_more is not None:
@@ -270,7 +270,7 @@ class _Erasure:
     def _of_snapshots(self, table: PinnedTable) -> Findings:
         metadata = table.metadata
         findings = Findings()
-        traces = self._look.at_snapshots(metadata, metadata.snapshots, table.storage)
+        traces = self._search.at_snapshots(metadata, metadata.snapshots, table.storage)
         held = holds(self._job, metadata)
         is_known = all(of_one.is_whole for of_one in traces.values())
         unheld = _CAME_MEANWHILE if is_known else _UNREADABLE
@@ -305,15 +305,15 @@ class _Erasure:
 
     def _tell_of_metadata(self, table: PinnedTable, findings: Findings) -> None:
         for path in metadata_files(table):
-            trace = self._look.traces[path] = look_at_metadata(table.storage, self._keys, path)
+            trace = self._search.traces[path] = search_metadata(table.storage, self._keys, path)
             findings.tell(path, trace, _METADATA)
         for one in table.metadata.statistics:
             path, size_bytes = one.statistics_path, one.file_size_in_bytes
-            trace = self._look.traces[path] = look_at_puffin(table.storage, self._keys, path, size_bytes)
+            trace = self._search.traces[path] = search_puffin(table.storage, self._keys, path, size_bytes)
             findings.tell(path, trace, _METADATA)
         for of_partitions in table.metadata.partition_statistics:
             path, size_bytes = of_partitions.statistics_path, of_partitions.file_size_in_bytes
-            trace = self._look.traces[path] = look_at_partition_statistics(
+            trace = self._search.traces[path] = search_partition_statistics(
                 table.storage, self._keys, table.metadata, path, size_bytes
             )
             findings.tell(path, trace, _STATISTICS)
@@ -321,10 +321,10 @@ class _Erasure:
     def _tell_of_unnamed(self, table: PinnedTable, findings: Findings) -> None:
         """Of files that no snapshot names."""
         metadata, storage = table.metadata, table.storage
-        named, damaged = self._look.named_by(metadata, metadata.snapshots, storage)
+        named, damaged = self._search.named_by(metadata, metadata.snapshots, storage)
         named |= {*metadata_files(table), *statistics_files(metadata)}
         files: list[StoredFile] = []
-        for place in places_of(table, (self._look.traces[path] for path in metadata_files(table))):
+        for place in places_of(table, (self._search.traces[path] for path in metadata_files(table))):
             try:
                 with self._job.stage("look"):
                     files += unnamed_files(storage, place, named)
@@ -335,10 +335,10 @@ class _Erasure:
             remedy = TOO_MANY.remedy if damaged is None else _may_be_named(damaged).remedy
             findings.miss(metadata.location, TOO_MANY._replace(remedy=remedy))
             files = files[:UNNAMED_AT_MOST]
-        look = OrphanFiles(table, self._keys, self._look.of_rows).look
-        with self._job.stage("look"), Threads(_LOOKS_AT_ONCE, "look") as threads:
-            traces = dict(zip(files, threads.map(look, files), strict=True))
-        self._look.traces |= {file.location: trace for file, trace in traces.items()}
+        search = OrphanFiles(table, self._keys, self._search.of_rows).search
+        with self._job.stage("look"), Threads(_SEARCHED_AT_ONCE, "look") as threads:
+            traces = dict(zip(files, threads.map(search, files), strict=True))
+        self._search.traces |= {file.location: trace for file, trace in traces.items()}
         for file, trace in traces.items():
             orphan = _UNDELETED if file.location in self._left else _ORPHAN
             if damaged is not None:

@@ -34,7 +34,7 @@ from tests.worker.erasure.tables import (
 )
 from worker.contract.control_plane import AttemptId
 from worker.erasure import expiry, manifests, rewrite
-from worker.erasure.look import Look
+from worker.erasure.search import Search
 from worker.io.storage import Storage
 from worker.jobs import erased_indexes, erasure
 from worker.process.errors import UnexpectedError
@@ -323,7 +323,7 @@ def test_nothing_that_is_kept_of_the_job_has_a_key(
     def fail(*_: Any) -> None:
         raise ArithmeticError(f"{table.data_file_paths[0]} of {key(0)} is odd")
 
-    monkeypatch.setattr(Look, "at_snapshots", fail)
+    monkeypatch.setattr(Search, "at_snapshots", fail)
     with pytest.raises(UnexpectedError, match=r"ArithmeticError: .* of \.\.\. is odd \(in fail") as failed:
         jobs.run("erase", **how)
     assert key(0) not in "".join(traceback.format_exception(failed.value))

@@ -21,12 +21,12 @@ from stores.table_metadata import PLACE_PROPERTIES
 from tests.worker.erasure.test_keys import erased
 from worker.erasure.columns import FormerColumns
 from worker.erasure.metadata_files import (
-    look_at_metadata,
-    look_at_partition_statistics,
+    search_metadata,
+    search_partition_statistics,
     told_in_metadata,
     unnamed_files,
 )
-from worker.erasure.positions import look_at_positions
+from worker.erasure.positions import search_positions
 from worker.erasure.trace import FORMER_COLUMN
 from worker.io.storage import Storage
 from worker.table.files import DeleteFile, FileContent, PartitionKey
@@ -48,7 +48,7 @@ def test_places_of_metadata_are_texts(tmp_path: Path) -> None:
     }
     file = tmp_path / "metadata.json"
     file.write_text(json.dumps(told))
-    assert look_at_metadata(Storage(), erased(("a",)), file.as_uri()).places == {"/y"}
+    assert search_metadata(Storage(), erased(("a",)), file.as_uri()).places == {"/y"}
 
 
 @pytest.mark.parametrize(("transform", "is_former"), [(IdentityTransform(), True), (VoidTransform(), False)])
@@ -62,7 +62,7 @@ def test_partitions_by_a_former_column_leave_the_keys_unknown(
     spec = PartitionSpec(PartitionField(2, 1000, transform, "p"))
     metadata = new_table_metadata(schema, spec, UNSORTED_SORT_ORDER, str(tmp_path))
     keys = erased(("a",), former=FormerColumns(frozenset({2})))
-    trace = look_at_partition_statistics(Storage(), keys, metadata, file.as_uri(), file.stat().st_size)
+    trace = search_partition_statistics(Storage(), keys, metadata, file.as_uri(), file.stat().st_size)
     assert not trace.keys
     assert (trace.why is not None and trace.why.code == FORMER_COLUMN.code) == is_former
 
@@ -82,5 +82,5 @@ def test_deletes_by_position_with_further_columns_leave_the_keys_unknown(
     pq.write_table(pa.table({"file_path": ["file:/x"], "pos": [0], **further}), file)
     partition, size_bytes = PartitionKey(0, "[]"), file.stat().st_size
     deletes = DeleteFile(FileContent.POSITION_DELETES, file.as_uri(), "parquet", partition, 1, size_bytes, 0)
-    trace = look_at_positions(Storage(), erased(("a",)), deletes)
+    trace = search_positions(Storage(), erased(("a",)), deletes)
     assert (trace.why is None) == (not further)

@@ -1,8 +1,8 @@
-"""A look through all files that snapshots of a table name, for some keys: data, deletes and manifests.
+"""A search of all files that snapshots of a table name, for some keys: data, deletes and manifests.
 
 Invariant: of a file without a trace, all that may tell a key was read: key columns of rows to their end, the
 paths in deletes by position, and all entries of manifests. What could not be read has a reason, and stands
-for every key. Files never change, so each is looked through once in a job.
+for every key. Files never change, so each is searched once in a job.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from trust.locations import LocationNotAllowedError
 from worker.attempt.job import Job
 from worker.erasure.columns import FormerColumns
 from worker.erasure.keys import IN_EVERY_PARTITION, ErasedKeys
-from worker.erasure.positions import look_at_positions
+from worker.erasure.positions import search_positions
 from worker.erasure.trace import FORMER_COLUMN, NOTHING, Trace, unreadable
 from worker.io.storage import Storage
 from worker.keys.key_set import KeyColumnError, KeySet
@@ -38,7 +38,7 @@ _READ_AT_ONCE = 8
 
 
 @dataclass(frozen=True, slots=True)
-class LookTask:
+class SearchTask:
     """Reads the key columns of some data and equality delete files. Pickles; `shared` are the keys."""
 
     reader: KeyReader
@@ -48,9 +48,9 @@ class LookTask:
 
     def run(self, wanted: DeleteKeys) -> dict[str, Trace]:
         """By the paths of the files."""
-        return {file.path: self._look(file, wanted) for file in self.files}
+        return {file.path: self._search(file, wanted) for file in self.files}
 
-    def _look(self, file: DataFile | DeleteFile, wanted: DeleteKeys) -> Trace:
+    def _search(self, file: DataFile | DeleteFile, wanted: DeleteKeys) -> Trace:
         found: set[int] = set()
         why = None
         try:
@@ -65,13 +65,13 @@ class LookTask:
                 why = FORMER_COLUMN
         except KeyColumnError as error:
             if error.code == "missing_equality_column" and isinstance(file, DeleteFile):
-                return self._look_at_part(file, wanted)
+                return self._search_part(file, wanted)
             why = error.reason
         except FileNotFoundError as error:
             why = missing_file(error)
         return Trace(frozenset(found), why, file.file_size_bytes)
 
-    def _look_at_part(self, file: DeleteFile, wanted: DeleteKeys) -> Trace:
+    def _search_part(self, file: DeleteFile, wanted: DeleteKeys) -> Trace:
         """Of a delete that compares some columns of the key: it tells the keys with the same values there."""
         key_set = self.reader.key_set
         places = [at for at, one in enumerate(key_set.columns) if one.field_id in file.equality_ids]
@@ -133,14 +133,14 @@ class Traces:
         return all(trace.is_read for trace in self.metadata.values())
 
 
-class Look:
-    """What was looked through so far."""
+class Search:
+    """What was searched so far."""
 
     def __init__(self, job: Job, keys: ErasedKeys) -> None:
         self._job = job
         self._keys = keys
         self.traces: dict[str, Trace] = {}
-        """Of each file that was looked through, by its path as whoever names it spells it."""
+        """Of each file that was searched, by its path as whoever names it spells it."""
         self._named: dict[str, Named] = {}
         self._lists: dict[str, list[Manifest]] = {}
 
@@ -276,8 +276,8 @@ class Look:
     ) -> None:
         positions = [file for file in files if isinstance(file, DeleteFile) and _is_positions(file)]
         with Threads(_READ_AT_ONCE, "look") as threads:
-            looked = threads.map(lambda file: look_at_positions(storage, self._keys, file), positions)
-            for file, trace in zip(positions, looked, strict=True):
+            found = threads.map(lambda file: search_positions(storage, self._keys, file), positions)
+            for file, trace in zip(positions, found, strict=True):
                 self.traces[file.path] = trace
         keyed = [file for file in files if not _is_positions(file)]
         if not keyed:
@@ -285,7 +285,7 @@ class Look:
         reader = key_reader(metadata, storage, self._keys.key_set)
         rows = np.array([file.record_count for file in keyed], np.int64)
         groups = [keyed[group] for group in balanced(rows, self._job.runner.parallelism * 4)]
-        tasks = [LookTask(reader, group, self._keys.former) for group in groups]
+        tasks = [SearchTask(reader, group, self._keys.former) for group in groups]
         for traces in self._job.each_task("look", tasks, self._keys.wanted, int(rows.sum())):
             self.traces |= traces
 
