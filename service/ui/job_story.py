@@ -14,8 +14,10 @@ from service.jobs.models import AttemptView, EventView, JobView
 from service.records.jobs import AttemptStatus, JobStatus
 from service.ui.formats import count, duration, plural, seconds_between, size
 
-_STAGE_WORDS = {
+STAGE_WORDS = {
     "plan": "Plan: pin the snapshot, list files and deletes",
+    "list": "List the files in the table's location",
+    "search": "Search the table's files",
     "read": "Read the equality deletes",
     "lookup": "Look keys up in the index",
     "scan": "Scan key columns of data files",
@@ -245,7 +247,7 @@ def work_of(stage: Mapping[str, Any]) -> str | None:
 
 
 def _stage(name: str, seconds: float, began: float, progress: dict[str, Any] | None = None) -> Stage:
-    words = _STAGE_WORDS.get(name, name.replace("_", " ").capitalize())
+    words = STAGE_WORDS.get(name, name.replace("_", " ").capitalize())
     if progress is None:
         return Stage(name, words, seconds, began_seconds=began)
     return Stage(

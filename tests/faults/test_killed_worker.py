@@ -105,7 +105,7 @@ POINTS: dict[str, list[tuple[str, When]]] = {
         ("finish", "before"),
     ],
     "remove_orphan_files": [
-        ("stage.look", "after"),
+        ("stage.search", "after"),
         ("removal", "before"),
         ("removal", "after"),
         ("finish", "before"),

@@ -157,7 +157,7 @@ class Search:
 
         have_expired: what is missing was deleted, after all that it named.
         """
-        with self._job.stage("look"):
+        with self._job.stage("search"):
             self._read_manifests(metadata, snapshots, storage)
         lists = {one.manifest_list for one in snapshots}
         manifests = {one.path for path in lists for one in self._lists[path]}
@@ -189,7 +189,7 @@ class Search:
         self, metadata: TableMetadata, deletes: Sequence[DeleteFile], storage: Storage
     ) -> list[DeleteFile]:
         """Those of some equality deletes that name a key, or can't be read."""
-        with self._job.stage("look"):
+        with self._job.stage("search"):
             self._read_files(metadata, storage, [one for one in deletes if one.path not in self.traces])
         return [one for one in deletes if not self.traces[one.path].is_clean]
 
@@ -198,7 +198,7 @@ class Search:
     ) -> dict[int, Traces]:
         """What the files of some snapshots tell, by the snapshots' ids. Raises OSError (a retry can help)."""
         wanted = list(snapshots)
-        with self._job.stage("look"):
+        with self._job.stage("search"):
             self._read_manifests(metadata, wanted, storage)
             files = {
                 path: file
@@ -258,7 +258,7 @@ class Search:
                 return Named({}), Trace(found, unreadable(error))
             return Named({file.path: file for file in (*data_files, *deletes)}), Trace(found, why)
 
-        with Threads(_READ_AT_ONCE, "look") as threads:
+        with Threads(_READ_AT_ONCE, "search") as threads:
             unread = [one for one in snapshots if one.manifest_list not in self._lists]
             for one, (manifests, trace) in zip(unread, threads.map(read_list, unread), strict=True):
                 self._lists[one.manifest_list], self.traces[one.manifest_list] = manifests, trace
@@ -275,7 +275,7 @@ class Search:
         self, metadata: TableMetadata, storage: Storage, files: Sequence[DataFile | DeleteFile]
     ) -> None:
         positions = [file for file in files if isinstance(file, DeleteFile) and _is_positions(file)]
-        with Threads(_READ_AT_ONCE, "look") as threads:
+        with Threads(_READ_AT_ONCE, "search") as threads:
             found = threads.map(lambda file: search_positions(storage, self._keys, file), positions)
             for file, trace in zip(positions, found, strict=True):
                 self.traces[file.path] = trace
@@ -286,7 +286,7 @@ class Search:
         rows = np.array([file.record_count for file in keyed], np.int64)
         groups = [keyed[group] for group in balanced(rows, self._job.runner.parallelism * 4)]
         tasks = [SearchTask(reader, group, self._keys.former) for group in groups]
-        for traces in self._job.each_task("look", tasks, self._keys.wanted, int(rows.sum())):
+        for traces in self._job.each_task("search", tasks, self._keys.wanted, int(rows.sum())):
             self.traces |= traces
 
 

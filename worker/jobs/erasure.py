@@ -1,7 +1,7 @@
 """Jobs that erase: the rows of some keys go from the branch, from its data files, and from the past.
 
-delete -> rewrite -> index -> expire -> look -> report. Each step finds what was done already: an attempt goes
-on where a lost one ended. Invariant: the report never says more than was seen, and nothing tells a key.
+delete -> rewrite -> index -> expire -> search -> report. Each step finds what was done already: an attempt
+goes on where a lost one ended. Invariant: the report never says more than was seen, and nothing tells a key.
 """
 
 from __future__ import annotations
@@ -326,7 +326,7 @@ class _Erasure:
         files: list[StoredFile] = []
         for place in places_of(table, (self._search.traces[path] for path in metadata_files(table))):
             try:
-                with self._job.stage("look"):
+                with self._job.stage("search"):
                     files += unnamed_files(storage, place, named)
             except (OSError, ValueError, LocationNotAllowedError) as error:
                 findings.miss(place, Reason("not_listed", f"it can't be listed: {error}", _LIST_REMEDY))
@@ -336,7 +336,7 @@ class _Erasure:
             findings.miss(metadata.location, TOO_MANY._replace(remedy=remedy))
             files = files[:UNNAMED_AT_MOST]
         search = OrphanFiles(table, self._keys, self._search.of_rows).search
-        with self._job.stage("look"), Threads(_SEARCHED_AT_ONCE, "look") as threads:
+        with self._job.stage("search"), Threads(_SEARCHED_AT_ONCE, "search") as threads:
             traces = dict(zip(files, threads.map(search, files), strict=True))
         self._search.traces |= {file.location: trace for file, trace in traces.items()}
         for file, trace in traces.items():

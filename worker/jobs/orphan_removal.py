@@ -1,4 +1,4 @@
-"""Jobs that delete orphan files, as Iceberg's own action finds them: list -> look -> delete -> report.
+"""Jobs that delete orphan files, as Iceberg's own action finds them: list -> search -> delete -> report.
 
 Invariants: nothing goes that no dry run has listed before. A file goes only if it lies where the table
 writes, is called as Iceberg's writers call theirs, is as old as the request says, and neither Iceberg's
@@ -152,7 +152,7 @@ def remove_orphans(job: Job, table: PinnedTable, warehouse: IndexWarehouse) -> O
     if table.metadata.location.rstrip("/") != location:
         raise TableMovedError(f"it was at {location}, and is at {table.metadata.location}")
     place = Place.of(table, job.assignment.index.warehouse)
-    with job.stage("look"):
+    with job.stage("search"):
         also_needed = _named_by(table, _check_metadata(table, files, place))
     old = [one for one in files if one.modified_at < older_than.timestamp()]
     young, others = len(files) - len(old), len(old)
@@ -276,7 +276,7 @@ def _check_metadata(table: PinnedTable, files: Sequence[StoredFile], place: Plac
             "Nothing was deleted. Set write.metadata.delete-after-commit.enabled, and delete the oldest of "
             "them that the table's log does not name.",
         )
-    with Threads(FILES_AT_ONCE, "look") as threads:
+    with Threads(FILES_AT_ONCE, "search") as threads:
         said = [*threads.map(lambda one: _beginning(table.storage, one.location), found)]
     own = str(table.metadata.table_uuid).lower()
     of_own: dict[str, int] = {}
@@ -403,7 +403,7 @@ class _Removal:
         if not old:
             return []
         job, table = self._job, self._table
-        with job.stage("look"):
+        with job.stage("search"):
             check_manifests(table)
             needed = paths_of_all_snapshots(table.metadata, table.storage.io, self._manifests)
             needed.update(metadata_files(table), statistics_files(table.metadata), self._also_needed)
@@ -434,7 +434,7 @@ class _Removal:
             # What has the path of a file that is needed, in another bucket or spelling, is none.
             action.prefixMismatchMode(actions_of.DeleteOrphanFiles.PrefixMismatchMode.IGNORE)
             action.deleteWith(nothing_deleted(self._table.java_table))
-            found = self._job.run_action("look", action.execute)
+            found = self._job.run_action("search", action.execute)
             told = told_by_java(found.orphanFileLocations())
         except (Py4JError, CapturedException) as error:
             raise_lack_of_memory(error)
@@ -475,7 +475,7 @@ class _Removal:
             new = [one for one in table.metadata.snapshots if one.snapshot_id not in self._seen]
             if not new:
                 return _unnamed(orphans, self._also_needed)
-            with self._job.stage("look"):
+            with self._job.stage("search"):
                 added = table.metadata.model_copy(update={"snapshots": new})
                 self._also_needed |= paths_of_all_snapshots(added, table.storage.io, self._manifests)
             self._seen.update(one.snapshot_id for one in new)

@@ -138,7 +138,7 @@ class _Expiry:
     def _expire(self, table: PinnedTable, doomed: Sequence[int]) -> PinnedTable:
         """The table as it is then."""
         job, dry_run = self._job, self._job.assignment.job.dry_run
-        with job.stage("look"):
+        with job.stage("search"):
             check_manifests(table)
         if not dry_run:
             check_clock(table.java_table)
@@ -163,7 +163,7 @@ class _Expiry:
             table = pin_again(self._job)
             if table.metadata.snapshot_by_id(doomed[0]) is not None:
                 raise SnapshotExpiryError("The catalog took the commit, and the snapshots are there.")
-            with job.stage("look"):
+            with job.stage("search"):
                 check_manifests(table)  # of what came meanwhile, too, before Iceberg opens them
         by_kind = self._unneeded(files)
         kept = self._protected(table, frozenset(doomed))
@@ -192,7 +192,7 @@ class _Expiry:
                 found[kind].append(path)
             return found
 
-        return self._job.run_action("look", collected)
+        return self._job.run_action("search", collected)
 
     # delete
 
@@ -227,7 +227,7 @@ class _Expiry:
         expired = expiry.announced_by_earlier_attempts(self._job)
         expired.difference_update(snapshot.snapshot_id for snapshot in table.metadata.snapshots)
         if expired:
-            with self._job.stage("look"):
+            with self._job.stage("search"):
                 ranks: dict[str, int] = {}
                 named, why_more = expiry.files_of_expired(table, expired, partial(_named_by, table, ranks))
                 try:

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 from datetime import timedelta
 from html import unescape
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
@@ -21,7 +22,7 @@ from service.records.tables import EnrolledTable
 from service.records.webhooks import Webhook
 from service.scheduling.catalog_health import store_observations
 from service.ui import jobs as job_pages
-from service.ui.job_story import stages_of, timeline_of, work_of
+from service.ui.job_story import STAGE_WORDS, stages_of, timeline_of, work_of
 from service.ui.jobs import EVENTS_SHOWN
 from tests.browser.running_service import convert_result, index_report, index_result
 from tests.service.conftest import Running
@@ -424,6 +425,14 @@ def test_a_page_is_not_long_however_much_a_worker_says(
     (first,) = re.findall(r"<pre>(\d:\d+) ", page.html)[:1]
     following = "{}:{}".format(*divmod(40 * int(last[0]) + int(last[2:]) + 1, 40))
     assert first == following
+
+
+def test_every_stage_of_a_worker_has_its_words() -> None:
+    worker = Path(__file__).parents[3] / "worker"
+    begins = re.compile(r"\b(?:stage|each_task|run_action)\(\s*\"(\w+)\"")
+    named = {name for path in worker.rglob("*.py") for name in begins.findall(path.read_text())}
+    assert len(named) > 20
+    assert named - STAGE_WORDS.keys() == set()
 
 
 def test_a_stage_tells_where_its_tasks_ran_and_what_they_came_to(
