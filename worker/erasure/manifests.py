@@ -18,7 +18,7 @@ from worker.deletes.write import delete_files
 from worker.erasure.snapshot_properties import MANIFESTS, Totals, step_properties
 from worker.spark.jvm import java_object, jvm_of
 from worker.table import row_delta
-from worker.table.commit import LOOKS, CommittedSnapshot, commit_snapshot
+from worker.table.commit import HEADS_AT_MOST, CommittedSnapshot, commit_snapshot
 from worker.table.commit_errors import CommitConflictError, prepared
 from worker.table.row_delta import java_list
 
@@ -50,14 +50,16 @@ def rewrite_manifests(job: Job, table: PinnedTable, totals: Totals) -> Committed
     totals: what the job has done so far, which the snapshot keeps: earlier ones of the job are to expire.
     Raises CommitError.
     """
-    for _ in range(LOOKS):
+    for _ in range(HEADS_AT_MOST):
         successors = _delete_manifests(table)
         try:
             return _commit_manifests(job, table, totals, successors)
         except CommitConflictError:  # one of them is gone
             delete_files(table.storage, [str(new.path()) for _, new in successors if new is not None])
             table = pin_again(job)
-    raise CommitConflictError(f"others committed first {LOOKS:,} times", "Erase again when they are idle.")
+    raise CommitConflictError(
+        f"others committed first {HEADS_AT_MOST:,} times", "Erase again when they are idle."
+    )
 
 
 def _commit_manifests(

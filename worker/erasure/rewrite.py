@@ -37,7 +37,7 @@ from worker.query.snapshot import TableSnapshot
 from worker.spark.jvm import java_object, jvm_of
 from worker.table import row_delta
 from worker.table.catalogs import java_message, raise_lack_of_memory
-from worker.table.commit import LOOKS, CommitFate, CommittedSnapshot, commit_snapshot
+from worker.table.commit import HEADS_AT_MOST, CommitFate, CommittedSnapshot, commit_snapshot
 from worker.table.commit_errors import CommitConflictError, prepared
 from worker.table.files import DataFile, DeleteFile
 from worker.table.plan import applies
@@ -111,7 +111,7 @@ class Rewrite:
         Raises CommitConflictError when others always come first, UnwritableSuccessorError, or as
         `KeysInTable.rows`.
         """
-        for _ in range(LOOKS):
+        for _ in range(HEADS_AT_MOST):
             with self._job.stage("lookup"):
                 snapshot, rows = self._in_table.rows(table)
                 doomed = _doomed(table, snapshot, rows)
@@ -133,7 +133,7 @@ class Rewrite:
         remedy = (
             "The rows are deleted, and still in data files. Erase when the others that commit here are idle."
         )
-        raise CommitConflictError(f"others committed first {LOOKS:,} times", remedy)
+        raise CommitConflictError(f"others committed first {HEADS_AT_MOST:,} times", remedy)
 
     def _without(self, table: PinnedTable, needed: Sequence[DeleteFile]) -> PinnedTable:
         left = next((one.path for one in needed if one.path in self._converted), None)
@@ -147,7 +147,7 @@ class Rewrite:
         return self._convert(table, needed)
 
     def _exchange(self, table: PinnedTable, doomed: Sequence[_Doomed]) -> CommittedSnapshot:
-        """Writes successors, unless an earlier look has, and commits them."""
+        """Writes successors, unless an earlier plan has, and commits them."""
         job = self._job
         layout = layout_of_new_rows(table.metadata)
         deletes = [delete for one in doomed for delete in one.deletes]

@@ -61,7 +61,7 @@ from worker.jobs.own_commits import told_as_unreachable
 from worker.jobs.writing import RowWrite
 from worker.process.errors import JobCancelledError, JobError, Reason, UnexpectedError
 from worker.process.slots import Threads
-from worker.table.commit import LOOKS, CommittedSnapshot, find_commits
+from worker.table.commit import HEADS_AT_MOST, CommittedSnapshot, find_commits
 from worker.table.commit_errors import CommitConflictError, CommitError
 from worker.table.files import DeleteFile
 from worker.writes.live_rows import KeysInTable
@@ -216,7 +216,7 @@ class _Erasure:
         expires while what one of them names can't be told: no file could be deleted."""
         job = self._job
         self._delete_left_behind()
-        for _ in range(LOOKS):
+        for _ in range(HEADS_AT_MOST):
             table = pin_again(self._job)
             metadata = table.metadata
             traces = self._search.at_snapshots(metadata, metadata.snapshots, table.storage)

@@ -2,7 +2,7 @@
 
 Invariants: nothing goes that no dry run has listed before. A file goes only if it lies where the table
 writes, is called as Iceberg's writers call theirs, is as old as the request says, and neither Iceberg's
-action nor the job's own look at all manifests finds it needed. Where another table may lie in the same
+action nor the job's own search of all manifests finds it needed. Where another table may lie in the same
 place, nothing goes.
 """
 
@@ -61,8 +61,8 @@ UNNAMED_METADATA_AT_MOST = 100
 """Not in the table's log and no older than that, of which it is looked at what they name."""
 _DELETED_AT_ONCE = 100
 """Files: before each of so many it is looked whether somebody has committed meanwhile, and for the lease."""
-_LOOKS_AT_MOST = 20
-"""At what others commit meanwhile, until they pause for as long as a look takes."""
+_SEARCHES_AT_MOST = 20
+"""Of what others commit meanwhile, until they pause for as long as a search takes."""
 _IN_COMMIT_SECONDS = 3_600
 """A metadata file that is younger may be one that is about to be committed."""
 _METADATA = re.compile(r"\.metadata\.json(\.gz)?$")
@@ -399,7 +399,7 @@ class _Removal:
         return outcome(job, table, warehouse, result, table.files, [], table.snapshot_id)
 
     def _orphans(self, old: Sequence[StoredFile]) -> list[StoredFile]:
-        """Those that neither Iceberg's action nor our own look finds needed, the largest first."""
+        """Those that neither Iceberg's action nor our own search finds needed, the largest first."""
         if not old:
             return []
         job, table = self._job, self._table
@@ -461,12 +461,12 @@ class _Removal:
         }
 
     def _still_unneeded(self, orphans: Sequence[StoredFile]) -> list[StoredFile]:
-        """Those that nothing needs which was committed since the last look: an old file may be added, too.
+        """Those that nothing needs which was committed since the last search: an old file may be added, too.
 
-        Looks until no other snapshot has come meanwhile.
+        Searches until no other snapshot has come meanwhile.
         """
         location = self._table.metadata.location
-        for _ in range(_LOOKS_AT_MOST):
+        for _ in range(_SEARCHES_AT_MOST):
             table = pin_again(self._job, reads_files=False)
             _check(self._job, table)
             if table.metadata.location != location:
@@ -479,7 +479,9 @@ class _Removal:
                 added = table.metadata.model_copy(update={"snapshots": new})
                 self._also_needed |= paths_of_all_snapshots(added, table.storage.io, self._manifests)
             self._seen.update(one.snapshot_id for one in new)
-        raise OrphanRemovalError(f"Others have committed during each of {_LOOKS_AT_MOST} looks at the table.")
+        raise OrphanRemovalError(
+            f"Others have committed during each of {_SEARCHES_AT_MOST} searches of the table."
+        )
 
 
 def _unnamed(files: Sequence[StoredFile], needed: Iterable[str]) -> list[StoredFile]:

@@ -10,7 +10,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from worker.attempt.job import Job
 from worker.attempt.pinned_table import PinnedTable, pin_again
 from worker.table.catalogs import CatalogUnreachableError
-from worker.table.commit import LOOKS, CommittedSnapshot, check_clock, find_commits
+from worker.table.commit import HEADS_AT_MOST, CommittedSnapshot, check_clock, find_commits
 from worker.table.commit_errors import CommitConflictError, CommitError, CommitStateUnknownError
 
 
@@ -119,7 +119,7 @@ class OwnCommit:
         """
         job = self._job
         try:
-            for lost in range(LOOKS):
+            for lost in range(HEADS_AT_MOST):
                 if lost:
                     table = pin_again(job)
                 # Each time: the commit of an earlier attempt may arrive late, and be what this one met.
@@ -139,7 +139,7 @@ class OwnCommit:
                     if committed is None:
                         forget()
                     return Made(table, part.summary, committed, part, lost)
-            raise CommitConflictError(f"others committed first {LOOKS:,} times", busy)
+            raise CommitConflictError(f"others committed first {HEADS_AT_MOST:,} times", busy)
         except Exception:
             forget()
             raise

@@ -77,7 +77,7 @@ def expire_snapshots(job: Job, table: PinnedTable, warehouse: IndexWarehouse) ->
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """Of one look: what may expire, the oldest first, and what holds the others that are old enough."""
+    """Of one search: what may expire, the oldest first, and what holds the others that are old enough."""
 
     doomed: Sequence[int]
     held: Sequence[Hold]
@@ -95,7 +95,7 @@ class _Expiry:
         self._job = job
         self._warehouse = warehouse
         self._parameters = job.assignment.job.expire
-        self._now = datetime.now(UTC)  # at all looks: else what ages during one keeps the job from its end
+        self._now = datetime.now(UTC)  # in all searches: else what ages during one keeps the job from its end
         self._done = _Done()
         self._plans = 0
 
@@ -106,7 +106,7 @@ class _Expiry:
             cleared = clear_dead_attempts(job)
         conflicts = 0
         while True:
-            found = self._look(table)
+            found = self._search(table)
             if not found.doomed:
                 break
             try:
@@ -123,7 +123,7 @@ class _Expiry:
 
     # what may go
 
-    def _look(self, table: PinnedTable) -> _Found:
+    def _search(self, table: PinnedTable) -> _Found:
         now, parameters = self._now, self._parameters
         older_than = now - timedelta(seconds=parameters.older_than_seconds)
         branch, staging_branch = table.branch, self._job.assignment.table.staging_branch
@@ -206,7 +206,7 @@ class _Expiry:
 
     def _deletable(self, table: PinnedTable, paths: Iterable[str], kept: Collection[str]) -> list[str]:
         """Those that are not in use, and lie where the table's files do and indexes do not."""
-        if is_never_deleted_from(table.metadata):  # since the look
+        if is_never_deleted_from(table.metadata):  # since the search
             return []
         own, indexes = table.metadata.location, self._job.assignment.index.warehouse
         unneeded = [path for path in paths if normalize_location(path) not in kept]

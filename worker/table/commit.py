@@ -49,8 +49,8 @@ _COMMIT_ROUNDS = 5
 # Iceberg takes no commit that is older than the last one by more than this, and says so while it builds the
 # new metadata, before the catalog hears of it.
 CLOCK_TOLERANCE_SECONDS = 60
-LOOKS = 200
-"""Heads that one attempt looks at, where it commits on a head that it has looked at or not at all: each look
+HEADS_AT_MOST = 200
+"""That one attempt plans for, where it commits on the head that it has planned for or not at all: each plan
 takes about as long as a commit, so a writer that commits all the time comes first now and then, and never so
 often."""
 

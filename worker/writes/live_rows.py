@@ -79,7 +79,7 @@ class KeysInTable:
 
     def rows(self, table: PinnedTable) -> tuple[TableSnapshot, Places]:
         """The rows of the keys at the head that was pinned, live or not: looked for in data files that no
-        earlier look saw.
+        earlier plan saw.
 
         Data files are scanned if the index is damaged. Raises TooManyRowsError, UnreadableError, or OSError
         (a retry can help).

@@ -210,7 +210,7 @@ def test_a_lease_that_is_lost_during_the_last_look_lets_nothing_go(
         patch.setattr(jobs.reporter, "before_commit", lose)
         with pytest.raises(StaleAttemptError):
             remove(jobs, told)
-    monkeypatch.setattr(orphan_removal, "_LOOKS_AT_MOST", 0)
+    monkeypatch.setattr(orphan_removal, "_SEARCHES_AT_MOST", 0)
     with pytest.raises(JobError, match="Others have committed during each of 0 looks"):
         remove(jobs, told)
     assert Path(orphan).exists()
