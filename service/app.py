@@ -73,7 +73,7 @@ from service.notifications import endpoints as notifications_endpoints
 from service.overview import endpoints as overview_endpoints
 from service.policies import endpoints as policies_endpoints
 from service.policies.service import ensure_built_in
-from service.records.keys import Role
+from service.records.api_keys import Role
 from service.rows import endpoints as rows_endpoints
 from service.scheduling import endpoints as scheduling_endpoints
 from service.scheduling.background import Background

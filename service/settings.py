@@ -16,7 +16,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from service.db.control_database import files_of, is_database_of
 from service.errors import StartError
-from service.records.keys import Role
+from service.records.api_keys import Role
 from telemetry.logs import LogFormat
 from trust.egress import Egress
 from trust.locations import (

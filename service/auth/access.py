@@ -21,7 +21,7 @@ from service.auth.service import forbidden
 from service.auth.tries import one_try
 from service.errors import ForbiddenError, IcestreamError, UnauthenticatedError
 from service.http.guards import SAFE_METHODS, Guard, anyone, calls_of
-from service.records.keys import Role
+from service.records.api_keys import Role
 
 CSRF_HEADER = "X-CSRF-Token"
 CSRF_FIELD = "csrf_token"

@@ -11,7 +11,7 @@ from service.db.database import ReadSession, WriteSession
 from service.http.messages import KeyId
 from service.http.paging import Page, PageRequest, Search
 from service.http.routing import ApiRoute
-from service.records.keys import KeyState, Role
+from service.records.api_keys import KeyState, Role
 
 router = APIRouter(tags=["auth"], route_class=ApiRoute)
 

@@ -10,7 +10,7 @@ from pydantic import ConfigDict, StringConstraints, model_validator
 from pydantic import Field as ModelField
 
 from service.http.messages import Message, UtcTime, example
-from service.records.keys import KeyState, Role
+from service.records.api_keys import KeyState, Role
 
 
 class Scope(StrEnum):

@@ -15,7 +15,7 @@ import jwt
 
 from service.auth.models import Principal
 from service.errors import ForbiddenError, IcestreamError, UnauthenticatedError
-from service.records.keys import Role
+from service.records.api_keys import Role
 from service.settings import Settings
 
 ALGORITHMS = (

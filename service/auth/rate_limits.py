@@ -16,7 +16,7 @@ from service.auth.models import Principal
 from service.auth.principals import credential_of
 from service.errors import IcestreamError
 from service.http.problem_documents import problem_response
-from service.records.keys import Role
+from service.records.api_keys import Role
 from service.settings import Settings
 
 # Whoever restarts a service that does not answer must not be refused as well.

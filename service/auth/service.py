@@ -26,7 +26,7 @@ from service.auth.models import (
 from service.db.database import Database, utc_now
 from service.errors import ConflictError, ForbiddenError, NotFoundError, StartError, UnauthenticatedError
 from service.http.paging import Page, PageRequest, Sorting, read_page
-from service.records.keys import ApiKey, BrowserSession, KeyState, LoginToken, Role
+from service.records.api_keys import ApiKey, BrowserSession, KeyState, LoginToken, Role
 from service.settings import Settings
 
 KEY_PREFIX = "ice_"

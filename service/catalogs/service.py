@@ -23,10 +23,10 @@ from service.db.database import FOR_UPDATE, utc_now
 from service.errors import ConflictError, InvalidError, NotFoundError, UnreachableError
 from service.http.etags import check_version, store_change
 from service.http.paging import Page, PageRequest, Sorting, read_page
+from service.records.api_keys import Role
 from service.records.catalogs import Catalog, CatalogHealth, CatalogStatus, CatalogType
 from service.records.health import HealthStatus, TableHealth
 from service.records.jobs import Job, JobKind, JobStatus
-from service.records.keys import Role
 from service.records.notifications import NotificationSender
 from service.records.patterns import EnrollmentPattern
 from service.records.tables import EnrolledTable

@@ -54,7 +54,7 @@ from service.db.database import Database, utc_now
 from service.errors import StartError
 from service.jobs.events import events_after, latest_event_id
 from service.jobs.models import EventView
-from service.records.keys import ApiKey, Role
+from service.records.api_keys import ApiKey, Role
 from service.records.tables import EnrolledTable
 from service.records.workers import Worker
 from service.settings import Settings

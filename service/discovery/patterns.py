@@ -25,8 +25,8 @@ from service.http.etags import check_version, store_change
 from service.http.paging import Page, PageRequest, Sorting, read_page
 from service.jobs.events import record_table_event
 from service.policies.service import policy_of_request
+from service.records.api_keys import Role
 from service.records.catalogs import Catalog
-from service.records.keys import Role
 from service.records.patterns import EnrollmentPattern
 from service.records.policies import Policy
 from service.records.tables import EnrolledTable

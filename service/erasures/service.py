@@ -33,10 +33,10 @@ from service.jobs.models import JobView
 from service.jobs.service import refuse_paused
 from service.jobs.views import views
 from service.policies.effective import effective_policy
+from service.records.api_keys import Role
 from service.records.catalogs import Catalog
 from service.records.erasures import Erasure, ErasureTable
 from service.records.jobs import Job, JobKind, JobStatus
-from service.records.keys import Role
 from service.records.reports import ErasureReport
 from service.records.tables import EnrolledTable, audited_name, full_name, get_table, not_enrolled
 from service.rows.service import refuse_too_many

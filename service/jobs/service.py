@@ -45,6 +45,7 @@ from service.jobs.queue import check_index_unused
 from service.jobs.views import view, views, why_paused
 from service.policies.effective import effective_policy
 from service.policies.models import EffectivePolicy
+from service.records.api_keys import Role
 from service.records.health import TableHealth
 from service.records.jobs import (
     COMMON_KINDS,
@@ -59,7 +60,6 @@ from service.records.jobs import (
     JobKind,
     JobStatus,
 )
-from service.records.keys import Role
 from service.records.system import SystemState
 from service.records.tables import EnrolledTable, audited_name, get_table
 from service.records.workers import Worker

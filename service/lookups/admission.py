@@ -17,8 +17,8 @@ from service.db.database import get_database
 from service.errors import IcestreamError
 from service.lookups import service
 from service.lookups.key_limits import KeyLimits
+from service.records.api_keys import Role
 from service.records.catalogs import Catalog
-from service.records.keys import Role
 from service.records.tables import EnrolledTable
 
 

@@ -24,7 +24,7 @@ from service.notifications.models import (
     SenderView,
 )
 from service.notifications.senders import Sender, Signed
-from service.records.keys import Role
+from service.records.api_keys import Role
 from service.records.tables import get_table
 from service.settings import CurrentSettings
 

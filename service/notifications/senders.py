@@ -34,8 +34,8 @@ from service.errors import (
 from service.http.guards import Guard
 from service.http.paging import Page, PageRequest, Sorting, read_page
 from service.notifications.models import SenderRequest, SenderView
+from service.records.api_keys import Role
 from service.records.catalogs import Catalog
-from service.records.keys import Role
 from service.records.notifications import NotificationSender
 from service.settings import Settings
 from service.webhooks.signing import check_secret, signers_at

@@ -17,10 +17,10 @@ from service.index_health.summary import Troubled
 from service.jobs import service as jobs
 from service.overview.models import Concern, Overview
 from service.quantities import aged
+from service.records.api_keys import Role
 from service.records.catalogs import CatalogStatus
 from service.records.health import HealthStatus
 from service.records.jobs import JobStatus
-from service.records.keys import Role
 from service.settings import Settings
 from service.webhooks import service as webhooks
 from service.workers import service as workers

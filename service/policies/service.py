@@ -21,8 +21,8 @@ from service.policies.places import (
     targets_of_table,
 )
 from service.policies.staging import restaging
+from service.records.api_keys import Role
 from service.records.catalogs import Catalog
-from service.records.keys import Role
 from service.records.patterns import EnrollmentPattern
 from service.records.policies import Level, Policy, PolicyAttachment
 from service.records.tables import EnrolledTable, audited_name

@@ -12,8 +12,8 @@ from service.jobs.models import JobView
 from service.jobs.service import refuse_paused
 from service.jobs.views import view
 from service.policies.effective import effective_policy
+from service.records.api_keys import Role
 from service.records.jobs import Job, JobKind, JobStatus
-from service.records.keys import Role
 from service.records.tables import EnrolledTable, audited_name, get_table
 from service.rows.models import DeleteRequest, UpsertRequest, WriteRequest
 from service.settings import Settings

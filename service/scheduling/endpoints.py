@@ -10,8 +10,8 @@ from service.db.database import ReadSession, utc_now
 from service.http.messages import TableId
 from service.http.routing import ApiRoute
 from service.policies.mistakes import find_mistakes, refuse_mistakes
+from service.records.api_keys import Role
 from service.records.health import TableHealth
-from service.records.keys import Role
 from service.records.tables import get_table
 from service.scheduling.models import PolicyPreview, PolicyReplay, ReplayRequest
 from service.scheduling.preview import preview

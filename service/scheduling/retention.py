@@ -13,6 +13,7 @@ from sqlmodel import Session, SQLModel, col, or_, select
 
 from service.db.database import Database
 from service.http.routing import IdempotentAnswer
+from service.records.api_keys import BrowserSession, LoginToken
 from service.records.audit import AuditEntry
 from service.records.health import (
     KEPT_CHANGES,
@@ -24,7 +25,6 @@ from service.records.health import (
     minute_of,
 )
 from service.records.jobs import Attempt, Event, Job, JobStatus
-from service.records.keys import BrowserSession, LoginToken
 from service.records.webhooks import WebhookDelivery
 from service.records.workers import Worker
 from service.settings import Settings

@@ -26,8 +26,8 @@ from service.jobs import queue
 from service.policies import service as policies
 from service.policies.staging import check_staging, lock_enrolments
 from service.problems import PROBLEM_PATH
+from service.records.api_keys import Role
 from service.records.catalogs import Catalog
-from service.records.keys import Role
 from service.records.tables import EnrolledTable, add_table, quoted_name
 from service.settings import Settings
 from service.tables.models import PatternMiss, PatternRequest, PatternResult, TableRequest, TableView

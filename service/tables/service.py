@@ -30,10 +30,10 @@ from service.policies.staging import (
     restaged,
     staging_branches,
 )
+from service.records.api_keys import Role
 from service.records.catalogs import Catalog
 from service.records.health import GRAVITY, HealthStatus, TableHealth, add_pending, age_seconds
 from service.records.jobs import Job, JobKind
-from service.records.keys import Role
 from service.records.policies import Policy, PolicyAttachment
 from service.records.tables import EnrolledTable, audited_name, get_table
 from service.settings import Settings

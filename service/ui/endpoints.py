@@ -13,6 +13,7 @@ from service.http.guards import Anyone
 from service.jobs.stream import stream_changes
 from service.problems import PROBLEMS
 from service.ui import (
+    api_keys,
     audit,
     catalogs,
     enrolment,
@@ -20,7 +21,6 @@ from service.ui import (
     first_hour,
     indexes,
     jobs,
-    keys,
     lookups,
     overview,
     policies,
@@ -106,7 +106,7 @@ for page in (
     workers,
     webhooks,
     senders,
-    keys,
+    api_keys,
     audit,
 ):
     router.include_router(page.router)

@@ -30,7 +30,7 @@ from service.confirmations import words_before
 from service.errors import IcestreamError, UnauthenticatedError
 from service.http.headers import PAGE_POLICY
 from service.http.messages import to_utc
-from service.records.keys import Role
+from service.records.api_keys import Role
 from service.ui import formats
 
 _PASSING = frozenset({500, 502, 503})

@@ -22,9 +22,9 @@ from service.notifications import senders
 from service.notifications.models import SenderView
 from service.policies import service as policies
 from service.policies.models import PolicyView
+from service.records.api_keys import Role
 from service.records.erasures import Erasure
 from service.records.jobs import Job
-from service.records.keys import Role
 from service.records.tables import EnrolledTable
 from service.settings import CurrentSettings, Settings
 from service.tables import service as tables

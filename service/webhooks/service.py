@@ -14,7 +14,7 @@ from service.db.database import FOR_UPDATE, new_id, utc_now
 from service.errors import ConflictError, InvalidError, NotFoundError
 from service.http.etags import check_version, store_change
 from service.http.paging import Page, PageRequest, Sorting, read_page
-from service.records.keys import Role
+from service.records.api_keys import Role
 from service.records.webhooks import DeliveryStatus, Webhook, WebhookDelivery
 from service.settings import Settings
 from service.webhooks.models import DeliveryView, ResendResult, WebhookPatch, WebhookRequest, WebhookView

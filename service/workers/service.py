@@ -12,8 +12,8 @@ from service.db.database import utc_now
 from service.http.paging import Page, PageRequest, Sorting, read_page
 from service.jobs.claims import Ask
 from service.jobs.contract import Assignment
+from service.records.api_keys import Role
 from service.records.jobs import Attempt, AttemptStatus
-from service.records.keys import Role
 from service.records.workers import Worker
 from service.settings import Settings
 from service.workers.models import ClaimRequest, WorkerRequest, WorkerView

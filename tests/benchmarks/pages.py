@@ -28,6 +28,7 @@ from service.auth.models import SYSTEM
 from service.db.database import Database, migrate, new_id, utc_now
 from service.jobs.queue import rfc3339
 from service.policies.service import ensure_built_in
+from service.records.api_keys import Role
 from service.records.audit import AuditEntry
 from service.records.catalogs import Catalog
 from service.records.health import (
@@ -43,7 +44,6 @@ from service.records.health import (
     store_layouts,
 )
 from service.records.jobs import Attempt, AttemptStatus, Event, Job, JobKind, JobStatus
-from service.records.keys import Role
 from service.records.reports import (
     PARTITIONS_AT_MOST,
     RUNS_AT_MOST,

@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Request, expect
 
 from service.auth.principals import SESSION_COOKIE
-from service.records.keys import Role
+from service.records.api_keys import Role
 from tests.browser.running_service import RunningService, running_service
 from tests.patience import PATIENCE_SECONDS
 from tests.service.conftest import PLAIN_HTTP

@@ -18,7 +18,7 @@ import httpx
 
 from service.auth.service import create_login_link
 from service.db.database import Database, migrate
-from service.records.keys import Role
+from service.records.api_keys import Role
 from service.webhooks.signing import new_secret
 from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.service.conftest import PLAIN_HTTP, listening

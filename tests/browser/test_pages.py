@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
 from service.auth.principals import SESSION_COOKIE
-from service.records.keys import Role
+from service.records.api_keys import Role
 from tests.browser.conftest import Misdeeds, sign_in
 from tests.browser.running_service import PlayedWorker, RunningService, convert_result, index_report
 from tests.patience import PATIENCE_SECONDS, wait_until

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from service.records.keys import Role
+from service.records.api_keys import Role
 from tests.browser.conftest import Misdeeds, sign_in
 from tests.browser.running_service import RunningService
 from tests.faults.injection import FAULTS_FILE_VARIABLE, Fault, Faults, release

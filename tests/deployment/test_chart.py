@@ -9,7 +9,7 @@ import yaml
 from service import __version__
 from service.command import serving
 from service.erasures.receipt import secrets_of
-from service.records.keys import Role
+from service.records.api_keys import Role
 from service.settings import Settings
 from tests.deployment.chart import (
     CHART,

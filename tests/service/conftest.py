@@ -30,7 +30,7 @@ from service.auth.service import create_api_key
 from service.command.serving import IDLE_SECONDS
 from service.db.database import Database, migrate
 from service.policies.service import ensure_built_in
-from service.records.keys import Role
+from service.records.api_keys import Role
 from service.scheduling.background import Background, Clock
 from service.settings import Settings
 from tests.patience import PATIENCE_SECONDS

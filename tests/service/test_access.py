@@ -19,8 +19,8 @@ from service.auth.principals import SESSION_COOKIE, Credential, credential_of
 from service.auth.service import create_login_link, csrf_token_of, log_in_with_token
 from service.command.openapi import DOCUMENT
 from service.http.guards import Anyone
+from service.records.api_keys import Role
 from service.records.audit import AuditEntry
-from service.records.keys import Role
 from tests.access import CALLERS, DECISIONS
 from tests.patience import PATIENCE_SECONDS
 from tests.service.conftest import ADMIN_KEY, Running, alike_on_both

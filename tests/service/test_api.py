@@ -30,9 +30,9 @@ from service.jobs.stream import (
     stream_changes,
     stream_events,
 )
+from service.records.api_keys import ApiKey, Role
 from service.records.health import KeptSample, samples_after
 from service.records.jobs import Event, Job, JobKind
-from service.records.keys import ApiKey, Role
 from tests.patience import PATIENCE_SECONDS
 from tests.service.conftest import ADMIN_KEY, ON_BOTH, PLAIN_HTTP, Running, alike_on_both, run_apart
 from tests.service.health_samples import health_sample

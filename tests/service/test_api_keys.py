@@ -13,7 +13,7 @@ from service.auth.principals import SESSION_COOKIE
 from service.auth.service import create_api_key, find_api_key_principal, log_in_with_key, rotate_api_key
 from service.db.database import Database, utc_now
 from service.http.routing import IdempotentAnswer
-from service.records.keys import ApiKey, BrowserSession, Role
+from service.records.api_keys import ApiKey, BrowserSession, Role
 from tests.service.conftest import ADMIN_KEY, Running, alike_on_both
 
 # Keys are rows that are found by their hash.

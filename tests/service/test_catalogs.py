@@ -8,8 +8,8 @@ import httpx
 import pytest
 
 from service.catalogs.iceberg import HadoopSource, IcebergCatalogs, unreachable
+from service.records.api_keys import Role
 from service.records.catalogs import Catalog
-from service.records.keys import Role
 from service.settings import Settings
 from tests.rest_catalog import running_rest_catalog
 from tests.service.conftest import ON_BOTH, Running, alike_on_both

@@ -20,8 +20,8 @@ from sqlalchemy.exc import TimeoutError as NoConnectionError
 from sqlmodel import select
 
 from service.db.database import Database, _AnsweredConnection, _FairPool, _FairSemaphore
+from service.records.api_keys import ApiKey
 from service.records.jobs import Event, Job
-from service.records.keys import ApiKey
 from service.settings import Settings
 from tests.faults.proxy import HANG, PASS, Proxy
 from tests.patience import PATIENCE_SECONDS, wait_until

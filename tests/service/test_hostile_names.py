@@ -12,7 +12,7 @@ from sqlmodel import SQLModel, func, select
 from service.auth.principals import SESSION_COOKIE
 from service.command.openapi import DOCUMENT
 from service.db.database import Database
-from service.records.keys import Role
+from service.records.api_keys import Role
 from tests.patience import PATIENCE_SECONDS
 from tests.service.conftest import ON_BOTH, PLAIN_HTTP, Running, alike_on_both
 from tests.service.iceberg_tables import IcebergCatalog

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from service.errors import InvalidError
 from service.http.body_limits import MAX_BODY_BYTES, MAX_BODY_DEPTH, MAX_REPORT_BYTES, check_shape
-from service.records.keys import Role
+from service.records.api_keys import Role
 from tests.patience import PATIENCE_SECONDS
 from tests.service.conftest import Running, alike_on_both
 from trust.bounds import JSON_DIGITS, JSON_VALUES

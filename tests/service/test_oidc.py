@@ -27,7 +27,7 @@ from service.auth.oidc import (
 )
 from service.command import main as cli
 from service.errors import ForbiddenError, StartError, UnauthenticatedError
-from service.records.keys import Role
+from service.records.api_keys import Role
 from service.settings import Settings
 from tests.service.conftest import ADMIN_KEY, ManualTime, Running, running
 from tests.service.oidc_issuer import AUDIENCE, Issuer, new_ec_key, new_rsa_key, public_jwk, running_issuer

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from service import __version__
-from service.records.keys import Role
+from service.records.api_keys import Role
 from tests.service.conftest import Running, alike_on_both
 from tests.service.iceberg_tables import IcebergCatalog
 

@@ -13,8 +13,8 @@ from service.db.database import Database, utc_now
 from service.errors import ForbiddenError
 from service.jobs import attempts
 from service.jobs.contract import PLANS_AT_MOST, AnnouncedPlan, AttemptId, FinishRequest, HeartbeatRequest
+from service.records.api_keys import Role
 from service.records.jobs import Attempt, Job, JobKind
-from service.records.keys import Role
 from service.records.tables import EnrolledTable
 from service.records.workers import Worker
 from tests.service.conftest import Running

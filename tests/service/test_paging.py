@@ -20,11 +20,11 @@ from service.db.database import Database
 from service.errors import InvalidError
 from service.http.paging import PageRequest
 from service.policies.service import list_policies
+from service.records.api_keys import ApiKey, Role
 from service.records.audit import AuditEntry
 from service.records.catalogs import Catalog
 from service.records.erasures import Erasure, ErasureTable
 from service.records.jobs import Event, Job
-from service.records.keys import ApiKey, Role
 from service.records.notifications import NotificationSender
 from service.records.webhooks import Webhook
 from service.records.workers import Worker

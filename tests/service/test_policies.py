@@ -10,8 +10,8 @@ import pytest
 
 from service.policies import mistakes
 from service.policies.settings import PolicySettings
+from service.records.api_keys import Role
 from service.records.health import TableHealth
-from service.records.keys import Role
 from service.settings import Settings
 from tests.service.conftest import ON_BOTH, Running, alike_on_both, running
 from tests.service.iceberg_tables import IcebergCatalog

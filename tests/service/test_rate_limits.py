@@ -17,7 +17,7 @@ from service.auth.rate_limits import RateLimits
 from service.auth.service import create_api_key, create_login_link
 from service.auth.tries import Tries
 from service.errors import IcestreamError, UnauthenticatedError
-from service.records.keys import Role
+from service.records.api_keys import Role
 from service.settings import Settings
 from tests.service.conftest import ADMIN_KEY, ManualTime, alike_on_both, run_apart, running
 

@@ -14,10 +14,10 @@ from sqlmodel import Session, SQLModel, func, select
 from service.command.openapi import DOCUMENT
 from service.db.database import Database
 from service.http.routing import IdempotentAnswer
+from service.records.api_keys import BrowserSession, LoginToken
 from service.records.audit import AuditEntry
 from service.records.health import HealthSample
 from service.records.jobs import Attempt, Event, Job, JobKind, LastClaim
-from service.records.keys import BrowserSession, LoginToken
 from service.records.tables import AddressCounter
 from service.records.workers import Worker
 from service.scheduling import retention

@@ -16,7 +16,7 @@ from service.catalogs.iceberg import IcebergCatalogs
 from service.catalogs.service import register_embedded_catalog
 from service.db.database import Database, migrate
 from service.errors import StartError
-from service.records.keys import ApiKey, Role
+from service.records.api_keys import ApiKey, Role
 from service.scheduling.background import Background
 from service.settings import Settings
 from tests.service.conftest import ADMIN_KEY, DATABASES, ManualTime

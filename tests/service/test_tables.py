@@ -8,9 +8,9 @@ import pytest
 
 from service.catalogs.metadata_locations import metadata_locations_reader
 from service.db.database import utc_now
+from service.records.api_keys import Role
 from service.records.catalogs import CatalogType
 from service.records.jobs import Attempt, Job
-from service.records.keys import Role
 from service.settings import Settings
 from service.tables import enrolment
 from tests.service.conftest import ON_BOTH, Running, alike_on_both, running

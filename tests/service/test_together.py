@@ -29,10 +29,10 @@ from service.policies.models import AttachmentRequest, PolicyRequest
 from service.policies.service import attach_policy, create_policy
 from service.policies.settings import PolicySettings
 from service.records import jobs
+from service.records.api_keys import Role
 from service.records.catalogs import Catalog
 from service.records.health import TableHealth
 from service.records.jobs import POLICY, REQUEST, Attempt, AttemptStatus, Job, JobKind, JobStatus
-from service.records.keys import Role
 from service.records.policies import Level
 from service.records.webhooks import Webhook, WebhookDelivery
 from tests.patience import PATIENCE_SECONDS, wait_until

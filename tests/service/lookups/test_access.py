@@ -15,7 +15,7 @@ from service.errors import IcestreamError
 from service.lookups import service as lookups
 from service.lookups.admission import admitted
 from service.lookups.key_limits import KeyLimits
-from service.records.keys import Role
+from service.records.api_keys import Role
 from service.settings import Settings
 from tests.patience import PATIENCE_SECONDS
 from tests.service.conftest import (

@@ -9,7 +9,7 @@ from urllib.parse import urljoin
 import httpx
 
 from service.auth.principals import SESSION_COOKIE
-from service.records.keys import Role
+from service.records.api_keys import Role
 from tests.patience import PATIENCE_SECONDS
 from tests.service.conftest import PLAIN_HTTP, Running
 from tests.service.test_access import sign_in

@@ -15,7 +15,7 @@ from standardwebhooks import Webhook as Signer
 
 from service.auth.models import Scope
 from service.db.database import utc_now
-from service.records.keys import Role
+from service.records.api_keys import Role
 from service.records.workers import Worker
 from service.scheduling.models import PolicyReplay
 from service.scheduling.replay import replay

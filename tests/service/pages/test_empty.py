@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import delete
 
+from service.records.api_keys import Role
 from service.records.audit import AuditEntry
-from service.records.keys import Role
 from service.settings import Settings
 from tests.service.conftest import Running, running
 from tests.service.pages.person import Person

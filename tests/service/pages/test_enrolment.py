@@ -6,7 +6,7 @@ import pytest
 from pyiceberg.schema import Schema
 from pyiceberg.types import DoubleType, LongType, NestedField
 
-from service.records.keys import Role
+from service.records.api_keys import Role
 from tests.service.conftest import Running
 from tests.service.iceberg_tables import IcebergCatalog
 from tests.service.pages.person import Person

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from service.records.keys import Role
+from service.records.api_keys import Role
 from service.settings import Settings
 from tests.service.conftest import ADMIN_KEY, Running, listening, running, with_lookup_server
 from tests.service.iceberg_tables import IcebergCatalog

@@ -10,9 +10,9 @@ from sqlmodel import col
 
 from service.catalogs.service import register_embedded_catalog
 from service.db.database import utc_now
+from service.records.api_keys import Role
 from service.records.catalogs import Catalog
 from service.records.jobs import Job
-from service.records.keys import Role
 from service.settings import Settings
 from service.ui.first_hour import first_hour
 from tests.browser.running_service import convert_result

@@ -15,9 +15,9 @@ from sqlmodel import col, delete, select
 from service.db.database import new_id, utc_now
 from service.jobs.models import AttemptView, EventView, JobView
 from service.jobs.service import count_jobs
+from service.records.api_keys import Role
 from service.records.health import PendingChange, TableHealth, minute_of
 from service.records.jobs import AttemptStatus, Job, JobStatus
-from service.records.keys import Role
 from service.records.tables import EnrolledTable
 from service.records.webhooks import Webhook
 from service.scheduling.catalog_health import store_observations

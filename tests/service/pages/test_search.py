@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from service.records.keys import Role
+from service.records.api_keys import Role
 from service.ui.search import _FIRST
 from tests.service.conftest import Running
 from tests.service.iceberg_tables import IcebergCatalog

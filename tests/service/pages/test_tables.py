@@ -14,8 +14,8 @@ from service.catalogs import service as catalogs
 from service.db.database import utc_now
 from service.discovery import patterns
 from service.policies import service as policies
+from service.records.api_keys import Role
 from service.records.health import HealthSample, PendingChange, TableHealth
-from service.records.keys import Role
 from service.tables import service as tables
 from service.ui.formats import duration
 from service.ui.plot import VALUES_SHOWN

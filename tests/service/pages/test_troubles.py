@@ -16,7 +16,7 @@ from sqlmodel import delete
 
 from service.http.body_limits import MAX_BODY_BYTES
 from service.problems import PROBLEMS
-from service.records.keys import BrowserSession, Role
+from service.records.api_keys import BrowserSession, Role
 from service.settings import Settings
 from tests.access import DECISIONS
 from tests.problems import all_raised

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from service.records.keys import Role
+from service.records.api_keys import Role
 from tests.service.conftest import Running
 from tests.service.iceberg_tables import IcebergCatalog
 from tests.service.pages.person import Person

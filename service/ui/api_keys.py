@@ -10,7 +10,7 @@ from service.auth.models import ApiKeyRequest, CreatedApiKey, Principal, Rotatio
 from service.db.database import CurrentDatabase, ReadSession
 from service.errors import IcestreamError
 from service.http.paging import PageRequest, Search
-from service.records.keys import KeyState, Role
+from service.records.api_keys import KeyState, Role
 from service.ui.forms import Form as Fields
 from service.ui.forms import Typed, see
 from service.ui.pages import PageRoute, render
