@@ -19,8 +19,8 @@ from service.index_health.summary import (
     saved_ever_seconds,
     summarize,
 )
+from service.jobs.fair_share import count_workers_needed
 from service.jobs.service import count_jobs, count_queued, last_failure_at
-from service.jobs.turns import count_workers_needed
 from service.lookups.metrics import LookupMetrics
 from service.records.catalogs import CatalogStatus
 from service.records.health import HealthStatus

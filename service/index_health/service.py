@@ -14,7 +14,7 @@ from service.index_health.models import HealthView, KeySetView, Watch
 from service.index_health.pace import Pace
 from service.index_health.reader_cost import view_reader_cost
 from service.index_health.status import conversion_late_at, judge, publication_late_at
-from service.jobs.turns import in_text
+from service.jobs.fair_share import in_text
 from service.jobs.views import why_paused
 from service.policies.effective import effective_policy
 from service.policies.models import EffectivePolicy

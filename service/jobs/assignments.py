@@ -20,10 +20,10 @@ from service.jobs.contract import (
     Assignment,
     EndedAttempt,
 )
+from service.jobs.fair_share import NextJob
 from service.jobs.index_reports import seen_equality_field_ids
 from service.jobs.models import AttemptView
 from service.jobs.queue import rows_of
-from service.jobs.turns import InTurn
 from service.policies.effective import bounded
 from service.policies.models import EffectivePolicy
 from service.policies.schedules import is_open
@@ -55,7 +55,7 @@ class Given(NamedTuple):
 
     worker_id: str
     worker_name: str
-    found: InTurn
+    found: NextJob
     policy: EffectivePolicy
     previous: Sequence[AttemptView]
 

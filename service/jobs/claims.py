@@ -22,6 +22,7 @@ from service.jobs.attempts import CLAIM_ANSWER_LOST, end_attempt, is_current
 from service.jobs.budgets import spent_budget, spent_budget_of
 from service.jobs.contract import Assignment, AttemptId, ErrorReport
 from service.jobs.events import job_event, record_job_event
+from service.jobs.fair_share import NextJob, next_jobs, put_behind, running_by_catalog
 from service.jobs.ownership import is_own_attempt, own_worker
 from service.jobs.queue import (
     STAGING_BRANCH_CHANGED,
@@ -33,7 +34,6 @@ from service.jobs.queue import (
     rfc3339,
 )
 from service.jobs.status import check_transition
-from service.jobs.turns import InTurn, next_jobs, put_behind, running_by_catalog
 from service.policies.effective import effective_policies, effective_policy
 from service.policies.models import EffectivePolicy
 from service.records.catalogs import Catalog
@@ -108,8 +108,8 @@ def claim(session: Session, settings: Settings, ask: Ask, now: datetime) -> Assi
 
     Raises NotFoundError for an unknown worker, ForbiddenError for one that the caller did not register.
 
-    Whose turn it is, `service.jobs.turns` says. A job that a policy started waits if the policy's budget is
-    spent.
+    Whose turn it is, `service.jobs.fair_share` says. A job that a policy started waits if the policy's budget
+    is spent.
 
     The session is for that alone: it is rolled back where the transaction must begin again.
     """
@@ -207,7 +207,7 @@ def _begin(
     session: Session,
     settings: Settings,
     workers: Sequence[tuple[str, str]],
-    found: Sequence[InTurn],
+    found: Sequence[NextJob],
     room: dict[str, float],
     now: datetime,
 ) -> Sequence[Given]:
@@ -341,7 +341,7 @@ def release_held(session: Session, table_id: str, kinds: Collection[JobKind], no
         record_job_event(session, job, "job.queued", "No longer held: the budget allows it.", now)
 
 
-def _start(session: Session, settings: Settings, begun: Sequence[InTurn], now: datetime) -> None:
+def _start(session: Session, settings: Settings, begun: Sequence[NextJob], now: datetime) -> None:
     """Let locked jobs run, which puts their tables behind the others. Raises LostRaceError."""
     jobs, connection = [each.job for each in begun], session.connection()
     started = [

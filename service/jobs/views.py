@@ -7,7 +7,7 @@ from sqlalchemy.orm import aliased
 from sqlmodel import Session, col, select
 
 from service.db.database import utc_now
-from service.jobs import queue, turns
+from service.jobs import fair_share, queue
 from service.jobs.caveats import caveat_of
 from service.jobs.models import AttemptView, JobView
 from service.records.catalogs import Catalog
@@ -103,7 +103,7 @@ def read_others(session: Session, queued: Sequence[Job], catalogs: Iterable[Cata
         waiting = aliased(Job)
         found = session.exec(
             select(waiting.id, Job)
-            .where(Job.table_uuid == waiting.table_uuid, turns.goes_first(Job, waiting))
+            .where(Job.table_uuid == waiting.table_uuid, fair_share.goes_first(Job, waiting))
             .where(col(waiting.id).in_(behind))
             .order_by(col(Job.id).desc())
         )
@@ -113,7 +113,7 @@ def read_others(session: Session, queued: Sequence[Job], catalogs: Iterable[Cata
         is_system_paused=queue.is_system_paused(session),
         writers={job.table_uuid: job for job in writers},
         begun=begun,
-        running=turns.running_by_catalog(session) if is_limited else {},
+        running=fair_share.running_by_catalog(session) if is_limited else {},
     )
 
 

@@ -14,7 +14,7 @@ from starlette.concurrency import run_in_threadpool
 
 from service.db.database import Database, utc_now
 from service.db.together import MOST_TOGETHER, Together
-from service.jobs import claims, turns
+from service.jobs import claims, fair_share
 from service.jobs.claims import Ask
 from service.jobs.contract import Assignment
 from service.settings import Settings
@@ -137,4 +137,4 @@ class Claims:
 
     def _has_work(self) -> bool:
         with self._database.read() as session:
-            return turns.has_claimable(session, utc_now())
+            return fair_share.has_claimable(session, utc_now())

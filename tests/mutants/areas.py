@@ -53,7 +53,7 @@ AREAS = (
         (
             "service/jobs/queue.py",
             "service/jobs/claims.py",
-            "service/jobs/turns.py",
+            "service/jobs/fair_share.py",
             "service/jobs/assignments.py",
             "service/jobs/attempts.py",
             "service/jobs/leases.py",

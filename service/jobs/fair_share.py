@@ -73,7 +73,7 @@ _WAITING_BEHIND = (
 Query = TypeVar("Query", bound=sqlalchemy.Select[*tuple[Any, ...]])
 
 
-class InTurn(NamedTuple):
+class NextJob(NamedTuple):
     """The job whose turn it is, locked, and what goes along with it."""
 
     job: Job
@@ -106,7 +106,7 @@ def count_workers_needed(session: Session, now: datetime) -> int:
     return sum(session.exec(query, params={"now": now}).one() for query in (writers, others, running))
 
 
-def next_jobs(session: Session, most: int, now: datetime) -> Sequence[InTurn]:
+def next_jobs(session: Session, most: int, now: datetime) -> Sequence[NextJob]:
     """The jobs whose turn it is, locked, with what goes along; so many at most."""
     dialect = session.get_bind().dialect.name
     found = session.exec(_jobs_in_turn(dialect), params={"now": now, "most": most}).all()
@@ -115,7 +115,7 @@ def next_jobs(session: Session, most: int, now: datetime) -> Sequence[InTurn]:
             found = session.exec(_first_job(), params={"now": now, "catalog_id": catalog_id}).all()
             if found:
                 break
-    return [InTurn._make(row) for row in found]
+    return [NextJob._make(row) for row in found]
 
 
 @cache
@@ -190,7 +190,7 @@ def _jobs_in_turn(dialect: str) -> Any:
 
 
 def _with_all(query: Any) -> Any:
-    """A query of jobs and their tables, with the further columns of `InTurn`; SQLModel types no more than
+    """A query of jobs and their tables, with the further columns of `NextJob`; SQLModel types no more than
     four."""
     other, ended, of_ended = aliased(Job), aliased(Attempt), aliased(Job)
     others_wait = exists().where(
@@ -289,7 +289,7 @@ def goes_first(begun: type[Job], job: type[Job]) -> ColumnElement[bool]:
     )
 
 
-def put_behind(session: Session, begun: Sequence[InTurn], now: datetime) -> None:
+def put_behind(session: Session, begun: Sequence[NextJob], now: datetime) -> None:
     """Put the tables of jobs behind the others: they have just been claimed."""
     claimed = [
         {"table_id": job.table_id, "catalog_id": job.catalog_id, "at": now}
