@@ -66,6 +66,8 @@ SMALL_TABLES = {
 
 tables_in_use: "dict[str, TableBuilder]" = {}
 """By identifier: those that the present test has looked at or written to; see tests.faults.live_files."""
+_namespaces: set[tuple[str | None, str]] = set()
+"""Those that are there, with the addresses of their catalogs."""
 
 
 def spark_session(*, cores: int = 2) -> SparkSession:
@@ -267,7 +269,11 @@ class TableBuilder:
         properties: Mapping[str, str] | None = None,
     ) -> "TableBuilder":
         """Create `catalog.namespace.table`; columns and partitions in Spark SQL, as `bucket(4, id)`."""
-        spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {identifier.rpartition('.')[0]}")
+        catalog, namespace = identifier.partition(".")[0], identifier.rpartition(".")[0]
+        place = spark.conf.get(f"spark.sql.catalog.{catalog}.uri", ""), namespace
+        if place not in _namespaces:  # to ask costs a third of the table
+            spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {namespace}")
+            _namespaces.add(place)
         properties = {"format-version": str(format_version), **(properties or {})}
         assignments = ", ".join(f"'{key}'='{value}'" for key, value in properties.items())
         spark.sql(
