@@ -235,7 +235,7 @@ function follow(main) {
     [fetching, again, lookedAt] = [true, null, performance.now()];
     try {
       const answer = await fetch(location.href, { headers: { Accept: "text/html" } });
-      if (answer.redirected) return location.reload();
+      if (answer.redirected) return ended || location.reload();
       pace.pay(answer);
       if (!answer.ok) return missed(`Out of date (error ${answer.status})`);
       const page = new DOMParser().parseFromString(await answer.text(), "text/html");
@@ -253,6 +253,9 @@ function follow(main) {
       }, 400);
     }
   }
+
+  // Or the page of the login would ask who has just left to come back, if a look is under way.
+  document.querySelector("form[action='/logout']")?.addEventListener("submit", () => end());
 
   // What is shown is older than it says, until a look succeeds.
   function missed(words) {
