@@ -27,10 +27,14 @@ class Area:
 AREAS = (
     Area(
         "egress",
-        ("trust/egress.py", "trust/locations.py", "trust/addresses.py", "service/catalogs/egress.py"),
+        (
+            *("trust/egress.py", "trust/locations.py", "trust/addresses.py"),
+            *("stores/rest_catalog.py", "service/catalogs/egress.py"),
+        ),
         (
             "tests/test_hosts.py",
             "tests/test_locations.py",
+            "tests/test_rest_catalogs.py",
             "tests/service/test_control_database.py",
             "tests/service/test_egress.py",
         ),

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -289,12 +290,6 @@ def test_a_quiet_table_is_read_again_when_its_hours_are_over(
 def test_where_each_table_costs_a_request_a_quiet_one_is_polled_less_often(
     service: Running, iceberg: IcebergCatalog, lake: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    minutes = 0
-
-    def later() -> datetime:
-        return utc_now() + timedelta(minutes=minutes)
-
-    monkeypatch.setattr("service.index_health.service.utc_now", later)
     lake.pop("answers", None)
     publish(lake, iceberg)
     assert service.admin.post("/catalogs", json=lake).status_code == 201
@@ -306,11 +301,13 @@ def test_where_each_table_costs_a_request_a_quiet_one_is_polled_less_often(
     with polling(service, poll_interval_seconds=10) as (poller, catalogs):
         let_ticks_pass(poller)
         assert (pace_of(poller), catalogs.loads.total()) == (pace, 0)
-    for ago, seconds in ((1, 10), (20, 20), (24 * 60, 120)):
-        minutes = ago
-        expected = pytest.approx(10 if lake["type"] == "sql" else seconds, rel=0.1)
+    assert pace.changed_at is not None
+    for minutes, seconds in ((1, 10), (20, 20), (24 * 60, 120)):
+        later = pace.changed_at + timedelta(minutes=minutes)
+        monkeypatch.setattr("service.index_health.service.utc_now", partial(lambda now: now, later))
+        expected = pytest.approx(10 if lake["type"] == "sql" else seconds)
         assert health(service, table)["watch"]["polled_every_seconds"] == expected
-        assert pace.every_seconds(later()) == expected
+        assert pace.every_seconds(later) == expected
     staged = Polled(is_reachable=True, look_within=3, changed_at=utc_now() - timedelta(days=1))
     basis = _Basis("", 0, is_notified=False, metadata_location=None, tells=False)
     assert poller._pace(CatalogType.REST, staged, basis).every_seconds(utc_now()) == 3

@@ -32,6 +32,7 @@ from worker.contract.control_plane import (
     ControlPlaneError,
     Event,
     RefusedReportError,
+    Renewed,
     StaleAttemptError,
 )
 from worker.process.errors import JobCancelledError, ReportRefusedError
@@ -638,14 +639,14 @@ def test_what_a_heartbeat_had_no_memory_for_is_told_by_the_next_one(
     told: list[str] = []
     known = threading.Event()
 
-    def heartbeat(_: object, __: object, events: Sequence[Event], ___: object) -> bool:
+    def heartbeat(_: object, __: object, events: Sequence[Event], *___: object) -> Renewed:
         if not told:
             told.append("nothing")
             raise MemoryError
         told.extend(event.message for event in events)
         if "decided" in told:
             known.set()
-        return False
+        return Renewed(cancel_requested=False, base_address=None)
 
     def run(_: object, __: object, reporter: AttemptReporter, ___: object) -> Outcome:
         reporter.decide("decided")
