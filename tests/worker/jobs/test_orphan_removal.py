@@ -211,7 +211,7 @@ def test_a_lease_that_is_lost_during_the_last_look_lets_nothing_go(
         with pytest.raises(StaleAttemptError):
             remove(jobs, told)
     monkeypatch.setattr(orphan_removal, "_SEARCHES_AT_MOST", 0)
-    with pytest.raises(JobError, match="Others have committed during each of 0 looks"):
+    with pytest.raises(JobError, match="Others have committed during each of 0 searches"):
         remove(jobs, told)
     assert Path(orphan).exists()
 
