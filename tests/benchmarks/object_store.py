@@ -195,9 +195,9 @@ wait at the same time count once. It tells more than the times, since the store 
 machine. Times are medians (least-most).
 
 Keys that lie far from each other cost a row group each, of {group:,} rows: of N entries, k of them need
-about k x {group:,} / N. For 1,000 keys that is {share:.0%} of these entries, and {share_of_more:.1%} of
-500,000,000.
-What lies between two of them is read along up to {gap:g} KiB, as one request. Neighbours share row groups.
+about k x {group:,} / N. For 1,000 keys that is {share:.0%} of these entries,
+and {share_of_more:.1%} of 500,000,000. What lies between two of them is read along up to {gap:g} KiB, as one
+request. Neighbours share row groups.
 
 {table}
 
