@@ -111,7 +111,7 @@ def enqueue(
         policy_digest=policy.digest,
     )
     may_wait = active is None or any((one.kind, one.dry_run) == (job.kind, dry_run) for one in active)
-    queued = _find_queued(session, job) if may_wait and not kind.writes_rows else None
+    queued = _find_queued(session, job) if may_wait else None
     if queued is None and not _add(session, job, is_first=told is None):
         # Another replica added the same between our look and our insert.
         queued = _find_queued(session, job)
@@ -308,6 +308,9 @@ def lock_job(session: Session, job_id: str) -> Job:
 
 
 def _find_queued(session: Session, job: Job) -> Job | None:
+    """That stands for it: none does for a job that writes rows."""
+    if JobKind(job.kind).writes_rows:
+        return None
     asked = {"table_id": job.table_id, "kind": job.kind, "dry_run": job.dry_run}
     return session.exec(_QUEUED_ALIKE, params=asked).first()
 

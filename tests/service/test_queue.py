@@ -66,6 +66,18 @@ def test_a_second_request_of_a_kind_finds_the_queued_job(database: Database) -> 
     assert request(database, table, JobKind.INDEX) != first
 
 
+def test_a_write_that_was_not_added_at_first_is_never_taken_for_another(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has rows of its own."""
+    (table,) = add_tables(database, ["uuid-1"])
+    first = request(database, table, JobKind.UPSERT)
+    monkeypatch.setattr("service.jobs.queue._add_unless_queued", lambda *_: False)
+    second = request(database, table, JobKind.UPSERT)
+    assert first != second
+    assert {status_of(database, job) for job in (first, second)} == {JobStatus.QUEUED}
+
+
 def test_the_highest_priority_runs_first_and_the_longest_waiting_of_it(database: Database) -> None:
     tables = add_tables(database, ["a", "b", "c", "d"])
     worker = add_worker(database)
