@@ -17,7 +17,8 @@ PLACES = frozenset(("warehouse", "uri"))
 OPEN_HEADERS = frozenset(("header.x-iceberg-access-delegation", "header.polaris-realm"))
 """Of the headers that a record has sent, those that the protocol knows as no secrets."""
 MAX_SECRET_BYTES = 65_536
-_MASK = "***"
+MASK = "***"
+"""What is shown instead of a secret."""
 _SHORTEST_SECRET = 4  # a shorter one is part of other words
 _AUTHORIZATION = re.compile(r"\b((?:Basic|(?i:Bearer))\s+)[\w.~+/=-]{8,}")
 _PSEUDO = ("/proc", "/sys", "/dev")
@@ -51,8 +52,8 @@ def redacted(said: str, secrets: Iterable[str]) -> str:
     """A text without these secrets, and without what follows `Bearer` and `Basic`."""
     # One may be a part of another.
     for secret in sorted({one for one in secrets if len(one) >= _SHORTEST_SECRET}, key=len, reverse=True):
-        said = said.replace(secret, _MASK)
-    return _AUTHORIZATION.sub(rf"\1{_MASK}", said)
+        said = said.replace(secret, MASK)
+    return _AUTHORIZATION.sub(rf"\1{MASK}", said)
 
 
 def may_read(reference: str, allowed: Iterable[str]) -> bool:

@@ -6,7 +6,14 @@ from collections.abc import Mapping, Sequence
 
 from service.errors import InvalidError
 from stores.catalog_properties import INDEX, STORES
-from trust.secrets import OPEN_HEADERS, SecretUnreadableError, is_own_setting, is_reference, read_secret
+from trust.secrets import (
+    MASK,
+    OPEN_HEADERS,
+    SecretUnreadableError,
+    is_own_setting,
+    is_reference,
+    read_secret,
+)
 
 # Anywhere in a key: clouds put an account behind it (`adls.sas-token.acc.dfs.core.windows.net`).
 _SECRET_WORD = re.compile(
@@ -18,7 +25,6 @@ _ABOUT_SECRET = re.compile(
     r"[._-](id|name|type|enabled|path|uri|url|endpoint|provider|ms)$|keyid$|expires-(at|in)"
 )
 _URL = re.compile(r"\b([a-z][a-z0-9+.-]*)://([^/?#\s,]*)([^#\s,]*)", re.IGNORECASE)
-_MASK = "***"
 _DATABASES = ("postgresql", "sqlite")
 _AZURE = ("abfs", "abfss", "wasb", "wasbs")
 
@@ -70,11 +76,11 @@ def mask_secrets(properties: Mapping[str, str]) -> dict[str, str]:
 
 def _masked(key: str, value: str) -> str:
     if key == "auth" or _names_secret(key.lower()):
-        return _MASK
+        return MASK
     if not _has_secret(value):
         return value
     return _URL.sub(
-        lambda url: f"{url[1]}://{_MASK}:{_MASK}@{url[2].rpartition('@')[2]}{url[3].partition('?')[0]}", value
+        lambda url: f"{url[1]}://{MASK}:{MASK}@{url[2].rpartition('@')[2]}{url[3].partition('?')[0]}", value
     )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Self
 
 _QUIET_SHARE = 1 / 60
 
@@ -20,7 +20,7 @@ class Pace:
     """When it changed last; None if nobody knows."""
 
     @classmethod
-    def of(cls, last_poll: Mapping[str, Any]) -> "Pace":
+    def of(cls, last_poll: Mapping[str, Any]) -> Self:
         """As TableHealth.last_poll has it; also if a version without `most_seconds` has written that."""
         seconds, changed_at = last_poll["every_seconds"], last_poll.get("changed_at")
         at = datetime.fromisoformat(changed_at) if changed_at is not None else None
