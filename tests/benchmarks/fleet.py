@@ -145,17 +145,22 @@ def checkpoints_of(
     return [*found, *(Checkpoint(one, now_ms, now_ms) for one in waiting)], conversions
 
 
+def _cpu(fleet: Fleet) -> dict[str, float]:
+    return {**fleet.cpu, "writer": fleet.writing_cpu}
+
+
 def measure(fleet: Fleet, rate: float, seconds: float) -> Run:
     """Write at a rate (checkpoints a second) for a while, and wait until all is converted."""
     store = fleet.lake.store
     if store is not None:
         store.asked()
-    cpu, requests, since = fleet.cpu, fleet.requests, utc_now()
+    prepared = fleet.prepared(max(int(rate * seconds), 2))
+    cpu, requests, since = _cpu(fleet), fleet.requests, utc_now()
     began = time.monotonic()
     writing = []
-    for number in range(max(int(rate * seconds), 2)):
+    for number, upsert in enumerate(prepared):
         time.sleep(max(began + number / rate - time.monotonic(), 0))
-        writing.append(fleet.write())
+        writing.append(fleet.commit(upsert))
     for one in writing:
         one.result()
     written = len(writing) / max(time.monotonic() - began, len(writing) / rate)
@@ -164,7 +169,7 @@ def measure(fleet: Fleet, rate: float, seconds: float) -> Run:
         looks = looks + 1 if fleet.is_idle() else 0
         time.sleep(0.2)
     now_ms = int(time.time() * 1000)
-    cost = {name: after - cpu[name] for name, after in fleet.cpu.items()}
+    cost = {name: after - cpu[name] for name, after in _cpu(fleet).items()}
     asked, of_store = fleet.requests - requests, store.asked().by_kind if store is not None else {}
     attempts: Counter[str] = Counter()
     stages: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
@@ -248,7 +253,7 @@ def _part(tables: int, runs: Sequence[Run], memory: Mapping[str, int]) -> str:
         runs=markdown(
             "checkpoints a second | written | number | lag, median | p99 | grows by | to claim, p95"
             " | conversions a second | CPU, service | CPU, workers' Java | CPU, workers' Python"
-            " | requests | attempts",
+            " | CPU, writer and REST catalog | requests | attempts",
             [run.row for run in runs],
         ),
         requests=_by_kind(runs),
@@ -306,13 +311,13 @@ Load averages of {load} at the end: what is above its own was taken by other pro
 
 Tables of {rows} rows, few of them large, in {places},
 of format versions 2 and 3, each with its index. A writer commits {written} rows and as many equality
-deletes to one after the other, tells the service of each commit, and takes its part of the same cores,
-as the REST catalog does. There are one `icestream serve` on SQLite, {workers}, and a
-policy that converts at the first delete file and indexes as `standard` does. The lag is from the commit
-of a checkpoint to that of its conversion; `to claim` is until a worker had the job that converted it,
-`grows by` what the lag grows by in a second. A rate is held if it was written, the p99 of the lag is at
-most {held:g} s, and the lag grows by at most {growth:g}. CPU and requests to the service are those for a
-checkpoint.
+deletes, whose files were written before, to one after the other, tells the service of each commit, and
+takes its part of the same cores, as the REST catalog does. There are one `icestream serve` on SQLite,
+{workers}, and a policy that converts at the first delete file and indexes as `standard` does. The lag is
+from the commit of a checkpoint to that of its conversion; `to claim` is until a worker had the job that
+converted it, `grows by` what the lag grows by in a second. A rate is held if it was written, the p99 of the
+lag is at most {held:g} s, and the lag grows by at most {growth:g}. CPU and requests to the service are
+those for a checkpoint.
 
 {parts}
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
 import shutil
@@ -15,7 +16,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache
-from itertools import cycle
+from itertools import cycle, islice
 from pathlib import Path
 
 import httpx
@@ -23,7 +24,7 @@ from sqlmodel import col, func, select
 
 from service.db.database import Database, migrate
 from service.records.jobs import Attempt, Job, JobKind, JobStatus
-from tests.benchmarks.fleet_tables import FleetTable, Lake, lake
+from tests.benchmarks.fleet_tables import FleetTable, Lake, Upsert, lake
 from tests.benchmarks.measure import cpu_seconds, descendants, high_water_mark
 from tests.benchmarks.servers import KEY, SERVE, WORK, running, server
 from tests.patience import PATIENCE_SECONDS
@@ -76,14 +77,21 @@ class Fleet:
             finally:
                 self.workers.clear()
 
-    def write(self) -> Future[None]:
-        """Commit a checkpoint to the table whose turn it is, and tell of it."""
-        return self.writers.submit(self._write, next(self.turns))
+    def prepared(self, count: int) -> list[Upsert]:
+        """So many checkpoints of the tables whose turn it is. Their files are there; none is committed."""
+        return [
+            table.upsert(random.sample(range(table.rows), min(CHECKPOINT_ROWS, table.rows)))
+            for table in islice(self.turns, count)
+        ]
 
-    def _write(self, table: FleetTable) -> None:
-        table.upsert(random.sample(range(table.rows), min(CHECKPOINT_ROWS, table.rows)))
-        path = f"/catalogs/{table.catalog}/notifications"
-        while (answer := self.http.post(path, json={"tables": [table.name]})).status_code == 503:
+    def commit(self, upsert: Upsert) -> Future[None]:
+        """And tell of it."""
+        return self.writers.submit(self._commit, upsert)
+
+    def _commit(self, upsert: Upsert) -> None:
+        upsert.commit()
+        path = f"/catalogs/{upsert.table.catalog}/notifications"
+        while (answer := self.http.post(path, json={"tables": [upsert.table.name]})).status_code == 503:
             time.sleep(0.1)  # as senders do while its database is busy
         answer.raise_for_status()
 
@@ -91,6 +99,15 @@ class Fleet:
     def cpu(self) -> dict[str, float]:
         """Seconds of all processes, of workers those of Java apart."""
         return self._summed(cpu_seconds)
+
+    @property
+    def writing_cpu(self) -> float:
+        """Seconds of what commits here, and of the REST catalog."""
+        measured = {
+            each for worker in (self.service, *self.workers) for each in (worker, *descendants(worker))
+        }
+        here = os.getpid()
+        return sum(cpu_seconds(each) for each in {here, *descendants(here)} - measured)
 
     @property
     def memory(self) -> dict[str, int]:

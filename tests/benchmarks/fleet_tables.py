@@ -61,22 +61,15 @@ class FleetTable:
         os.link(made, place)
         self.java.newAppend().appendFile(self._described(location, "data")).commit()
 
-    def upsert(self, ids: Sequence[int]) -> None:
-        """Commit what Flink does with a checkpoint: these rows anew, and deletes of the ones before."""
+    def upsert(self, ids: Sequence[int]) -> Upsert:
+        """What Flink commits with a checkpoint: these rows anew, and deletes of the ones before. Written are
+        its files."""
         rows = pa.table({"id": ids, "region": ["us"] * len(ids)}, schema=schema_to_pyarrow(SCHEMA))
         data, deletes = self._new_location(), self._new_location()
         pq.write_table(rows, self._local(data))
         pq.write_table(rows.select(["id"]), self._local(deletes))
         added = self._described(data, "data")
-        deleted = self._described(deletes, "equality-deletes", equality_ids=[1])
-        while True:
-            try:
-                self.java.newRowDelta().addRows(added).addDeletes(deleted).commit()
-            except Py4JJavaError as error:
-                if "org.apache.iceberg.exceptions.CommitFailedException" not in java_types(error):
-                    raise
-            else:  # and no conversion came first, again and again
-                return
+        return Upsert(self, added, self._described(deletes, "equality-deletes", equality_ids=[1]))
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -110,6 +103,25 @@ class FleetTable:
         iceberg = jvm_of(self.java).org.apache.iceberg
         parsed = iceberg.util.JsonUtil.mapper().readTree(json.dumps(described))
         return iceberg.ContentFileParser.fromJson(parsed, self.java.specs())
+
+
+@dataclass(frozen=True, slots=True)
+class Upsert:
+    table: FleetTable
+    added: Any
+    """Iceberg's `DataFile`."""
+    deleted: Any
+    """Iceberg's `DeleteFile`."""
+
+    def commit(self) -> None:
+        while True:
+            try:
+                self.table.java.newRowDelta().addRows(self.added).addDeletes(self.deleted).commit()
+            except Py4JJavaError as error:
+                if "org.apache.iceberg.exceptions.CommitFailedException" not in java_types(error):
+                    raise
+            else:  # and no conversion came first, again and again
+                return
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,7 +70,7 @@ def measure(fleet: Fleet, workers: int) -> Growth:
         return len({job.table_id for job, _ in _conversions(fleet, since)})
 
     with fleet.working(workers, slots=1):
-        writing = [fleet.write() for _ in fleet.tables]
+        writing = [fleet.commit(each) for each in fleet.prepared(len(fleet.tables))]
         for one in writing:
             one.result()
         written = utc_now()

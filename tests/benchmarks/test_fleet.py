@@ -71,8 +71,8 @@ def test_a_short_run_converts_each_checkpoint_and_fills_every_figure(
     report = path.read_text()
     run = cells(report, "2")
     assert run[2] == str(2 * tables)
-    assert all(float(figure.removesuffix(" s")) > 0 for figure in (*run[3:5], *run[7:12])), run
-    assert re.fullmatch(r"(.*, )?\d+ convert(, .*)?", run[12])
+    assert all(float(figure.removesuffix(" s")) > 0 for figure in (*run[3:5], *run[7:13])), run
+    assert re.fullmatch(r"(.*, )?\d+ convert(, .*)?", run[13])
     assert float(cells(report, "`POST /catalogs/{catalog_id}/notifications`")[1]) == 1
     assert float(cells(report, "`POST /workers/{worker_id}/claim`")[1]) > 0
     assert ("`store: GET`" in report) == (delay > 0)
