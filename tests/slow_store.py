@@ -12,7 +12,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from pathlib import Path
@@ -48,11 +48,16 @@ class Requests:
 
 @dataclass(frozen=True, slots=True)
 class SlowStore:
-    """Buckets are the folder's folders. Its server answers as long as the block of `served` lasts."""
+    """Buckets are the folder's folders. Its server answers as long as the block of `served` lasts.
+
+    processes: that answer at its port, among which the system divides the connections, so that one processor
+    does not bound it. Several count nothing.
+    """
 
     folder: Path
     wait_seconds: float
     port: int = field(default_factory=free_port)
+    processes: int = 1
 
     @property
     def properties(self) -> dict[str, str]:
@@ -66,8 +71,13 @@ class SlowStore:
 
     @contextmanager
     def served(self) -> Iterator[SlowStore]:
-        arguments = [str(self.folder), str(self.wait_seconds), str(self.port)]
-        with serving([sys.executable, "-m", "tests.slow_store", *arguments], self.port):
+        # A port that is shared could be another test's.
+        shared = ["shared"] if self.processes > 1 else []
+        arguments = [str(self.folder), str(self.wait_seconds), str(self.port), *shared]
+        with ExitStack() as stack:
+            for _ in range(self.processes):
+                command = [sys.executable, "-m", "tests.slow_store", *arguments]
+                stack.enter_context(serving(command, self.port))
             yield self
 
     def counted(self, work: Callable[[], object]) -> Requests:
@@ -78,6 +88,7 @@ class SlowStore:
 
     def asked(self) -> Requests:
         """What it was asked for since the last call."""
+        assert self.processes == 1
         with urlopen(f"http://127.0.0.1:{self.port}{_COUNTED}") as answer:
             return Requests(**json.load(answer))
 
@@ -341,10 +352,12 @@ def _without_chunks(body: bytes) -> bytes:
         at = end + 2 + size + 2
 
 
-async def _main(folder: Path, wait_seconds: float, port: int) -> None:
-    server = await asyncio.start_server(_Server(folder, wait_seconds).serve, "127.0.0.1", port, backlog=1024)
+async def _main(folder: Path, wait_seconds: float, port: int, *, is_shared: bool) -> None:
+    serve = _Server(folder, wait_seconds).serve
+    server = await asyncio.start_server(serve, "127.0.0.1", port, backlog=1024, reuse_port=is_shared or None)
     await server.serve_forever()
 
 
 if __name__ == "__main__":
-    asyncio.run(_main(Path(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])))
+    _, place, seconds, number, *shared = sys.argv
+    asyncio.run(_main(Path(place), float(seconds), int(number), is_shared=bool(shared)))

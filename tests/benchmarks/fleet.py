@@ -146,15 +146,15 @@ def checkpoints_of(
 
 
 def _cpu(fleet: Fleet) -> dict[str, float]:
-    return {**fleet.cpu, "writer": fleet.writing_cpu}
+    """Seconds of the service and its workers, and of all else here: the writer, catalogs and stores."""
+    known = fleet.cpu
+    return {**known, "all else": fleet.all_cpu - sum(known.values())}
 
 
 def measure(fleet: Fleet, rate: float, seconds: float) -> Run:
     """Write at a rate (checkpoints a second) for a while, and wait until all is converted."""
-    store = fleet.lake.store
-    if store is not None:
-        store.asked()
     prepared = fleet.prepared(max(int(rate * seconds), 2))
+    fleet.asked_of_stores()
     cpu, requests, since = _cpu(fleet), fleet.requests, utc_now()
     began = time.monotonic()
     writing = []
@@ -170,7 +170,7 @@ def measure(fleet: Fleet, rate: float, seconds: float) -> Run:
         time.sleep(0.2)
     now_ms = int(time.time() * 1000)
     cost = {name: after - cpu[name] for name, after in _cpu(fleet).items()}
-    asked, of_store = fleet.requests - requests, store.asked().by_kind if store is not None else {}
+    asked, of_store = fleet.requests - requests, fleet.asked_of_stores()
     attempts: Counter[str] = Counter()
     stages: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     claims: dict[str, list[int]] = defaultdict(list)
@@ -253,7 +253,7 @@ def _part(tables: int, runs: Sequence[Run], memory: Mapping[str, int]) -> str:
         runs=markdown(
             "checkpoints a second | written | number | lag, median | p99 | grows by | to claim, p95"
             " | conversions a second | CPU, service | CPU, workers' Java | CPU, workers' Python"
-            " | CPU, writer and REST catalog | requests | attempts",
+            " | CPU, all else | requests | attempts",
             [run.row for run in runs],
         ),
         requests=_by_kind(runs),
@@ -317,7 +317,7 @@ takes its part of the same cores, as the REST catalog does. There are one `icest
 from the commit of a checkpoint to that of its conversion; `to claim` is until a worker had the job that
 converted it, `grows by` what the lag grows by in a second. A rate is held if it was written, the p99 of the
 lag is at most {held:g} s, and the lag grows by at most {growth:g}. CPU and requests to the service are
-those for a checkpoint.
+those for a checkpoint; `all else` is the writer, catalogs and stores.
 
 {parts}
 """

@@ -10,7 +10,7 @@ import shutil
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -28,6 +28,7 @@ from tests.benchmarks.fleet_tables import FleetTable, Lake, Upsert, lake
 from tests.benchmarks.measure import cpu_seconds, descendants, high_water_mark
 from tests.benchmarks.servers import KEY, SERVE, WORK, running, server
 from tests.patience import PATIENCE_SECONDS
+from tests.slow_store import SlowStore
 from worker.spark.session import create_spark
 
 CHECKPOINT_ROWS = 500
@@ -57,25 +58,37 @@ class Fleet:
     """The tables, over and over."""
     workers: list[int] = field(default_factory=list)
     """The ids of those processes that run."""
+    stores: list[SlowStore] = field(default_factory=list)
+    """Of these workers."""
 
     @contextmanager
-    def working(self, count: int, slots: int) -> Iterator[None]:
-        """With so many workers, each a process of its own."""
+    def working(self, count: int, slots: int, store_processes: int = 1, **environment: str) -> Iterator[None]:
+        """With so many workers, each a process of its own, which asks a store of its own of so many."""
         with ExitStack() as stack:
             for number in range(count):
-                environment = {
-                    **self.lake.settings,
+                store, settings = stack.enter_context(self.lake.own_store(store_processes))
+                if store is not None:
+                    self.stores.append(store)
+                given = {
+                    **settings,
                     "ICESTREAM_URL": self.url,
                     "ICESTREAM_API_KEY": KEY,
                     "ICESTREAM_WORKER_NAME": f"worker-{number}",
                     "ICESTREAM_WORKER_SLOTS": str(slots),
+                    **environment,
                 }
                 log = self.directory / f"worker-{number}.log"
-                self.workers.append(stack.enter_context(running(WORK, log, **environment)).pid)
+                self.workers.append(stack.enter_context(running(WORK, log, **given)).pid)
             try:
                 yield
             finally:
                 self.workers.clear()
+                self.stores.clear()
+
+    def asked_of_stores(self) -> Counter[str]:
+        """Requests of each kind since the last call, of all processes but those that write."""
+        stores = [store for store in (self.lake.store, *self.stores) if store is not None]
+        return sum((Counter(store.asked().by_kind) for store in stores), Counter())
 
     def prepared(self, count: int) -> list[Upsert]:
         """So many checkpoints of the tables whose turn it is. Their files are there; none is committed."""
@@ -101,13 +114,9 @@ class Fleet:
         return self._summed(cpu_seconds)
 
     @property
-    def writing_cpu(self) -> float:
-        """Seconds of what commits here, and of the REST catalog."""
-        measured = {
-            each for worker in (self.service, *self.workers) for each in (worker, *descendants(worker))
-        }
-        here = os.getpid()
-        return sum(cpu_seconds(each) for each in {here, *descendants(here)} - measured)
+    def all_cpu(self) -> float:
+        """Seconds of these, of stores, catalogs, executors and this process."""
+        return sum(map(cpu_seconds, (os.getpid(), *descendants(os.getpid()))))
 
     @property
     def memory(self) -> dict[str, int]:
@@ -180,7 +189,9 @@ def _route(path: str) -> str:
 
 
 @contextmanager
-def running_fleet(tables: int, rows: tuple[int, int], wait_seconds: float) -> Iterator[Fleet]:
+def running_fleet(
+    tables: int, rows: tuple[int, int], wait_seconds: float, policy: Mapping[str, object] = POLICY
+) -> Iterator[Fleet]:
     """Without workers; arguments as of `lake`."""
     spark = create_spark("local[1]", "fleet")
     spark.sparkContext.setLogLevel("ERROR")
@@ -208,7 +219,7 @@ def running_fleet(tables: int, rows: tuple[int, int], wait_seconds: float) -> It
                 )
             )
             writers = stack.enter_context(ThreadPoolExecutor(_WRITERS))
-            enrolled = _enrol(http, places)
+            enrolled = _enrol(http, places, policy)
             database = Database(url)
             stack.callback(database.dispose)
             turns = cycle(enrolled.values())
@@ -218,8 +229,8 @@ def running_fleet(tables: int, rows: tuple[int, int], wait_seconds: float) -> It
         shutil.rmtree(directory)
 
 
-def _enrol(http: httpx.Client, places: Lake) -> dict[str, FleetTable]:
-    http.post("/policies", json={"name": "fresh", "settings": POLICY}).raise_for_status()
+def _enrol(http: httpx.Client, places: Lake, policy: Mapping[str, object]) -> dict[str, FleetTable]:
+    http.post("/policies", json={"name": "fresh", "settings": policy}).raise_for_status()
     for catalog in places.catalogs:
         record = {"name": catalog.name, "type": catalog.type, "properties": catalog.properties}
         http.post("/catalogs", json=record).raise_for_status()

@@ -35,6 +35,7 @@ from worker.table.catalogs import java_properties, java_types, metadata_json
 NAMESPACE = "db"
 _BUCKET = "lake"
 _SECRET = "CATALOG_S3_SECRET"
+_ENDPOINT = "CATALOG_S3_ENDPOINT"
 _FORMAT_VERSIONS = ("2", "3")
 _SIZES = 10
 """Of tables, from the smallest to the largest: what is between two of them is of the smaller one."""
@@ -50,16 +51,21 @@ class FleetTable:
     rows: int
     java: Any
     """Iceberg's `Table`."""
+    made: Path
+    """A data file that has them."""
     store: Path | None
     """The folder that its store keeps, if it does not lie on the local disk."""
 
-    def load(self, made: Path) -> None:
-        """Commit a data file: the same bytes as those of other tables, which take no time to write."""
-        location = self._new_location()
-        place = self._local(location)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        os.link(made, place)
-        self.java.newAppend().appendFile(self._described(location, "data")).commit()
+    def load(self, files: int = 1) -> None:
+        """Commit its rows so many times: the bytes that are made already, which take no time to write."""
+        append = self.java.newAppend()
+        for _ in range(files):
+            location = self._new_location()
+            place = self._local(location)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            os.link(self.made, place)
+            append.appendFile(self._described(location, "data"))
+        append.commit()
 
     def upsert(self, ids: Sequence[int]) -> Upsert:
         """What Flink commits with a checkpoint: these rows anew, and deletes of the ones before. Written are
@@ -135,6 +141,16 @@ class Lake:
     store: SlowStore | None
     """In which they lie, if not on the local disk."""
 
+    @contextmanager
+    def own_store(self, processes: int) -> Iterator[tuple[SlowStore | None, Mapping[str, str]]]:
+        """Another store of the same folder, if they lie in one, and the settings of whoever asks that one
+        alone."""
+        if self.store is None:
+            yield None, self.settings
+            return
+        with SlowStore(self.store.folder, self.store.wait_seconds, processes=processes).served() as own:
+            yield own, {**self.settings, _ENDPOINT: own.properties["s3.endpoint"]}
+
 
 @contextmanager
 def lake(
@@ -157,7 +173,9 @@ def lake(
                 f"s3://{_BUCKET}",
                 stack.enter_context(SlowStore(folder, 0).served()).properties,
             )
-            of_files = {**store.properties, "s3.secret-access-key": f"env:{_SECRET}"}
+            # Each reads from where its environment says.
+            secret = {"s3.secret-access-key": f"env:{_SECRET}", "s3.endpoint": f"env:{_ENDPOINT}"}
+            of_files = store.properties | secret
             of_server = {**store.properties, "client.region": "us-east-1", "s3.path-style-access": "true"}
             of_server |= {"io-impl": "org.apache.iceberg.aws.s3.S3FileIO"}
         jars = cached_jars(jars_folder(os.environ), own_jars()) if store else ()
@@ -176,7 +194,7 @@ def lake(
             {
                 "ICESTREAM_ALLOWED_LOCATIONS": f"{directory.as_uri()},{place}",
                 "ICESTREAM_INDEX_WAREHOUSE": f"{place}/index",
-                _SECRET: "secret",
+                **({_SECRET: "secret", _ENDPOINT: store.properties["s3.endpoint"]} if store else {}),
             },
             store,
         )
@@ -207,8 +225,8 @@ def _tables(
             made[size] = _made(directory / "made" / f"{size}.parquet", size)
         identifier = iceberg.catalog.TableIdentifier.parse(f"{NAMESPACE}.t{number}")
         builder = catalogs[name].buildTable(identifier, schema).withProperty("format-version", version)
-        table = FleetTable(name, f"{NAMESPACE}.t{number}", size, builder.create(), store)
-        table.load(made[size])
+        table = FleetTable(name, f"{NAMESPACE}.t{number}", size, builder.create(), made[size], store)
+        table.load()
         yield table
 
 

@@ -1,7 +1,7 @@
 """`make bench-workers`: how the conversions of a fleet grow with its workers, where a far store costs most.
 
-Each worker is a process of one slot. The tables lie in a store each of whose requests waits, so that it is
-waiting and not the cores of this machine which bounds a worker.
+Each worker is a process of one slot, with a store of its own before the same folder. Each of the store's
+requests waits, so that it is waiting and not the cores of this machine which bounds a worker.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Growth:
     each: float
     """Seconds of one, in the median."""
     cores: dict[str, float]
-    """That were busy for each group of processes."""
+    """That were busy for each group of processes, and for all of the benchmark."""
 
     @property
     def rate(self) -> float:
@@ -66,7 +66,7 @@ def measure(fleet: Fleet, workers: int) -> Growth:
     samples: list[tuple[datetime, dict[str, float]]] = []
 
     def converted() -> int:
-        samples.append((utc_now(), fleet.cpu))
+        samples.append((utc_now(), {**fleet.cpu, "all": fleet.all_cpu}))
         return len({job.table_id for job, _ in _conversions(fleet, since)})
 
     with fleet.working(workers, slots=1):
@@ -130,7 +130,7 @@ def main(
         warm_up=_WARM_UP,
         growth=markdown(
             "workers | conversions | in | a second | of linear | one takes, median | cores busy: service"
-            " | workers' Java | workers' Python",
+            " | workers' Java | workers' Python | all",
             [each.row(found[0]) for each in found],
         ),
     )
@@ -148,10 +148,11 @@ Made by `make bench-workers` on {machine}
 
 {tables:,} tables of {rows} rows in SQL and REST catalogs, of format versions 2 and 3, in a
 store where each request waits {delay:g} ms: waiting, and not the cores, is what a conversion costs. Each
-worker is a process of one slot that has seen none of the tables. Each table gets a checkpoint of {written}
-rows and as many equality deletes, and is converted. Counted is from when each worker has converted
-{warm_up} tables until one has no more to do. `of linear` is the rate as a share of so many times the rate of
-a worker in the first line.
+worker is a process of one slot that has seen none of the tables, and asks a process of its own for what is
+in the store, as the service and the REST catalog do. Each table gets a checkpoint of {written} rows and as
+many equality deletes, and is converted. Counted is from when each worker has converted {warm_up} tables
+until one has no more to do. `of linear` is the rate as a share of so many times the rate of a worker in the
+first line; `all` are these processes, stores, catalogs and the writer.
 
 {growth}
 """
