@@ -181,7 +181,7 @@ bench-fleet: install ## Find how many checkpoints a second fleets of tables hold
 	$(BIN)/python -m tests.benchmarks.fleet $(ARGS)
 
 .PHONY: bench-workers
-bench-workers: install ## Find how conversions grow with workers whose store is far away, for docs/benchmarks.md
+bench-workers: install ## Find how work grows with workers and executors whose store is far away, for docs/benchmarks.md
 	@scripts/install_system_packages jdk maven
 	$(BIN)/python -m tests.benchmarks.fleet_workers $(ARGS)
 

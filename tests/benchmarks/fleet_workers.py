@@ -1,4 +1,5 @@
-"""`make bench-workers`: how the conversions of a fleet grow with its workers, where a far store costs most.
+"""`make bench-workers`: how the work of a fleet grows with its workers and their executors, where a far store
+costs most.
 
 Each worker is a process of one slot, with a store of its own before the same folder. Each of the store's
 requests waits, so that it is waiting and not the cores of this machine which bounds a worker.
@@ -6,6 +7,7 @@ requests waits, so that it is waiting and not the cores of this machine which bo
 
 from __future__ import annotations
 
+import os
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
@@ -18,6 +20,7 @@ import typer
 
 from service.db.database import utc_now
 from service.records.jobs import Attempt, AttemptStatus, Job, JobKind
+from tests.benchmarks.fleet_executors import measure_builds
 from tests.benchmarks.fleet_processes import CHECKPOINT_ROWS, Fleet, running_fleet
 from tests.benchmarks.page import PAGE, Part, write_part
 from tests.benchmarks.report import machine
@@ -106,14 +109,18 @@ def _end(attempt: Attempt) -> datetime:
 
 
 def main(
-    tables: Annotated[int, typer.Option(help="enrolled")] = 60,
+    tables: Annotated[int, typer.Option(help="enrolled")] = 28,
     rows: Annotated[int, typer.Option(help="of the smallest tables")] = 100_000,
     most_rows: Annotated[int, typer.Option(help="of the largest tables")] = 1_000_000,
     workers: Annotated[list[int], typer.Option(help="at a time, after one another")] = [1, 2, 4],  # noqa: B006 - of a command
     delay: Annotated[float, typer.Option(help="milliseconds of each request to the store")] = 100,
+    executors: Annotated[list[int], typer.Option(help="of one worker, likewise")] = [1, 2, 4],  # noqa: B006
+    files: Annotated[int, typer.Option(help="of the table that executors index")] = 5_000,
+    file_rows: Annotated[int, typer.Option(help="of each of these")] = 10_240,
     report: Annotated[Path | None, typer.Option(help="a Markdown file of its own to write")] = None,
 ) -> None:
-    """Find how conversions a second grow with workers of one slot, whose store is far away."""
+    """Find how conversions a second grow with workers of one slot, and the rows of an index with executors,
+    whose store is far away."""
     found: list[Growth] = []
     with running_fleet(tables, (rows, most_rows), delay / 1000) as fleet:
         with fleet.working(*_INDEXING):
@@ -121,8 +128,10 @@ def main(
         for each in workers:
             found.append(measure(fleet, each))
             print(" | ".join(map(str, found[-1].row(found[0]))), flush=True)  # noqa: T201
+    builds = measure_builds(executors, files, file_rows, delay / 1000)
     written = _TEXT.format(
         machine=machine(None, "pyarrow", "pyiceberg"),
+        load=", ".join(f"{average:.1f}" for average in os.getloadavg()),
         tables=tables,
         rows=f"{rows:,} to {most_rows:,}",
         delay=delay,
@@ -132,6 +141,13 @@ def main(
             "workers | conversions | in | a second | of linear | one takes, median | cores busy: service"
             " | workers' Java | workers' Python | all",
             [each.row(found[0]) for each in found],
+        ),
+        indexed=files * file_rows,
+        files=files,
+        builds=markdown(
+            "executors | tasks on them | the job | rows a second | of linear | its stage `index` | of linear"
+            " | cores busy",
+            [each.row(builds[0]) for each in builds],
         ),
     )
     if report is None:
@@ -145,6 +161,7 @@ _TEXT = """\
 # More workers
 
 Made by `make bench-workers` on {machine}
+Load averages of {load} at the end: what is above its own was taken by other programs.
 
 {tables:,} tables of {rows} rows in SQL and REST catalogs, of format versions 2 and 3, in a
 store where each request waits {delay:g} ms: waiting, and not the cores, is what a conversion costs. Each
@@ -155,6 +172,14 @@ until one has no more to do. `of linear` is the rate as a share of so many times
 first line; `all` are these processes, stores, catalogs and the writer.
 
 {growth}
+
+## Executors
+
+One worker on a standalone master of Spark, with executors of one core each, all of them processes of this
+machine. The store is as many processes as there are executors. Each line is the first index of a table of
+{indexed:,} rows in {files:,} data files.
+
+{builds}
 """
 
 

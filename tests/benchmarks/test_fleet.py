@@ -83,9 +83,17 @@ def test_a_short_run_converts_each_checkpoint_and_fills_every_figure(
 
 @pytest.mark.integration
 @pytest.mark.exhaustive
-def test_a_short_run_with_a_worker_fills_every_figure_of_growth(tmp_path: Path) -> None:
+def test_a_short_run_with_a_worker_and_two_executors_fills_every_figure_of_growth(tmp_path: Path) -> None:
     path = tmp_path / "workers.md"
-    fleet_workers.main(tables=6, rows=1_000, most_rows=10_000, workers=[1], delay=20, report=path)
-    figures = cells(path.read_text(), "1")
+    tables, indexed = {"tables": 6, "rows": 1_000, "most_rows": 10_000}, {"files": 3, "file_rows": 1_000}
+    fleet_workers.main(**tables, **indexed, workers=[1], executors=[2], delay=20, report=path)
+    of_workers, _, of_executors = path.read_text().partition("## Executors")
+    figures = cells(of_workers, "1")
     assert figures[4] == "1.00"
     assert all(float(figure.removesuffix(" s")) > 0 for figure in (*figures[1:6], *figures[7:]))
+    assert "3,000 rows in 3 data files" in of_executors
+    # So few rows that the driver reads them itself.
+    _, tasks, *figures = cells(of_executors, "2")
+    assert tasks == "0"
+    assert figures[2] == figures[4] == "1.00"
+    assert all(float(figure.removesuffix(" s")) > 0 for figure in (figures[0], figures[3], figures[5]))
