@@ -166,7 +166,7 @@ bench: install ## Measure it all beside its alternatives, for docs/benchmarks.md
 	@$(BIN)/python -m tests.benchmarks $(ARGS)
 
 .PHONY: bench-queue
-bench-queue: install ## Measure the queue with 50 workers, and the polling of 10,000 tables, for docs/benchmarks.md
+bench-queue: install ## Measure the queue with 50 workers, over HTTP too, and the polling of 10,000 tables, for docs/benchmarks.md
 	@scripts/install_system_packages postgresql
 	$(BIN)/python -m tests.benchmarks.queue_load $(ARGS)
 

@@ -24,6 +24,7 @@ class Part(StrEnum):
     OBJECT_STORES = "object-stores"
     OBJECT_STORES_FARTHER = "object-stores-farther"
     QUEUE = "queue"
+    QUEUE_HTTP = "queue-http"
     POLLING = "polling"
     PAGES = "pages"
     FLEET = "fleet"
@@ -47,6 +48,7 @@ class Part(StrEnum):
             Part.OBJECT_STORES: "Object stores",
             Part.OBJECT_STORES_FARTHER: "Object stores farther away",
             Part.QUEUE: "Queue",
+            Part.QUEUE_HTTP: "Queue over HTTP",
             Part.POLLING: "Polling",
             Part.PAGES: "Pages",
             Part.FLEET: "A fleet",

@@ -1,7 +1,7 @@
 """`make bench-queue`: how fast workers get jobs, and whether thousands of tables are polled under reads.
 
-The queue is called as the service calls it, by threads of one process. The polls and reads are those of
-`icestream serve`, a process of its own, over HTTP.
+The queue is called as the service calls it, by threads of one process; and then over HTTP by processes, as
+workers do. That, the polls and the reads are of `icestream serve`, a process of its own.
 """
 
 from __future__ import annotations
@@ -31,35 +31,31 @@ import typer
 from pyiceberg.catalog.rest import RestCatalog
 from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.exc import SQLAlchemyError
-from sqlmodel import Session, col, func, select
+from sqlmodel import col, func, select
 
 from service.auth.models import SYSTEM
 from service.db.database import Database, migrate, utc_now
 from service.errors import is_database_trouble
-from service.jobs import queue
 from service.jobs.attempts import End, ends_reported_to
 from service.jobs.claims import Ask
 from service.jobs.contract import Assignment, FinishRequest
-from service.policies.effective import effective_policy
 from service.policies.places import table_target
 from service.policies.service import ensure_built_in
-from service.records.catalogs import Catalog
 from service.records.health import TableHealth
-from service.records.jobs import JobKind
 from service.records.policies import Level, Policy, PolicyAttachment
-from service.records.tables import EnrolledTable, add_table
 from service.records.workers import Worker
 from service.settings import Settings
 from service.workers.waiting import Claims as ClaimsOfProcess
 from tests.benchmarks.measure import cpu_seconds, high_water_mark
 from tests.benchmarks.page import PAGE, Part, write_part
+from tests.benchmarks.queue_over_http import ClaimsOverHttp, measure_over_http
+from tests.benchmarks.queued_jobs import enqueue, new_catalog, new_tables, register
 from tests.benchmarks.servers import KEY, SERVE, server
 from tests.service.iceberg_tables import IcebergCatalog
 from tests.service.postgresql import execute, running_server
 from tests.worker.table.catalog_servers import rest_server
 
 T = TypeVar("T")
-_CATALOGS = 5
 _READERS = 4
 _TOLD, _TOLD_PREFIX = 200, "t"
 _PATIENCE_SECONDS = 1800
@@ -192,7 +188,7 @@ def main(
     only: Annotated[Part | None, typer.Option(help="measure only this")] = None,
     report: Annotated[Path | None, typer.Option(help="a Markdown file of its own to write")] = None,
 ) -> None:
-    """Measure the queue on SQLite and PostgreSQL, and the polling of many tables under reads."""
+    """Measure the queue on both databases, called and over HTTP, and the polling of many tables."""
     directory = Path(tempfile.mkdtemp(prefix="icestream-queue-"))
     written: dict[Part, str] = {}
     try:
@@ -204,6 +200,15 @@ def main(
                 claims.append(measure_claims(f"{server}/bench", "PostgreSQL", workers, jobs))
                 typer.echo(" | ".join(claims[-1].row))
             written[Part.QUEUE] = _report_claims(claims)
+        if only in (None, Part.QUEUE_HTTP):
+            sqlite = f"sqlite:///{directory / 'http.db'}"
+            over_http = measure_over_http(sqlite, "SQLite", workers, jobs, directory)
+            with running_server() as server:
+                execute(f"{server}/postgres", "CREATE DATABASE http")
+                over_http += measure_over_http(f"{server}/http", "PostgreSQL", workers, jobs, directory)
+            for each in over_http:
+                typer.echo(" | ".join(_row_over_http(each)))
+            written[Part.QUEUE_HTTP] = _report_over_http(over_http)
         if only in (None, Part.POLLING):
             shares = {"pending": pending, "rest": rest, "hadoop": hadoop}
             polling = measure_polling(directory, tables, seconds, interval, **shares)
@@ -222,21 +227,14 @@ def measure_claims(url: str, name: str, workers: int, jobs: int) -> Claims:
     """Every worker claims a job, reports its success, and claims again until none is left."""
     migrate(url)
     database, settings = Database(url), Settings()
+    register(database, jobs)
+    waiting = enqueue(database)
     with database.write() as session:
-        ensure_built_in(session)
-        for number in range(_CATALOGS):
-            catalog = _add_catalog(session, f"catalog-{number}", "sql", {})
-            names = [f"t{table}" for table in range(jobs // _CATALOGS)]
-            _add_tables(session, catalog, names, f"file:///{number}")
         rows = [
             Worker(name="w", hostname="h", pid=1, version="0", registered_by=SYSTEM.key)
             for _ in range(workers)
         ]
         session.add_all(rows)
-        session.flush()
-        for table in session.exec(select(EnrolledTable)):
-            policy = effective_policy(session, table)
-            queue.enqueue(session, table, JobKind.CONVERT, policy, utc_now(), requested_by="bench")
     claims = ClaimsOfProcess(database, settings, threading.Event())
     ends = ends_reported_to(database)
     barrier = threading.Barrier(workers)
@@ -278,8 +276,8 @@ def measure_claims(url: str, name: str, workers: int, jobs: int) -> Claims:
     starved = sum(not each for each in of_workers)
     if starved and jobs >= 10 * workers:
         raise RuntimeError(f"{starved} of {workers} workers got no job on {name}")
-    if len(latencies) != jobs // _CATALOGS * _CATALOGS:
-        raise RuntimeError(f"{len(latencies)} of {jobs} jobs were claimed")
+    if len(latencies) != waiting:
+        raise RuntimeError(f"{len(latencies)} of {waiting} jobs were claimed")
     return Claims(name, workers, jobs, seconds, latencies, refusals)
 
 
@@ -313,13 +311,13 @@ def measure_polling(
             session.add_all((patient, eager))
             session.flush()
             session.get_one(PolicyAttachment, "system").policy_id = patient.id
-            sql = _add_catalog(session, "local", "sql", iceberg.properties)
-            served = _add_catalog(session, "served", "rest", {"uri": uri})
+            sql = new_catalog(session, "local", "sql", iceberg.properties)
+            served = new_catalog(session, "served", "rest", {"uri": uri})
             warehouse = {"warehouse": _warehouse(directory).as_uri()}
-            directories = _add_catalog(session, "directories", "hadoop", warehouse)
+            directories = new_catalog(session, "directories", "hadoop", warehouse)
             for group in groups:
                 catalog = {_REST: served, _HADOOP: directories}.get(group.kind, sql)
-                ids = _add_tables(session, catalog, group.names, iceberg.properties["warehouse"])
+                ids = new_tables(session, catalog, group.names, iceberg.properties["warehouse"])
                 enrolled |= dict(zip(ids, ((group, name) for name in group.names), strict=True))
                 if group.is_told:
                     session.add_all(
@@ -440,32 +438,6 @@ def _make_older(metadata: Path) -> None:
     hours = _QUIET_HOURS * 3_600_000
     found = re.sub(r'(-ms": ?)(\d{13})\b', lambda at: f"{at[1]}{int(at[2]) - hours}", metadata.read_text())
     metadata.write_text(found)
-
-
-def _add_catalog(session: Session, name: str, kind: str, properties: dict[str, str]) -> Catalog:
-    catalog = Catalog(name=name, type=kind, properties=properties)
-    session.add(catalog)
-    session.flush()
-    return catalog
-
-
-def _add_tables(session: Session, catalog: Catalog, names: Sequence[str], location: str) -> list[str]:
-    tables = [
-        EnrolledTable(
-            catalog_id=catalog.id,
-            identifier=["db", name],
-            namespace="db",
-            name=f"db.{name}",
-            table_uuid=f"{catalog.name}-{name}",
-            format_version=2,
-            location=location,
-        )
-        for name in names
-    ]
-    for table in tables:
-        add_table(session, table)
-    session.flush()
-    return [table.id for table in tables]
 
 
 def _look(database: Database, process: subprocess.Popen[bytes], tables: int) -> tuple[float, float]:
@@ -626,6 +598,45 @@ def _report_claims(claims: Sequence[Claims]) -> str:
         "| database | workers | waiting jobs | claims a second | claim, median | p99 | longest | refused |",
         "|---|---:|---:|---:|---:|---:|---:|---:|",
         *(f"| {' | '.join(each.row)} |" for each in claims),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _row_over_http(claims: ClaimsOverHttp) -> Sequence[str]:
+    count = len(claims.claims)
+    return (
+        claims.database,
+        str(claims.calls),
+        f"{claims.workers}",
+        f"{claims.rate:,.0f}",
+        *_percentiles(claims.claims),
+        f"{claims.refused:,}",
+        *(f"{seconds / count * 1000:.1f} ms" for seconds in claims.cpu.values()),
+        f"{sum(claims.cpu.values()) / claims.seconds:.2f}",
+    )
+
+
+def _report_over_http(claims: Sequence[ClaimsOverHttp]) -> str:
+    lines = [
+        "# The queue over HTTP",
+        "",
+        *_origin(),
+        "The PostgreSQL server does not wait for its disk (`fsync=off`), and everything runs on this one",
+        "machine.",
+        "",
+        "Workers ask one `icestream serve`, which polls no tables meanwhile, over HTTP. They are processes,",
+        "each of which stands for several workers and does little else; a worker waits for the answer to one",
+        "call before the next. They get all jobs that wait: first with a claim and a report for each, then",
+        "as workers do whose conversions are small, with a heartbeat that announces delete files and asks",
+        "for row addresses, and a report that claims the next job. The wait of a claim is that of the call",
+        "that brings the job. CPU is for each job; that of the workers takes from the service what it could",
+        "use of the cores.",
+        "",
+        "| database | calls for a job | workers | jobs a second | claim, median | p99 | longest | refused"
+        " | CPU, service | CPU, database | CPU, workers | cores busy |",
+        f"|---|---|{'---:|' * 10}",
+        *(f"| {' | '.join(_row_over_http(each))} |" for each in claims),
         "",
     ]
     return "\n".join(lines)

@@ -7,6 +7,7 @@ import pytest
 
 from tests.benchmarks.page import Part, read_part
 from tests.benchmarks.queue_load import main
+from tests.benchmarks.queue_over_http import Calls
 
 LEAST_CLAIMS, LONGEST_MS = 300, 250
 """A second, with their reports, by 50 workers; and the slowest of them but one in a hundred."""
@@ -31,6 +32,9 @@ def test_a_short_run_fills_every_figure(tmp_path: Path) -> None:
     for database in ("SQLite", "PostgreSQL"):
         row = rf"\| {database} \| 4 \| 20 \| [\d,]+ \| [\d,]+ ms \| [\d,]+ ms \| [\d,]+ ms \| \d+ \|"
         assert re.search(row, report)
+        for calls in Calls:
+            of_calls = rf"\| {database} \| {calls} \| 4 \| [\d,]+ \|( [\d,]+ ms \|){{3}} \d+ \|"
+            assert re.search(rf"{of_calls}( [\d.]+ ms \|){{3}} [\d.]+ \|", report)
     polling = report.partition("# Polling of many tables")[2]
     # Under load there are few commits, and none of some kind: then nothing was known "-" after them.
     figures = re.findall(r"^\| (?!what|---|tables)([^|]+) \|((?: [\d-][^|]*\|)+)$", polling, re.MULTILINE)
