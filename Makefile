@@ -94,7 +94,7 @@ exhaustive: emulators build/airflow/installed build/dagster/installed $(SPARKS:%
 	@$(PYTEST) -m "exhaustive" $(ARGS)
 	# What is shortest of `make test-spark`, unless tests were chosen.
 	for spark in $(if $(ARGS),,$(SPARKS)); do
-		$(MAKE) --no-print-directory test-spark SPARK=$$spark ARGS="-k 'executors or keeps_the_visible_rows or become_one'"
+		$(MAKE) --no-print-directory test-spark SPARK=$$spark ARGS="-k 'executors or keeps_the_visible_rows or become_one or which_expiry'"
 	done
 
 # An attached cluster, what readers see, every kind of job, Iceberg's actions, and sessions that are vended.

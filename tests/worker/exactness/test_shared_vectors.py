@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pyspark
 import pytest
 
 from tests.deaths import killed_at_its_commit
 from tests.exactness import Exactness
 from tests.factories import TableBuilder, visible_rows
 from tests.jobs import ONE_PER_TASK
+from tests.maven import jar
 from tests.readers import Rows, duckdb_rows
 from tests.thorough import first_always
 from worker.contract.control_plane import AttemptId
 from worker.deletes.locations import output_locations
+from worker.spark.jars import cached_jars, jars_folder
 
 pytestmark = pytest.mark.integration
 FILES = 6
+_EXPIRE = Path(__file__).with_name("Expire.java")
+_SPARK = Path(pyspark.__path__[0])
 
 
 def new_table(exactly: Exactness, *, files: int = FILES) -> TableBuilder:
@@ -89,17 +96,25 @@ def by_age(table: TableBuilder) -> None:
     table.java.expireSnapshots().expireOlderThan(now).retainLast(1).commit()
 
 
+def earlier_snapshots(table: TableBuilder) -> list[int]:
+    head = table.snapshot_id
+    return [one.snapshot_id for one in table.metadata.snapshots if one.snapshot_id != head]
+
+
 def by_ids(table: TableBuilder) -> None:
     update = table.java.expireSnapshots()
-    for one in table.metadata.snapshots:
-        if one.snapshot_id != table.snapshot_id:
-            update.expireSnapshotId(one.snapshot_id)
+    for snapshot_id in earlier_snapshots(table):
+        update.expireSnapshotId(snapshot_id)
     update.commit()
 
 
-def beside_a_branch(table: TableBuilder) -> None:
+def add_branch(table: TableBuilder) -> None:
     table.java.manageSnapshots().createBranch("other", table.snapshot_id).commit()
     table.commit(*table.deletion_vectors({table.append([{"id": 101, "value": 0}])[0]: [0]}), branch="other")
+
+
+def beside_a_branch(table: TableBuilder) -> None:
+    add_branch(table)
     by_age(table)
 
 
@@ -166,6 +181,38 @@ def test_which_expiry_deletes_a_file_of_which_one_vector_was_replaced(
     expire(table)
     assert shared in vectors(table)
     assert is_there(shared) is not deletes
+
+
+def expire_by(version: str, table: TableBuilder, *snapshot_ids: int) -> None:
+    """By another version of Iceberg, of which no Spark of ours has a runtime."""
+    catalog, _, name = table.identifier.partition(".")
+    place = [str(table.spark.conf.get(f"spark.sql.catalog.{catalog}.{key}")) for key in ("uri", "warehouse")]
+    runtime = jar(f"org.apache.iceberg:iceberg-spark-runtime-3.5_2.12:{version}")
+    (driver,) = (path for path in cached_jars(jars_folder(os.environ)) if "sqlite" in path.name)
+    libraries = [runtime, driver, _SPARK / "jars" / "*"]
+    command = ["java", "-cp", os.pathsep.join(map(str, libraries)), str(_EXPIRE)]
+    told = subprocess.run(
+        [*command, catalog, *place, name, *map(str, snapshot_ids)],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    assert told.stdout.split()[-1] == version
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("version", ["1.8.1", "1.9.2", "1.10.1", "1.11.0"])
+@pytest.mark.parametrize("way", ["age", "ids", "beside a branch"])
+def test_which_expiry_of_an_older_version_deletes_such_a_file(
+    exactly: Exactness, way: str, version: str
+) -> None:
+    """The same ones as of the newest, which can't read what metadata 1.8 writes of a table of V3."""
+    table, shared = replaced_one(exactly)
+    if way == "beside a branch":
+        add_branch(table)
+    assert len(vectors(table)[shared]) == FILES - 1
+    expire_by(version, table, *(earlier_snapshots(table) if way == "ids" else ()))
+    assert is_there(shared) is (way != "age")
 
 
 def test_our_own_expiry_spares_a_shared_file_until_nothing_of_it_is_live(exactly: Exactness) -> None:
