@@ -202,6 +202,10 @@ bench-maintenance: install ## Simulate policies over weeks, and read a maintaine
 bench-store: install ## Count and time the requests of lookups and jobs in a store that answers after 20 ms, for docs/benchmarks.md
 	@$(BIN)/python -m tests.benchmarks.object_store $(ARGS)
 
+.PHONY: bench-vectors
+bench-vectors: install ## Measure conversions that touch 100,000 data files, for docs/benchmarks.md
+	@$(BIN)/python -m tests.benchmarks.vector_files $(ARGS)
+
 .PHONY: bench-lookups
 bench-lookups: install ## Measure lookup servers over HTTP, beside DuckDB, PyIceberg and Spark, for docs/benchmarks.md
 	@$(BIN)/python -m tests.benchmarks.lookups $(ARGS)

@@ -23,6 +23,7 @@ class Part(StrEnum):
     DUPLICATES = "duplicates"
     OBJECT_STORES = "object-stores"
     OBJECT_STORES_FARTHER = "object-stores-farther"
+    VECTOR_FILES = "vector-files"
     QUEUE = "queue"
     QUEUE_HTTP = "queue-http"
     POLLING = "polling"
@@ -47,6 +48,7 @@ class Part(StrEnum):
             Part.DUPLICATES: "Duplicates",
             Part.OBJECT_STORES: "Object stores",
             Part.OBJECT_STORES_FARTHER: "Object stores farther away",
+            Part.VECTOR_FILES: "Vectors in shared files",
             Part.QUEUE: "Queue",
             Part.QUEUE_HTTP: "Queue over HTTP",
             Part.POLLING: "Polling",
