@@ -70,11 +70,11 @@ def _told(event: Any) -> Iterator[tuple[str, str | None]]:
             yield "", _azure(url)  # Event Grid, as CloudEvents
         case {"eventType": str(kind), "data": {"url": str(url)}} if kind.startswith("Microsoft.Storage."):
             yield "", _azure(url)  # and in its own schema
-        case {"event_type": str(kind), "realm_id": _}:  # Polaris, by Kafka or in CloudWatch's logs
+        case {"event_type": str(kind), "realm_id": _}:  # Polaris, by Kafka
             if kind in _POLARIS:
-                yield _of_polaris(event), None
+                yield ".".join([*event["namespace"], event["table_name"]]), None
         case {"type": str(kind), "tabular-type": str(of)}:  # Lakekeeper, a CloudEvent by NATS or Kafka
-            if kind in _LAKEKEEPER and of == "table":
+            if kind in _LAKEKEEPER and of == "Table":
                 yield f"{event['namespace'].replace(_LEVELS, '.')}.{event['name']}", None
         case {"tables": _} | {"locations": _}:
             told = CatalogNotification.model_validate(event)
@@ -82,16 +82,6 @@ def _told(event: Any) -> Iterator[tuple[str, str | None]]:
             yield from (("", place) for place in told.locations)
         case _:
             raise ValueError("it has none of the fields by which they are told apart")
-
-
-def _of_polaris(event: dict[str, Any]) -> str:
-    """`table_identifier` is a list in Kafka, and has dots in CloudWatch; without it there are two fields."""
-    match event:
-        case {"table_identifier": str(name)}:
-            return name
-        case {"table_identifier": list(parts)}:
-            return ".".join(parts)
-    return ".".join([*event["namespace"], event["table_name"]])
 
 
 def _s3(told: dict[str, Any], *, encoded: bool) -> str:
