@@ -90,6 +90,9 @@ class Watch(Message):
     polled_every_seconds: float
     """The table is polled about this often, whoever tells of it: less often while its changes are told. In a
     REST or hadoop catalog, where each table costs a request, also less often the longer it has been quiet."""
+    awaited_until: datetime | None
+    """A commit was told that was not there yet: the table is looked at again some times until then; null if
+    none is awaited."""
 
 
 class HealthView(Message):

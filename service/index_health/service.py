@@ -245,7 +245,13 @@ def get_health(session: Session, table: EnrolledTable) -> HealthView:
 def _view_watch(health: TableHealth, now: datetime) -> Watch | None:
     if (last := health.last_poll) is None:
         return None
-    return Watch(is_told=last["is_told"], polled_every_seconds=Pace.of(last).every_seconds(now))
+    told = last.get("awaited_until")
+    until = datetime.fromisoformat(told) if told is not None else None
+    return Watch(
+        is_told=last["is_told"],
+        polled_every_seconds=Pace.of(last).every_seconds(now),
+        awaited_until=until if until is not None and until > now else None,
+    )
 
 
 def coverages(session: Session, table_ids: Sequence[str]) -> dict[str, float | None]:

@@ -99,7 +99,7 @@ class Notified(Message):
 
     notified: int
     """This many enrolled tables are looked at now; one that is enrolled with several branches counts as
-    several."""
+    several, and one whose last look found the very file that was written as none."""
     unknown: int
     """This many of the names and files mean no enrolled table. That is no error: a sender that reports all
     tables of a catalog need not know which are enrolled."""

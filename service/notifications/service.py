@@ -5,7 +5,7 @@ is enrolled, and never opened.
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from sqlalchemy import bindparam, insert
 from sqlmodel import Session, col, select
@@ -13,9 +13,10 @@ from sqlmodel import Session, col, select
 from service.db.database import utc_now
 from service.notifications.models import CatalogNotification, Notified
 from service.records.catalogs import Catalog
+from service.records.health import TableHealth
 from service.records.notifications import Notification
 from service.records.tables import EnrolledTable
-from trust.locations import AmbiguousLocationError, Location, parse_location
+from trust.locations import AmbiguousLocationError, Location, normalize_location, parse_location
 
 _METADATA_FILE = ".metadata.json"
 _AT_ONCE = 500
@@ -31,6 +32,9 @@ _ENROLLED = {
     for column, compared in (("name", col(EnrolledTable.name)), ("location", col(EnrolledTable.location)))
 }
 """Made once: putting a statement together takes longer than most take to run."""
+_SEEN = select(TableHealth.table_id, TableHealth.last_poll).where(
+    col(TableHealth.table_id).in_(bindparam("table_ids", expanding=True))
+)
 _NOTE = insert(Notification)
 _SPELLINGS = {"s3": ("s3", "s3a", "s3n"), "gs": ("gs", "gcs"), "abfs": ("abfs", "abfss")}
 """Of what one place is enrolled as."""
@@ -50,7 +54,11 @@ def notify_of_tables(session: Session, catalog: Catalog, told: CatalogNotificati
     by_place = _enrolled(session, catalog, "location", {one for each in parents.values() for one in each})
     known = sum(not names[name].isdisjoint(by_name) for name in told.tables)
     known += sum(not each.isdisjoint(by_place) for each in parents.values())
-    found = {table_id for ids in (*by_name.values(), *by_place.values()) for table_id in ids}
+    files: dict[str, set[str]] = {}
+    for place, folders in parents.items():
+        for table_id in {one for folder in folders for one in by_place.get(folder, ())}:
+            files.setdefault(table_id, set()).add(normalize_location(place))
+    found = {table_id for ids in by_name.values() for table_id in ids} | _not_seen(session, files)
     if found:
         now = utc_now()
         session.connection().execute(_NOTE, [{"table_id": each, "at": now} for each in sorted(found)])
@@ -66,6 +74,20 @@ def _enrolled(session: Session, catalog: Catalog, column: str, values: Iterable[
         for value, table_id in session.connection().execute(_ENROLLED[column], asked):
             found.setdefault(value, []).append(table_id)
     return found
+
+
+def _not_seen(session: Session, files: Mapping[str, set[str]]) -> set[str]:
+    """The tables, by their ids, whose last look found another metadata file than those that were written: an
+    event may come when the commit has been seen, as after a job of the service's own."""
+    if not files:
+        return set()
+    found = session.connection().execute(_SEEN, {"table_ids": list(files)})
+    last = {table_id: polled["metadata_location"] for table_id, polled in found if polled is not None}
+    return {
+        table_id
+        for table_id, written in files.items()
+        if last.get(table_id) is None or written != {normalize_location(last[table_id])}
+    }
 
 
 def _parents(place: str) -> Iterator[str]:

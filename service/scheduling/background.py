@@ -60,7 +60,7 @@ class Background:
     ) -> None:
         self._database, self._settings, self._clock = database, settings, clock
         self._observations = catalogs.observations
-        self.poller = Poller(database, settings, catalogs)
+        self.poller = Poller(database, settings, catalogs, clock.monotonic)
         self.patterns = PatternRunner(database, settings, catalogs)
         self.webhooks = WebhookSender(database, settings, clock.wall)
         self._holder = new_id()

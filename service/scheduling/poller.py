@@ -11,10 +11,10 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
@@ -83,6 +83,10 @@ _TOLD = select_columns(col(Notification.id), col(Notification.table_id)).limit(5
 _FORGET = delete(Notification).where(col(Notification.id) == bindparam("number"))
 _PATIENCE_IF_TOLD = 6
 """Times the interval that a table waits for its next poll if its last change was told by a notification."""
+_AGAIN_SECONDS = (1.0, 2.0, 4.0)
+"""Between the next looks at a table that is told to have changed and has not: a metadata file, of which
+stores tell, is written before the catalog names it. One more look for each of these is all that a lie costs
+besides its own, and none follows another within the first of them, however much is told."""
 _PATIENCE_IF_QUIET = 12
 """The same at most where each table costs a request, once it has been quiet for long."""
 _LISTED_ANYWAY_SECONDS = 60.0
@@ -103,19 +107,30 @@ class _Basis:
     """Where its metadata lay before."""
     tells: bool
     """Whether its last change before was told."""
+    again: int
+    """How many looks were to come soon, this one included, for a change that was told before."""
 
     def is_told(self, polled: Polled) -> bool:
-        """Whether its last change was told. One that is told and not there yet is waited for as if nobody had
-        told it."""
-        if self.is_notified:
+        """Whether its last change was told. Once one that is told did not come soon, it is waited for as if
+        nobody had told it."""
+        if self.is_notified or self.again:
             return polled.metadata_location not in (None, self.metadata_location)
         return self.tells
 
+    def looks_again(self, polled: Polled) -> int:
+        """How many looks are to come soon now."""
+        if polled.metadata_location is None or polled.metadata_location != self.metadata_location:
+            return 0
+        return len(_AGAIN_SECONDS) if self.is_notified else max(self.again - 1, 0)
+
     def note(self, polled: Polled, pace: Pace) -> dict[str, Any]:
         """As TableHealth.last_poll."""
+        again = self.looks_again(polled)
+        awaited_until = utc_now() + timedelta(seconds=sum(_AGAIN_SECONDS[-again:])) if again else None
         return {
             "metadata_location": polled.metadata_location,
             "is_told": self.is_told(polled),
+            "awaited_until": awaited_until.isoformat() if awaited_until is not None else None,
             **pace.stored(),
             "decide_at": polled.decide_at.isoformat() if polled.decide_at is not None else None,
             "read_within": polled.read_within,
@@ -141,6 +156,8 @@ class _Tracked:
     """Whether it is said to have changed since the last poll began."""
     tells: bool = False
     """Whether its last change was told, and not found out."""
+    again: int = 0
+    """How many looks are to come soon, since it is said to have changed and has not."""
     next_at: float = 0.0
     fresh_until: float = 0.0
     """While its metadata location stays, no look at it can find anything else until `decide_at`; after this,
@@ -200,8 +217,15 @@ class Poller:
     is only asked for that, many at a time. All that is kept in memory is some hundred bytes for each table.
     """
 
-    def __init__(self, database: Database, settings: Settings, catalogs: IcebergCatalogs) -> None:
+    def __init__(
+        self,
+        database: Database,
+        settings: Settings,
+        catalogs: IcebergCatalogs,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._database, self._settings, self._catalogs = database, settings, catalogs
+        self._monotonic = monotonic
         self._cache = ManifestCache()
         self._lock = threading.Lock()
         self._lanes: dict[str, _Lane] = {}
@@ -220,7 +244,7 @@ class Poller:
     def poll_due(self) -> None:
         """Start to poll every table whose time has come, or about which there is news."""
         with self._database.read() as session:
-            self._list(session, time.monotonic())
+            self._list(session, self._monotonic())
         self._hear()
         self._note_same()
         for catalog_id, lane in list(self._lanes.items()):
@@ -236,7 +260,7 @@ class Poller:
                 table_id: lane for lane in self._lanes.values() for table_id in lane.tables.keys() & heard
             }
             if len(known) == len(heard):
-                now = time.monotonic()
+                now = self._monotonic()
                 for table_id, lane in known.items():
                     if now >= lane.next_at:
                         self._start_at_once(lane, table_id, lane.tables[table_id])
@@ -377,11 +401,11 @@ class Poller:
         return ended
 
     def _start_due(self, catalog_id: str, lane: _Lane) -> None:
-        now, moment = time.monotonic(), utc_now()
+        now, moment = self._monotonic(), utc_now()
         if self._is_stopping or now < lane.next_at:
             return
         due: list[tuple[bool, bool, float, str]] = []
-        settled: list[tuple[float, str]] = []
+        settled: list[tuple[float, bool, str]] = []
         if not any(table.wake_at <= now and not table.is_busy for table in lane.tables.values()):
             return
         until = now + _ALONG * self._settings.poll_interval_seconds * (lane.type in TOLD_TOGETHER)
@@ -390,7 +414,7 @@ class Poller:
                 continue
             is_settled = table.is_settled(moment)
             if is_settled and until >= table.next_at:
-                settled.append((table.next_at, table_id))
+                settled.append((table.next_at, bool(table.again), table_id))
             if is_settled and now < table.fresh_until:
                 continue
             has_news = table.news != table.polled
@@ -402,9 +426,10 @@ class Poller:
         room = max(self._room(lane), sum(not is_untold for is_untold, *_ in due))
         for *_, table_id in heapq.nsmallest(room, due):
             self._start_poll(lane, table_id)
-        # Those whose turn comes soon go along with others alone.
-        is_time = any(next_at <= now for next_at, _ in settled)
-        lane.settled = deque(table_id for _, table_id in sorted(settled)) if is_time else deque()
+        # Those whose turn comes soon go along with others alone, and not with those that are looked at again.
+        is_time = any(next_at <= now and not is_again for next_at, is_again, _ in settled)
+        chosen = (table_id for next_at, _, table_id in sorted(settled) if is_time or next_at <= now)
+        lane.settled = deque(chosen)
         self._start_sweeps(catalog_id, lane, moment)
 
     def _room(self, lane: _Lane) -> int:
@@ -461,7 +486,7 @@ class Poller:
             if table.metadata_location is not None
             and locations.get(table.identifier) == table.metadata_location
         ]
-        now, moment, moved = time.monotonic(), utc_now(), tables.keys() - set(same)
+        now, moment, moved = self._monotonic(), utc_now(), tables.keys() - set(same)
         with self._lock:
             lane.sweeps -= 1
             self._same.update(same)
@@ -469,7 +494,10 @@ class Poller:
                 # So it is when the catalog fails: then the polls of these tables find out more.
                 lane.settled.clear()
             for table_id, table in tables.items():
-                table.is_busy, table.next_at = False, now + self._interval(table)
+                table.is_busy = False
+                if table_id not in moved:
+                    table.again = max(table.again - 1, 0)
+                table.next_at = now + self._interval(table)
                 if table_id in moved:
                     table.fresh_until = table.next_at = 0.0
                     table.tells = False
@@ -506,6 +534,7 @@ class Poller:
                 table.is_notified,
                 table.metadata_location,
                 table.tells,
+                table.again,
             )
             table.is_notified = False
         found = Polled(is_reachable=True)
@@ -513,10 +542,10 @@ class Poller:
             found = self.poll(table_id, basis)
         except Exception:
             _log.exception("Polling table %s failed", table_id)
-        now, moment = time.monotonic(), utc_now()
+        now, moment = self._monotonic(), utc_now()
         with self._lock:
             lane.busy -= 1
-            table.tells = basis.is_told(found)
+            table.tells, table.again = basis.is_told(found), basis.looks_again(found)
             table.is_busy, table.polled, table.metadata_location = False, news, found.metadata_location
             table.pace, table.decide_at = self._pace(lane.type, found, basis), found.decide_at
             table.next_at = now + self._interval(table)
@@ -534,7 +563,8 @@ class Poller:
                 lane.next_at = now + min(doubled, _LONGEST_BACKOFF_SECONDS)
 
     def _interval(self, table: _Tracked) -> float:
-        return table.pace.every_seconds(utc_now()) * random.uniform(0.9, 1.1)  # noqa: S311 - no secret
+        usual = table.pace.every_seconds(utc_now()) * random.uniform(0.9, 1.1)  # noqa: S311 - no secret
+        return min(_AGAIN_SECONDS[-table.again], usual) if table.again else usual
 
     def _pace(self, kind: CatalogType, polled: Polled, basis: _Basis) -> Pace:
         """How often a table is polled, more or less, of which nobody tells anything."""

@@ -4,7 +4,8 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -19,13 +20,14 @@ from service.db.database import Database, utc_now
 from service.notifications import senders
 from service.records.notifications import Notification, NotificationSender
 from service.records.tables import EnrolledTable
+from service.scheduling.poller import Poller, _Lane, _Tracked
 from service.settings import Settings
 from service.webhooks.signing import new_secret
 from tests.patience import PATIENCE_SECONDS
-from tests.service.conftest import ON_BOTH, Running, alike_on_both, running
+from tests.service.conftest import ON_BOTH, ManualTime, Running, alike_on_both, running
 from tests.service.iceberg_tables import IcebergCatalog
 from tests.service.pages.person import Person
-from tests.service.test_poller import health, polling, tick_until
+from tests.service.test_poller import health, let_ticks_pass, polling, tick_until
 
 database_kind = alike_on_both
 SECRET = new_secret()
@@ -158,13 +160,17 @@ def test_where_commits_are_told_tables_are_polled_less_often(
         iceberg.delete_keys("db.t", [1])
         notify(service, f"/tables/{table['id']}/notifications")
         assert look(2) == 6
-        notify(service, f"/tables/{table['id']}/notifications")  # of a commit that is not there yet
-        assert look(3) == 1
-        assert health(service, table)["watch"] == {"is_told": False, "polled_every_seconds": SELDOM}
+        with monkeypatch.context() as patched:
+            patched.setattr("service.scheduling.poller._AGAIN_SECONDS", ())
+            notify(service, f"/tables/{table['id']}/notifications")  # of a commit that does not come soon
+            assert look(3) == 1
+        watch = health(service, table)["watch"]
+        assert (watch["is_told"], watch["polled_every_seconds"]) == (False, SELDOM)
         iceberg.delete_keys("db.t", [2])
         notify(service, f"/tables/{table['id']}/notifications")
         assert look(4) == 6
-        assert health(service, table)["watch"] == {"is_told": True, "polled_every_seconds": 6 * SELDOM}
+        told = {"is_told": True, "polled_every_seconds": 6 * SELDOM, "awaited_until": None}
+        assert health(service, table)["watch"] == told
         with Person(service) as person:
             shown = person.open(f"/tables/{table['id']}").text
         assert "notified; polled every 6 h" in shown
@@ -179,6 +185,167 @@ def test_where_commits_are_told_tables_are_polled_less_often(
         poller.poll_due()
         (lane,) = poller._lanes.values()
         assert lane.tables[table["id"]].tells
+
+
+def compared(monkeypatch: pytest.MonkeyPatch, now: ManualTime) -> list[tuple[float, set[str]]]:
+    """Of which tables the metadata locations were asked for, and when."""
+    found = []
+    sweep = Poller._sweep
+
+    def note(poller: Poller, catalog_id: str, lane: _Lane, tables: dict[str, _Tracked]) -> None:
+        found.append((now.monotonic, {table.identifier[-1] for table in tables.values()}))
+        sweep(poller, catalog_id, lane, tables)
+
+    monkeypatch.setattr(Poller, "_sweep", note)
+    return found
+
+
+def pass_by(now: ManualTime, poller: Poller, seconds: float) -> None:
+    now.pass_by(seconds)
+    let_ticks_pass(poller)
+
+
+def test_a_commit_that_is_told_before_it_is_there_is_looked_for_soon(
+    service: Running, iceberg: IcebergCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a store, which tells of the metadata file that the catalog is then told of."""
+    moment = utc_now()
+    for module in ("scheduling.poller", "index_health.service"):
+        monkeypatch.setattr(f"service.{module}.utc_now", lambda: moment)
+    table = enrolled(service, iceberg)
+    now = ManualTime()
+    looks = compared(monkeypatch, now)
+    with polling(service, monotonic=lambda: now.monotonic) as (poller, catalogs):
+        let_ticks_pass(poller)
+        notify(service, f"/tables/{table['id']}/notifications")
+        let_ticks_pass(poller)
+        assert (catalogs.loads["local.db.t"], looks) == (2, [])
+        until = health(service, table)["watch"]["awaited_until"]
+        assert datetime.fromisoformat(until) == moment + timedelta(seconds=7)
+        with Person(service) as person:
+            assert (
+                "waits for a commit that was told; polled every" in person.open(f"/tables/{table['id']}").text
+            )
+        for seconds, count in ((0.9, 0), (0.2, 1), (1.8, 1), (0.3, 2), (3.8, 2), (0.3, 3), (60, 3)):
+            pass_by(now, poller, seconds)
+            assert len(looks) == count
+        moment += timedelta(seconds=7)
+        assert health(service, table)["watch"]["awaited_until"] is None
+        notify(service, f"/tables/{table['id']}/notifications")
+        let_ticks_pass(poller)
+        pass_by(now, poller, 1.1)
+        iceberg.delete_keys("db.t", [1])
+        pass_by(now, poller, 2.1)
+        assert (pending(service, table), catalogs.loads["local.db.t"], len(looks)) == (1, 4, 5)
+        told = {"is_told": True, "polled_every_seconds": 6 * SELDOM, "awaited_until": None}
+        assert health(service, table)["watch"] == told
+        pass_by(now, poller, 60)
+        assert len(looks) == 5
+
+
+def test_after_a_start_nothing_is_looked_for_but_once(
+    service: Running, iceberg: IcebergCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = enrolled(service, iceberg)
+    now = ManualTime()
+    looks = compared(monkeypatch, now)
+    for told in (1, 0):
+        with polling(service, monotonic=lambda: now.monotonic) as (poller, catalogs):
+            let_ticks_pass(poller)
+            if told:
+                notify(service, f"/tables/{table['id']}/notifications")
+            let_ticks_pass(poller)
+            assert (catalogs.loads["local.db.t"], len(looks)) == (2 * told, 1 - told)
+            if not told:
+                pass_by(now, poller, 60)
+                assert len(looks) == 1
+
+
+def test_what_is_looked_for_soon_is_asked_for_together_and_without_the_rest(
+    service: Running, iceberg: IcebergCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service.register(iceberg)
+    tables = []
+    for name in ("db.t", "db.other", "db.quiet"):
+        if name != "db.t":
+            iceberg.create(name)
+        tables.append(service.enroll(name, policy="manual"))
+    now = ManualTime()
+    looks = compared(monkeypatch, now)
+    with polling(service, monotonic=lambda: now.monotonic) as (poller, _):
+        let_ticks_pass(poller)
+        (lane,) = poller._lanes.values()
+        quiet = lane.tables[tables[-1]["id"]]
+        quiet.next_at = quiet.wake_at = now.monotonic + SELDOM / 2  # soon enough to go along with others
+        for table in tables[:2]:
+            notify(service, f"/tables/{table['id']}/notifications")
+        let_ticks_pass(poller)
+        pass_by(now, poller, 1)
+        assert [names for _, names in looks] == [{"t", "other"}]
+
+
+def test_however_often_a_table_is_told_of_few_looks_follow(
+    service: Running, iceberg: IcebergCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = enrolled(service, iceberg)
+    now = ManualTime()
+    looks = compared(monkeypatch, now)
+    with polling(service, monotonic=lambda: now.monotonic) as (poller, catalogs):
+
+        def tell(times: int) -> None:
+            with service.database.write() as session:
+                session.add_all([Notification(table_id=table["id"]) for _ in range(times)])
+            let_ticks_pass(poller)
+
+        let_ticks_pass(poller)
+        tell(3_000)
+        for _ in range(20):
+            pass_by(now, poller, 1)
+        assert (catalogs.loads["local.db.t"], len(looks)) == (2, 3)
+        for seconds in [0.25] * 12 + [1.2] * 5 + [3.5] * 3:
+            tell(1)
+            pass_by(now, poller, seconds)
+        for _ in range(20):
+            pass_by(now, poller, 1)
+    times = [at for at, _ in looks]
+    assert min(later - earlier for earlier, later in pairwise(times)) >= 1
+    assert catalogs.loads["local.db.t"] == 22, "one for each that was told"
+    assert len(looks) == 3 + 5 + 3 + 2, "none before a second is over"
+
+
+def test_a_service_that_is_told_too_early_knows_of_the_commit_once_it_is_there(
+    settings: Settings, iceberg: IcebergCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # On a machine that stands still for some seconds, too.
+    monkeypatch.setattr("service.scheduling.poller._AGAIN_SECONDS", (1.0, 2.0, 4.0, *[8.0] * 50))
+    every = {"background": True, "scheduler_interval_seconds": 0.2, "poll_interval_seconds": SELDOM}
+    with running(settings.model_copy(update=every)) as service:
+        table = enrolled(service, iceberg)
+        wait_until(lambda: health(service, table)["measured_at"] is not None)
+        folder = iceberg.catalog.load_table("db.t").location()
+        event = {"locations": [f"{folder}/metadata/00009-aa.metadata.json"]}
+        assert notify(service, "/catalogs/local/commit-events", event) == {"notified": 1, "unknown": 0}
+        wait_until(lambda: health(service, table)["watch"]["awaited_until"] is not None)
+        time.sleep(0.5)
+        iceberg.delete_keys("db.t", [1])
+        wait_until(lambda: pending(service, table) == 1)
+        assert health(service, table)["watch"]["is_told"]
+
+
+def test_a_file_that_was_seen_already_is_no_reason_to_look(service: Running, iceberg: IcebergCatalog) -> None:
+    """Events come late, too, and of what the service's own jobs have committed."""
+    table = enrolled(service, iceberg)
+    seen = iceberg.catalog.load_table("db.t").metadata_location
+    other = seen.replace("/metadata/", "/metadata/x")
+    path = "/catalogs/local/notifications"
+    assert notify(service, path, {"locations": [seen]}) == {"notified": 1, "unknown": 0}
+    with polling(service) as (poller, _):
+        tick_until(poller, lambda: health(service, table)["measured_at"] is not None)
+    told = [{"locations": [seen]}, {"locations": [seen.removeprefix("file://"), seen]}]
+    for body in told:
+        assert notify(service, path, body) == {"notified": 0, "unknown": 0}
+    for body in ({"locations": [seen, other]}, {"locations": [seen], "tables": ["db.t"]}):
+        assert notify(service, path, body) == {"notified": 1, "unknown": 0}
 
 
 @ON_BOTH

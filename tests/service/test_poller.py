@@ -74,13 +74,15 @@ def service(settings: Settings) -> Iterator[Running]:
 
 @contextmanager
 def polling(
-    service: Running, poll_interval_seconds: float | None = None
+    service: Running,
+    poll_interval_seconds: float | None = None,
+    monotonic: Callable[[], float] = time.monotonic,
 ) -> Iterator[tuple[Poller, WatchedCatalogs]]:
     settings = service.settings
     if poll_interval_seconds is not None:
         settings = settings.model_copy(update={"poll_interval_seconds": poll_interval_seconds})
     catalogs = WatchedCatalogs(settings)
-    poller = Poller(service.database, settings, catalogs)
+    poller = Poller(service.database, settings, catalogs, monotonic)
     yield poller, catalogs
     catalogs.go_on.set()
     poller.stop()
@@ -309,7 +311,7 @@ def test_where_each_table_costs_a_request_a_quiet_one_is_polled_less_often(
         assert health(service, table)["watch"]["polled_every_seconds"] == expected
         assert pace.every_seconds(later) == expected
     staged = Polled(is_reachable=True, look_within=3, changed_at=utc_now() - timedelta(days=1))
-    basis = _Basis("", 0, is_notified=False, metadata_location=None, tells=False)
+    basis = _Basis("", 0, is_notified=False, metadata_location=None, tells=False, again=0)
     assert poller._pace(CatalogType.REST, staged, basis).every_seconds(utc_now()) == 3
 
 
