@@ -1,7 +1,7 @@
 """Whoever hears of a commit first says so, and the table is looked at then, however seldom it is polled."""
 
 import json
-import re
+import runpy
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
@@ -31,7 +31,7 @@ from tests.service.test_poller import health, let_ticks_pass, polling, tick_unti
 
 database_kind = alike_on_both
 SECRET = new_secret()
-PAGE = Path(__file__).parents[2] / "docs" / "notifications.md"
+EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "notifications" / "signed.py"
 SELDOM = 3600.0
 """Seconds between polls: whatever is seen before was told."""
 
@@ -598,10 +598,8 @@ def test_a_signed_notification_needs_no_key_and_is_taken_once(service: Running, 
         assert sender.send(body, name, idempotency_key=new_secret()).status_code == 202
     assert told(service) == [table["id"]] * 2
     assert sender.send(json.dumps(POLARIS).encode(), "third").json() == {"received": 1}
-    (program,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    names: dict[str, Any] = {}
-    exec(program, names)
-    names["tell"](service.url, sender.id, SECRET, ["db.t"])
+    tell = runpy.run_path(str(EXAMPLE))["tell"]
+    tell(service.url, sender.id, SECRET, {"tables": ["db.t"]})
     assert told(service) == [table["id"]] * 4
 
 
