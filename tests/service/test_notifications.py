@@ -20,7 +20,8 @@ from service.db.database import Database, utc_now
 from service.notifications import senders
 from service.records.notifications import Notification, NotificationSender
 from service.records.tables import EnrolledTable
-from service.scheduling.poller import Poller, _Lane, _Tracked
+from service.scheduling.looks import Polled
+from service.scheduling.poller import Poller, _Basis, _Lane, _Tracked
 from service.settings import Settings
 from service.webhooks.signing import new_secret
 from tests.patience import PATIENCE_SECONDS
@@ -241,6 +242,24 @@ def test_a_commit_that_is_told_before_it_is_there_is_looked_for_soon(
         assert health(service, table)["watch"] == told
         pass_by(now, poller, 60)
         assert len(looks) == 5
+
+
+@pytest.mark.parametrize(
+    ("is_notified", "again", "before", "found", "left"),
+    [
+        (True, 0, "seen", "seen", 3),
+        (True, 2, "seen", "seen", 3),
+        (False, 2, "seen", "seen", 1),  # as by a poll after a job's end
+        (False, 0, "seen", "seen", 0),
+        (True, 2, "seen", "new", 0),
+        (True, 2, None, None, 0),  # the catalog does not answer: it has pauses of its own
+    ],
+)
+def test_each_read_of_a_table_is_one_of_the_looks_that_are_left(
+    is_notified: bool, again: int, before: str | None, found: str | None, left: int
+) -> None:
+    basis = _Basis("", 0, is_notified=is_notified, metadata_location=before, tells=False, again=again)
+    assert basis.looks_again(Polled(is_reachable=True, metadata_location=found)) == left
 
 
 def test_after_a_start_nothing_is_looked_for_but_once(
