@@ -16,7 +16,14 @@ from tests.standalone_spark import EXECUTORS, standalone_cluster
 _ROOT = Path(__file__).parents[2]
 _STAGE = "index"
 _OFF = {"enabled": False}
-_MANUAL = {"index": _OFF, "convert": _OFF, "compact": _OFF}
+_MANUAL = {
+    "index": _OFF,
+    "convert": _OFF,
+    "compact": _OFF,
+    "resources": {"memory_fraction": 0.8},  # by which `FILES` of `FILE_ROWS` are 16 tasks alike
+}
+FILES, FILE_ROWS = 4_992, 10_240
+"""More rows than the driver reads by itself, of files so small that they mostly wait for the store."""
 _CATALOG = "sql"
 _PATIENCE_SECONDS = 1800
 

@@ -20,7 +20,7 @@ import typer
 
 from service.db.database import utc_now
 from service.records.jobs import Attempt, AttemptStatus, Job, JobKind
-from tests.benchmarks.fleet_executors import measure_builds
+from tests.benchmarks.fleet_executors import FILE_ROWS, FILES, measure_builds
 from tests.benchmarks.fleet_processes import CHECKPOINT_ROWS, Fleet, running_fleet
 from tests.benchmarks.page import PAGE, Part, write_part
 from tests.benchmarks.report import machine
@@ -115,8 +115,8 @@ def main(
     workers: Annotated[list[int], typer.Option(help="at a time, after one another")] = [1, 2, 4],  # noqa: B006 - of a command
     delay: Annotated[float, typer.Option(help="milliseconds of each request to the store")] = 100,
     executors: Annotated[list[int], typer.Option(help="of one worker, likewise")] = [1, 2, 4],  # noqa: B006
-    files: Annotated[int, typer.Option(help="of the table that executors index")] = 5_000,
-    file_rows: Annotated[int, typer.Option(help="of each of these")] = 10_240,
+    files: Annotated[int, typer.Option(help="of the table that executors index")] = FILES,
+    file_rows: Annotated[int, typer.Option(help="of each of these")] = FILE_ROWS,
     report: Annotated[Path | None, typer.Option(help="a Markdown file of its own to write")] = None,
 ) -> None:
     """Find how conversions a second grow with workers of one slot, and the rows of an index with executors,
