@@ -167,6 +167,29 @@ def test_a_link_is_judged_by_where_it_leads(tmp_path: Path) -> None:
     Places((str(lake), str(elsewhere))).check(f"{lake}/out/x")
 
 
+def test_only_where_a_link_may_be_each_folder_on_the_way_is_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, elsewhere = tmp_path / "folder", tmp_path / "elsewhere"
+    for one in (folder, elsewhere):
+        one.mkdir()
+        (one / "x").touch()
+    (folder / "file").symlink_to(elsewhere / "x")
+    (folder / "out").symlink_to(elsewhere)
+    (folder / "dangling").symlink_to(elsewhere / "new")
+    (folder / "x (deleted)").symlink_to(elsewhere / "x")
+    places, looked = Places((str(folder),)), Mock(wraps=os.path.realpath)
+    monkeypatch.setattr(os.path, "realpath", looked)
+    for name in ("x", "new"):
+        places.check(f"{folder}/{name}")
+    assert not looked.called
+    for name in ("file", "out", "out/x", "out/new", "dangling", "x (deleted)"):
+        with pytest.raises(LocationNotAllowedError, match=r"leads by a link to .*elsewhere"):
+            places.check(f"{folder}/{name}")
+    places.check(f"{folder}/new/newer")
+    assert looked.called
+
+
 def test_files_of_the_service_are_opened_by_no_name(tmp_path: Path) -> None:
     own, logs = tmp_path / "icestream.db", tmp_path / "logs"
     own.touch()

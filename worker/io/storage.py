@@ -86,6 +86,9 @@ class LimitedFileIO(FileIO):
     ) -> None:
         super().__init__(dict(properties))
         self._limits = {key: properties[key] for key in (ALLOWED_LOCATIONS, OWN_FILES) if key in properties}
+        allowed, own = (self._limits.get(key) for key in (ALLOWED_LOCATIONS, OWN_FILES))
+        roots = None if allowed is None else tuple(allowed.splitlines())
+        self._places = Places(roots, tuple((own or "").splitlines()))
         self._renew, self._renewing = renew, threading.Lock()
         self._openers = self._opened()
 
@@ -127,9 +130,7 @@ class LimitedFileIO(FileIO):
 
     def check(self, location: str) -> None:
         """Raises LocationNotAllowedError."""
-        allowed, own = (self.properties.get(key) for key in (ALLOWED_LOCATIONS, OWN_FILES))
-        roots = None if allowed is None else tuple(allowed.splitlines())
-        Places(roots, tuple((own or "").splitlines())).check(location)
+        self._places.check(location)
 
     def new_input(self, location: str) -> PyArrowFile:
         check_time()
