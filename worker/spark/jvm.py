@@ -74,6 +74,12 @@ def java_object(neighbour: JavaObject, source: Path, name: str, *arguments: obje
     return _maker(neighbour._gateway_client, source, name).make(*arguments)
 
 
+@lru_cache(maxsize=16)
+def java_functions(client: GatewayClient, source: Path, name: str) -> JavaObject:
+    """The one object of a class of ours that keeps nothing, made once for a JVM."""
+    return _maker(client, source, name).make()
+
+
 @lru_cache(maxsize=64)
 def _maker(client: GatewayClient, source: Path, name: str) -> JavaObject:
     (constructor,) = _classes(client, source).loadClass(name).getConstructors()

@@ -18,7 +18,7 @@ from concurrent.futures import Future, wait
 from contextlib import suppress
 from contextvars import ContextVar, copy_context
 from dataclasses import astuple, dataclass
-from functools import partial
+from functools import cached_property, partial
 from operator import add
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol, TypeVar
@@ -266,8 +266,13 @@ class TaskRunner:
         Spark ends in a JVM that goes on when the cluster's master gives the application up, or one of its
         own threads runs out of memory.
         """
+        return not self._core.isStopped()
+
+    @cached_property
+    def _core(self) -> Any:
+        """Spark's own context, of which nothing but the JVM has another."""
         context: Any = self.spark.sparkContext._jsc
-        return not context.sc().isStopped()
+        return context.sc()
 
     def kill_jvm(self) -> None:
         """Ends Spark's JVM at once: calls that wait for it raise."""

@@ -4,6 +4,7 @@
 import java.io.ByteArrayOutputStream;
 import java.io.IOException;
 import java.io.InputStream;
+import java.util.Arrays;
 import java.util.HashMap;
 import java.util.HashSet;
 import java.util.Iterator;
@@ -17,7 +18,6 @@ import org.apache.iceberg.BaseTable;
 import org.apache.iceberg.ContentFile;
 import org.apache.iceberg.DataFile;
 import org.apache.iceberg.DeleteFile;
-import org.apache.iceberg.HistoryEntry;
 import org.apache.iceberg.LocationProviders;
 import org.apache.iceberg.RowDelta;
 import org.apache.iceberg.Snapshot;
@@ -36,6 +36,8 @@ import org.apache.iceberg.io.LocationProvider;
 import org.apache.iceberg.io.OutputFile;
 import org.apache.iceberg.io.PositionOutputStream;
 import org.apache.iceberg.io.SeekableInputStream;
+import org.apache.iceberg.rest.TableScanResponseParser;
+import org.apache.iceberg.shaded.com.fasterxml.jackson.databind.ObjectReader;
 import org.apache.iceberg.util.JsonUtil;
 
 /**
@@ -212,52 +214,31 @@ public class GuardedTable extends BaseTable {
     }
 }
 
-/** What a commit looks at before, of a table as it was refreshed last. */
-public class TableState {
-    private final TableOperations operations;
-
-    public TableState(BaseTable table) {
-        this.operations = table.operations();
-    }
-
-    /** In JSON: a call from Python for each takes longer. */
-    public String told(String branch) throws IOException {
-        TableMetadata now = this.operations.current();
-        List history = now.snapshotLog();
-        long last = now.lastUpdatedMillis();
-        if (!history.isEmpty()) {
-            last = Math.max(last, ((HistoryEntry) history.get(history.size() - 1)).timestampMillis());
-        }
-        Map told = new HashMap();
-        told.put("last_updated_ms", Long.valueOf(last));
-        told.put("now_ms", Long.valueOf(System.currentTimeMillis()));
-        told.put("is_empty", Boolean.valueOf(now.currentSnapshot() == null));
-        told.put("has_branch", Boolean.valueOf(now.ref(branch) != null));
-        told.put("last_sequence_number", Long.valueOf(now.lastSequenceNumber()));
-        told.put("place", this.operations.metadataFileLocation("any-file"));
-        return JsonUtil.mapper().writeValueAsString(told);
-    }
-}
-
-/** What a commit changes, given to it as lists: a call from Python takes longer than all else of it. */
+/** What a commit changes, given to it as JSON and lists: a call from Python takes longer than all else of it. */
 public class Changes {
+    private final Map specs;
     private final RowDelta operation;
 
-    /** snapshotId: that they were planned on; -1 for an empty table. dataFiles: paths of those that must be live. */
+    /**
+     * plan: as row_delta.py tells it. read: files of metadata, one after the other. dataFiles: paths of those that must
+     * be live.
+     */
     public Changes(
-            Table table, String branch, String snapshotId, List dataFiles, SnapshotAncestryValidator validator) {
-        this.operation = table.newRowDelta();
-        this.operation.toBranch(branch);
+            BaseTable table, String plan, byte[] read, List dataFiles, SnapshotAncestryValidator validator)
+            throws IOException {
+        Map told = (Map) JsonUtil.mapper().readValue(plan, Map.class);
+        FileIO files = new KeptFiles(table.io(), (List) told.get("read"), read);
+        Table guarded = new GuardedTable(table, files, (String) told.get("folder"), (String) told.get("layout"));
+        String snapshotId = (String) told.get("head");
+        this.specs = table.specs();
+        this.operation = guarded.newRowDelta();
+        this.operation.toBranch((String) told.get("branch"));
         this.operation.validateDataFilesExist(dataFiles);
         this.operation.validateDeletedFiles();
         this.operation.validateWith(validator);
-        if (!snapshotId.equals("-1")) {
+        if (!snapshotId.equals("-1")) {  // of an empty table
             this.operation.validateFromSnapshot(Long.parseLong(snapshotId));
         }
-    }
-
-    public RowDelta operation() {
-        return this.operation;
     }
 
     public void addRows(List files) {
@@ -266,16 +247,26 @@ public class Changes {
         }
     }
 
-    public void addDeletes(List files) {
-        for (Iterator each = files.iterator(); each.hasNext();) {
+    public void addDeletes(ObjectReader reader, String files) throws IOException {
+        for (Iterator each = parsed(reader, files).iterator(); each.hasNext();) {
             this.operation.addDeletes((DeleteFile) each.next());
         }
     }
 
-    public void removeDeletes(List files) {
-        for (Iterator each = files.iterator(); each.hasNext();) {
+    public void removeDeletes(ObjectReader reader, String files) throws IOException {
+        for (Iterator each = parsed(reader, files).iterator(); each.hasNext();) {
             this.operation.removeDeletes((DeleteFile) each.next());
         }
+    }
+
+    /** The operation, with the properties of its snapshot. condemned: gets the manifests that it would delete. */
+    public SnapshotUpdate described(String properties, Queue condemned) throws IOException {
+        Map told = (Map) JsonUtil.mapper().readValue(properties, Map.class);
+        return new Description(told, condemned).of(this.operation);
+    }
+
+    private List parsed(ObjectReader reader, String files) throws IOException {
+        return TableScanResponseParser.parseDeleteFiles(reader.readTree(files), this.specs);
     }
 }
 
@@ -312,15 +303,17 @@ public class KeptFiles implements FileIO {
     private final Map contents = new ConcurrentHashMap();
     private int room = 16 << 20;
 
-    /** read: what was read of them before, as bytes by their places. */
-    public KeptFiles(FileIO io, Map read) {
+    /** read: of what was read of them before, the place and the size of each. contents: one after the other. */
+    public KeptFiles(FileIO io, List read, byte[] contents) {
         this.io = io;
-        for (Iterator each = read.entrySet().iterator(); each.hasNext();) {
-            Map.Entry file = (Map.Entry) each.next();
-            byte[] content = (byte[]) file.getValue();
-            if (take(content.length) == content.length) {
-                keep((String) file.getKey(), content);
+        int start = 0;
+        for (Iterator each = read.iterator(); each.hasNext();) {
+            List file = (List) each.next();
+            int end = start + ((Number) file.get(1)).intValue();
+            if (take(end - start) == end - start) {
+                keep((String) file.get(0), Arrays.copyOfRange(contents, start, end));
             }
+            start = end;
         }
     }
 

@@ -1,7 +1,7 @@
 // Compiled by Janino, as CommitGuards.java is, so without type arguments.
 
 import org.apache.iceberg.catalog.Catalog;
-import org.apache.iceberg.catalog.TableIdentifier;
+import org.apache.iceberg.catalog.TableIdentifierParser;
 import org.apache.iceberg.exceptions.NotFoundException;
 
 /**
@@ -16,9 +16,9 @@ public class MissingFile {
         this.catalog = catalog;
     }
 
-    public String of(TableIdentifier identifier) {
+    public String of(String identifier) {
         try {
-            this.catalog.loadTable(identifier);
+            this.catalog.loadTable(TableIdentifierParser.fromJson(identifier));
             return null;
         } catch (NotFoundException error) {
             if (!error.getMessage().startsWith(SAID)) {

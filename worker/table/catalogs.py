@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 from py4j.java_gateway import JavaClass, JavaObject, JVMView
@@ -30,7 +31,7 @@ from trust.rest_answers import SentElsewhereError
 from worker.io.cache import Cache
 from worker.io.storage import PLACES
 from worker.process.slots import ALONE, Slot
-from worker.spark.jvm import java_map, java_object, jvm_of, told_by_java
+from worker.spark.jvm import java_functions, java_map, java_object
 from worker.table.avro_files import EncryptedTableError
 from worker.table.record_properties import CatalogError, python_properties
 from worker.table.rest_gateway import RestGateway, open_gateway, words_of
@@ -71,6 +72,7 @@ _DELEGATION = "header.X-Iceberg-Access-Delegation"
 _CREDENTIALS = ("access-key-id", "secret-access-key", "session-token")
 _NO_FILES = "org.apache.iceberg.inmemory.InMemoryFileIO"
 _MISSING_FILE = Path(__file__).with_name("MissingFile.java")
+_TABLES = Path(__file__).with_name("Tables.java")
 # Parts of the names of their errors' classes.
 _PARSERS = (".jackson.", ".avro.", "NumberFormatException", "DateTimeParseException")
 
@@ -138,8 +140,7 @@ def load_table(
     inner_name = properties.get(CATALOG_NAME, name)
     *namespace, table = identifier
     try:
-        parser = jvm.org.apache.iceberg.catalog.TableIdentifierParser
-        java_identifier = parser.fromJson(json.dumps({"namespace": namespace, "name": table}))
+        java_identifier = json.dumps({"namespace": namespace, "name": table})
         if catalog_type == "hadoop":
             check_location("/".join((properties["warehouse"].rstrip("/"), *identifier)))
         elif gateway is None:
@@ -147,9 +148,10 @@ def load_table(
             if place is not None:
                 check_location(place)
                 _check_store(jvm, place)
-        loaded = _open(jvm, inner_name, tuple(sorted(settings.items()))).loadTable(java_identifier)
+        catalog = _open(jvm, inner_name, tuple(sorted(settings.items())))
+        loaded = tables(catalog).load(catalog, java_identifier)
         # Where Java writes when it commits.
-        for place in (loaded.location(), loaded.properties().get("write.metadata.path")):
+        for place in json.loads(tables(catalog).places(loaded)):
             if place:
                 check_location(place)
                 if catalog_type != "hadoop":  # whose files Hadoop opens
@@ -249,17 +251,20 @@ def _check_database(name: str, task: str, uri: str) -> None:
         )
 
 
-def _metadata_location(
-    jvm: JVMView, name: str, settings: Mapping[str, str], identifier: JavaObject
-) -> str | None:
+def _metadata_location(jvm: JVMView, name: str, settings: Mapping[str, str], identifier: str) -> str | None:
     """Where a database, Hive or Glue says that a table's metadata lies, which Iceberg would read at once.
 
     Iceberg is asked with a FileIO that has no files and tells which one it lacks.
     """
     blind = tuple(sorted({**settings, "io-impl": _NO_FILES}.items()))
-    missing = java_object(identifier, _MISSING_FILE, "MissingFile", _open(jvm, name, blind))
-    location: str | None = missing.of(identifier)
+    location: str | None = _blind(jvm, name, blind).of(identifier)
     return location
+
+
+@lru_cache(maxsize=32)
+def _blind(jvm: JVMView, name: str, settings: tuple[tuple[str, str], ...]) -> JavaObject:
+    catalog = _open(jvm, name, settings)
+    return java_object(catalog, _MISSING_FILE, "MissingFile", catalog)
 
 
 def _check_store(jvm: JVMView, place: str) -> None:
@@ -415,8 +420,12 @@ def table_metadata(java_table: JavaObject, table: Hashable = None) -> TableMetad
 def metadata_json(java_table: JavaObject) -> str:
     """The metadata that Java has of a table, in Iceberg's JSON form: as Java would write it. Raises Java's
     errors."""
-    parser = jvm_of(java_table).org.apache.iceberg.TableMetadataParser
-    return str(parser.toJson(java_table.operations().current()))
+    return str(tables(java_table).metadata(java_table))
+
+
+def tables(neighbour: JavaObject) -> JavaObject:
+    """What Tables.java says of tables beside an object."""
+    return java_functions(neighbour._gateway_client, _TABLES, "Tables")
 
 
 def file_io_properties(java_table: JavaObject) -> dict[str, str]:
@@ -427,31 +436,22 @@ def file_io_properties(java_table: JavaObject) -> dict[str, str]:
     them, since they travel to every task. Raises EncryptedTableError.
     """
     try:
-        java_io = java_table.io()
+        told = json.loads(tables(java_table).files(java_table))
     except CapturedException as error:
         # Of a table of Hive's that has a key. It takes a client of the owner's key management, which is code.
         if (key := java_table.properties().get("encryption.key-id")) is None:
             raise
         raise EncryptedTableError(f"its encryption.key-id is {key}: {java_message(error)}") from None
-    java = _strings_in(java_io.properties())
-    vended = _storage_credentials(java_io)
-    location = java_table.location()
+    java = _strings_in(told["properties"])
+    # What a REST catalog vends ("storage-credentials"), by the prefix of the locations that it is for.
+    vended = {prefix: _strings_in(config) for prefix, config in told["vended"].items()}
+    location = told["location"]
     nearest = max((prefix for prefix in vended if location.startswith(prefix)), key=len, default=None)
     properties = python_properties(java | (vended[nearest] if nearest is not None else {}))
     if len(vended) > 1:
         places = {prefix: python_properties(java | config) for prefix, config in vended.items()}
         properties[PLACES] = json.dumps(places)
     return properties
-
-
-def _storage_credentials(java_io: JavaObject) -> dict[str, dict[str, str]]:
-    """What a REST catalog vends ("storage-credentials"), by the prefix of the locations that it is for."""
-    loader = java_io.getClass().getClassLoader()
-    if not loader.loadClass("org.apache.iceberg.io.SupportsStorageCredentials").isInstance(java_io):
-        return {}
-    # An array, since other loops over what Java lists end with an exception, which costs ten milliseconds.
-    credentials = java_io.credentials().toArray()
-    return {one.prefix(): _strings_in(one.config()) for one in credentials}
 
 
 def java_types(error: Exception) -> frozenset[str]:
@@ -533,8 +533,8 @@ def _sign_glue(
     field.set(catalog, builder.build())
 
 
-def _strings_in(values: JavaObject) -> dict[str, str]:
-    return {key: value for key, value in told_by_java(values).items() if isinstance(value, str)}
+def _strings_in(values: Mapping[str, Any]) -> dict[str, str]:
+    return {key: value for key, value in values.items() if isinstance(value, str)}
 
 
 def _java_exception(error: Exception) -> JavaObject | None:

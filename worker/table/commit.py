@@ -23,9 +23,9 @@ from pyspark.errors.exceptions.captured import CapturedException
 
 from stores.table_metadata import JOB_ID
 from trust.locations import LocationNotAllowedError
-from worker.spark.jvm import jvm_of
+from worker.spark.jvm import jvm_of, told_by_java
 from worker.table import row_delta
-from worker.table.catalogs import java_message, java_types, metadata_json, raise_lack_of_memory
+from worker.table.catalogs import java_message, java_types, metadata_json, raise_lack_of_memory, tables
 from worker.table.commit_errors import (
     COMMIT_FAILED,
     ClockBehindError,
@@ -161,8 +161,7 @@ def commit_snapshot(
     for remaining in reversed(range(_COMMIT_ROUNDS)):
         confirm_lease()
         with prepared():
-            java_table.refresh()
-            state = row_delta.state_of(java_table, branch)
+            state = row_delta.state_of(java_table, branch, is_refreshed=True)
             # Iceberg creates a branch that does not exist from the current snapshot, without any check.
             is_empty = starting_snapshot_id == NO_SNAPSHOT and state["is_empty"]
             if not is_empty and not state["has_branch"]:
@@ -194,7 +193,7 @@ def commit_snapshot(
                 raise_lack_of_memory(cause)
             raise said
         # Iceberg may believe that a commit failed which has happened, and would delete its manifests.
-        paths = set(condemned.toArray())
+        paths = set(told_by_java(condemned))
         needed = _manifests_since(java_table, base) if failure and paths else set()
         if committed is None and paths & needed:
             raise CommitStateUnknownError(f"{said}; but later snapshots are built on it")
@@ -243,9 +242,8 @@ def find_head(java_table: JavaObject, branch: str) -> int | None:
     Raises CommitError when the table can't be read.
     """
     with prepared():
-        java_table.refresh()
-        head = java_table.snapshot(branch)
-        return None if head is None else int(head.snapshotId())
+        head = _head(java_table, branch)
+    return None if head is None else int(head["snapshot-id"])
 
 
 def _find_commit(java_table: JavaObject, branch: str, commit_id: str) -> CommittedSnapshot | None:
@@ -254,13 +252,10 @@ def _find_commit(java_table: JavaObject, branch: str, commit_id: str) -> Committ
     Raises CommitError when the table can't be read, or has it where the branch does not lead.
     """
     with prepared():
-        java_table.refresh()
-        head = java_table.snapshot(branch)
-        if head is not None:
-            # Nearly always the head itself, which spares serialising the whole history.
-            newest = json.loads(jvm_of(java_table).org.apache.iceberg.SnapshotParser.toJson(head))
-            if _summary(newest).get(COMMIT_ID) == commit_id:
-                return _committed(newest)
+        head = _head(java_table, branch)
+        # Nearly always the head itself, which spares serialising the whole history.
+        if head is not None and _summary(head).get(COMMIT_ID) == commit_id:
+            return _committed(head)
         metadata = _metadata(java_table)
     ours = (one for one in metadata.get("snapshots", ()) if _summary(one).get(COMMIT_ID) == commit_id)
     found = next(ours, None)
@@ -290,10 +285,15 @@ def _manifests_since(java_table: JavaObject, base: int) -> set[str]:
 
 def _delete(java_table: JavaObject, paths: Collection[str]) -> None:
     """Deletes manifests that no snapshot has; what stays by an error is removed with the table's orphans."""
-    io = java_table.io()
     for path in paths:
         with suppress(Py4JError, CapturedException):
-            io.deleteFile(path)
+            java_table.io().deleteFile(path)
+
+
+def _head(java_table: JavaObject, branch: str) -> dict[str, Any] | None:
+    """The snapshot that a branch is at, once the table is refreshed. Raises Java's errors."""
+    told = tables(java_table).head(java_table, branch)
+    return None if told is None else json.loads(told)
 
 
 def _metadata(java_table: JavaObject) -> dict[str, Any]:

@@ -5,7 +5,7 @@ slices, since a Java string ends at 2^31 characters, to which four million delet
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -15,6 +15,7 @@ from py4j.java_gateway import JavaObject, JVMView
 from pyiceberg.table.metadata import TableMetadata
 
 from worker.spark.jvm import java_map, java_object, java_strings, json_mapper, jvm_of
+from worker.table.catalogs import tables
 from worker.table.files import DeleteFile, FileContent, NewDeleteFile
 
 T = TypeVar("T")
@@ -72,19 +73,22 @@ def java_row_delta(
 
     condemned: gets the manifests that Iceberg would delete. place: of a metadata file, as it was checked.
     """
-    read = jvm_of(java_table).java.util.HashMap()
-    for path, content in delta.read.items():
-        read.put(path, content)
-    files = _guard(java_table, "KeptFiles", java_table.io(), read)
-    table, head = guarded(java_table, place, delta.layout, files), str(delta.starting_snapshot_id)
-    changes = _guard(java_table, "Changes", table, delta.branch, head, referenced, validator)
+    plan = {
+        "folder": place.removesuffix(ANY_FILE),
+        "layout": delta.layout,
+        "branch": delta.branch,
+        "head": str(delta.starting_snapshot_id),
+        "read": [(path, len(content)) for path, content in delta.read.items()],
+    }
+    read, reader = b"".join(delta.read.values()), _lenient_reader(jvm_of(java_table))
+    changes = _guard(java_table, "Changes", java_table, json.dumps(plan), read, referenced, validator)
     if delta.rows:
         changes.addRows(delta.rows)
     for added in _slices(delta.added):
-        changes.addDeletes(java_new_delete_files(java_table, added))
+        changes.addDeletes(reader, _json_of(map(_added_json, added)))
     for removed in _slices(delta.removed):
-        changes.removeDeletes(java_delete_files(java_table, removed))
-    return described(changes.operation(), summary, condemned)
+        changes.removeDeletes(reader, _json_of(map(_removed_json, removed)))
+    return changes.described(json.dumps(dict(summary)), condemned)
 
 
 def described(operation: JavaObject, summary: Mapping[str, str], condemned: JavaObject) -> JavaObject:
@@ -107,9 +111,9 @@ def guarded(java_table: JavaObject, place: str, layout: str, files: JavaObject |
     return _guard(java_table, "GuardedTable", java_table, files, place.removesuffix(ANY_FILE), layout)
 
 
-def state_of(java_table: JavaObject, branch: str = "") -> dict[str, Any]:
-    """What a commit looks at before, of a table as it was refreshed last."""
-    state: dict[str, Any] = json.loads(_guard(java_table, "TableState", java_table).told(branch))
+def state_of(java_table: JavaObject, branch: str = "", *, is_refreshed: bool = False) -> dict[str, Any]:
+    """What a commit looks at before, of a table as it was refreshed last, or is for this."""
+    state: dict[str, Any] = json.loads(tables(java_table).state(java_table, branch, is_refreshed))
     return state
 
 
@@ -167,9 +171,13 @@ def _slices(values: Sequence[T]) -> Iterator[Sequence[T]]:
     return (values[start : start + _SLICE] for start in range(0, len(values), _SLICE))
 
 
-def _java_delete_files(java_table: JavaObject, files: list[dict[str, Any]]) -> JavaObject:
+def _json_of(files: Iterable[dict[str, Any]]) -> str:
+    return json.dumps({"delete-files": list(files)})
+
+
+def _java_delete_files(java_table: JavaObject, files: Iterable[dict[str, Any]]) -> JavaObject:
     jvm = jvm_of(java_table)
-    node = _lenient_reader(jvm).readTree(json.dumps({"delete-files": files}))
+    node = _lenient_reader(jvm).readTree(_json_of(files))
     return jvm.org.apache.iceberg.rest.TableScanResponseParser.parseDeleteFiles(node, java_table.specs())
 
 
@@ -182,12 +190,12 @@ def _lenient_reader(jvm: JVMView) -> JavaObject:
 
 def java_delete_files(java_table: JavaObject, files: Sequence[DeleteFile]) -> JavaObject:
     """Delete files of the table, as its operations remove them."""
-    return _java_delete_files(java_table, [_removed_json(file) for file in files])
+    return _java_delete_files(java_table, map(_removed_json, files))
 
 
 def java_new_delete_files(java_table: JavaObject, files: Sequence[NewDeleteFile]) -> JavaObject:
     """The same of files that are to be added."""
-    return _java_delete_files(java_table, [_added_json(file) for file in files])
+    return _java_delete_files(java_table, map(_added_json, files))
 
 
 def java_list(jvm: JVMView, values: Sequence[str]) -> JavaObject:

@@ -117,6 +117,6 @@ def test_a_conversion_that_indexes_calls_java_a_few_times_and_opens_the_index_tw
             counted.setattr("worker.attempt.indexes.open_index", opened)
             outcome = jobs.run("convert", takes_new_files=True)
         assert outcome.health["covers_head"]
-    assert len(calls) < 70
+    assert len(calls) < 24
     # To look up, and to add what is new.
     assert opened.call_count == 2 * 2

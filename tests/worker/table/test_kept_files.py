@@ -1,5 +1,6 @@
 """What a commit reads of a table's metadata it reads once, and nothing else than the store has."""
 
+import json
 from collections.abc import Mapping
 
 import pytest
@@ -8,7 +9,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from tests.thorough import first_always
-from worker.spark.jvm import java_object, jvm_of
+from worker.spark.jvm import java_object, json_mapper, jvm_of
 from worker.table.row_delta import _GUARDS
 
 pytestmark = pytest.mark.integration
@@ -30,10 +31,9 @@ def files(store: JavaObject) -> JavaObject:
 
 
 def kept(store: JavaObject, read: Mapping[str, bytes]) -> JavaObject:
-    known = jvm_of(store).java.util.HashMap()
-    for place, content in read.items():
-        known.put(place, content)
-    return java_object(store, _GUARDS, "KeptFiles", store, known)
+    jvm, told = jvm_of(store), json.dumps([(place, len(content)) for place, content in read.items()])
+    known = json_mapper(jvm).readValue(told, jvm.java.util.ArrayList().getClass())
+    return java_object(store, _GUARDS, "KeptFiles", store, known, b"".join(read.values()))
 
 
 def read(file: JavaObject) -> bytes:
@@ -59,7 +59,7 @@ def test_a_file_that_was_read_is_not_asked_for_again(store: JavaObject, files: J
 
 
 def test_a_file_that_was_read_before_is_not_asked_for(store: JavaObject) -> None:
-    files = kept(store, {PLACE: b"abc", f"{PLACE}.1": bytes(ROOM_BYTES + 1)})
+    files = kept(store, {f"{PLACE}.1": bytes(ROOM_BYTES + 1), PLACE: b"abc"})
     store.addFile(PLACE, b"another")
     assert read(files.newInputFile(PLACE)) == read(files.newInputFile(PLACE, 3)) == b"abc"
     # It is too large to keep.
