@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from worker.index.checksums import read_footer
 from worker.index.run_files import ROW_GROUP_ROWS, RunFile
-from worker.io.paths import PIECE, Paths
+from worker.io.paths import PIECE, PathPlaces, Paths
 from worker.io.row_groups import RowGroups
 from worker.io.sorting import Int64Array
 from worker.io.storage import Storage
@@ -91,6 +91,7 @@ class FileDictionary:
         self.partition_ids: Int64Array
         self.base_addresses, self.record_counts, self.partition_ids, self._numbers = together[:, self._order]
         self._partition_of = np.concatenate(partition_of)[self._order]
+        self._kept: tuple[PathPlaces, Int64Array] | None = None
 
     @property
     def _columns(self) -> Int64Array:
@@ -148,27 +149,41 @@ class FileDictionary:
     def pairs(self, files: DataFiles) -> Iterator[tuple[Int64Array, Int64Array]]:
         """Which of the files, by ordinal, has the path and the data sequence number of which row: every pair,
         some at a time."""
-        rows, numbers = self._rows_of_places(), files.data_sequence_numbers
-        for ordinals, places in self._paths.pairs(files.path_pieces()):
+        named, rows = self._by_path()
+        numbers = files.data_sequence_numbers
+        for ordinals, places in named.pairs(files.path_pieces()):
             found = rows[places]
             same = self._numbers[found] == numbers[ordinals]
             yield ordinals[same], found[same]
 
     def repeated_paths(self) -> list[str]:
         """Those of data files that more than one row has, in order."""
-        rows, found = self._rows_of_places(), set()
-        for ones, others in self._paths.pairs(self._paths.pieces()):
+        named, rows = self._by_path()
+        found = set()
+        for ones, others in named.pairs(self._paths.pieces()):
             one, other = rows[ones], rows[others]
             twice = (ones < others) & (self._partition_of[one] == self._partition_of[other])
             twice &= self._numbers[one] == self._numbers[other]
             found |= {self._paths[int(place)] for place in ones[twice]}
         return sorted(found)
 
-    def _rows_of_places(self) -> Int64Array:
-        """Of each path, in the order in which they came, the row that has it."""
+    def _by_path(self) -> tuple[PathPlaces, Int64Array]:
+        """Where paths lie in the order in which they came, and of each the row that has it.
+
+        Of few files, that is kept: a job asks half a dozen times.
+        """
+        if self._kept is not None:
+            return self._kept
         rows = np.empty(len(self), np.int64)
         rows[self._order] = np.arange(len(self))
-        return rows
+        made = PathPlaces(self._paths), rows
+        if len(self) <= PIECE:
+            self._kept = made
+        return made
+
+    def __getstate__(self) -> dict[str, object]:
+        """Another process has other hashes."""
+        return {**vars(self), "_kept": None}
 
     def partitions(self) -> dict[PartitionKey, tuple[int, ...]]:
         """Partition -> partition_id of every partition that has a covered file.
