@@ -21,7 +21,7 @@ from worker.agent.reporter import RETRY_SECONDS
 from worker.agent.worker import Worker, end_at_once, run_workers
 from worker.contract.control_plane import ControlPlane, ControlPlaneError, RefusedKeyError
 from worker.process.redaction import Redaction
-from worker.process.slots import Slot
+from worker.process.slots import Slot, are_busy
 from worker.spark.executors import UnfitExecutorsError, check_executors
 from worker.spark.jars import check_jars
 from worker.spark.jvm_watch import JvmWatch
@@ -160,7 +160,8 @@ def main() -> int:
         code = 0 if runner.is_usable else 1
         if code == 0:
             spark.stop()
-    if any(thread.is_alive() and not thread.daemon for thread in threading.enumerate()[1:]):
+    others = threading.enumerate()[1:]
+    if are_busy() or any(thread.is_alive() and not thread.daemon for thread in others):
         # A task that nobody waits for any more, such as a read that hangs, must not keep the process.
         logging.shutdown()
         os._exit(code)

@@ -22,6 +22,7 @@ from pathlib import Path
 from queue import Empty, Queue
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -40,9 +41,11 @@ from worker.attempt.job import Job
 from worker.attempt.outcome import Outcome
 from worker.contract.control_plane import Assignment
 from worker.jobs.pipeline import run_job
+from worker.process import slots
 from worker.process.errors import OutOfMemoryError
 from worker.process.redaction import Redaction
-from worker.process.slots import ALONE, Slot, Threads
+from worker.process.slots import ALONE, Slot, Threads, are_busy
+from worker.process.threads import CANT_START
 from worker.spark.tasks import TaskRunner, Work
 
 SLOTS = Slot(1, 2), Slot(2, 2)
@@ -83,6 +86,77 @@ def test_a_thread_runs_in_the_context_of_whoever_gives_it_something_to_do() -> N
         assert threads.submit(whose.get).result() == "nobody's"
         whose.set("mine")
         assert list(threads.map(lambda _: whose.get(), range(2))) == ["mine", "mine"]
+
+
+def test_threads_do_one_thing_after_the_other_for_whoever_has_something_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(slots, "_idle", [])
+    with Threads(2) as first:
+        met = threading.Barrier(2)
+        used = {first.submit(lambda: (met.wait(), threading.get_ident())[1]) for _ in range(2)}
+        idents = {one.result() for one in used}
+        # No more than two at a time, which the third one waits for.
+        goes_on, begun = threading.Event(), threading.Semaphore(0)
+
+        def hold() -> None:
+            begun.release()
+            goes_on.wait()
+
+        held = [first.submit(hold) for _ in range(2)]
+        third = first.submit(threading.get_ident)
+        assert all(begun.acquire(timeout=PATIENCE_SECONDS) for _ in held)
+        assert are_busy()
+        assert not third.done()
+        goes_on.set()
+        assert third.result() in idents
+    with Threads(1, "another") as second:
+        assert second.submit(threading.get_ident).result() in idents
+        assert second.submit(threading.current_thread).result().name == "another"
+        with pytest.raises(ZeroDivisionError):
+            second.submit(divmod, 1, 0).result()
+    with pytest.raises(RuntimeError):
+        second.submit(int)
+
+
+def test_what_waits_for_a_thread_can_be_dropped_and_what_runs_is_waited_for() -> None:
+    threads, goes_on, begun = Threads(1), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        begun.set()
+        goes_on.wait()
+
+    runs = threads.submit(hold)
+    waits = threads.submit(int)
+    assert begun.wait(PATIENCE_SECONDS)
+    threads.shutdown(wait=False, cancel_futures=True)
+    assert waits.cancelled()
+    assert not runs.done()
+    goes_on.set()
+    threads.shutdown()
+    assert runs.done()
+
+
+def test_a_thread_that_has_nothing_to_do_for_long_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slots, "_idle", [])
+    monkeypatch.setattr(slots, "IDLE_SECONDS", 0.01)
+    with Threads(1) as threads:
+        thread = threads.submit(threading.current_thread).result()
+    thread.join(PATIENCE_SECONDS)
+    assert not thread.is_alive()
+    assert slots._idle == []
+    with Threads(1) as threads:
+        assert threads.submit(threading.current_thread).result() is not thread
+
+
+def test_a_thread_that_can_not_begin_is_told_and_nobody_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slots, "_idle", [])
+    with Threads(1) as threads:
+        with monkeypatch.context() as short:
+            short.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError(CANT_START)))
+            with pytest.raises(RuntimeError, match=CANT_START):
+                threads.submit(int)
+        assert threads.submit(int).result() == 0
 
 
 class SlotService(Service):
