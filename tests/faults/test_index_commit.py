@@ -393,13 +393,13 @@ def test_a_file_is_created_once(place: Place) -> None:
     assert place.storage.read(location) == b"first"
 
 
-def test_an_exclusive_write_that_never_ends_is_given_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_exclusive_write_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """The system may refuse obstore the thread that it waits for."""
     is_over = threading.Event()
     monkeypatch.setattr("worker.io.storage._CREATE_SECONDS", 0.05)
     monkeypatch.setattr("obstore.put", lambda *_, **__: is_over.wait())
+    keys = {"s3.access-key-id": "k", "s3.secret-access-key": "s", "s3.region": "eu-1"}
+    storage = Storage({"s3.endpoint": "http://127.0.0.1:1", **keys})
     with pytest.raises(OSError, match="could not be written: there was no answer"):
-        Storage().create(f"{tmp_path}/snapshot-1", b"")
+        storage.create("s3://lake/snapshot-1", b"")
     is_over.set()

@@ -19,12 +19,14 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import obstore
 import pyarrow as pa
 from obstore.exceptions import AlreadyExistsError, BaseError
-from obstore.store import GCSStore, LocalStore
+from obstore.store import GCSStore
 from pyarrow import fs as pafs
 from pyiceberg.io import FileIO, InputFile, OutputFile
 from pyiceberg.io.pyarrow import PyArrowFile
@@ -399,7 +401,11 @@ class Storage:
 
         Raises OSError when the store did not say: it may have been written, or may still be.
         """
-        store, path = self._object_store(location)
+        self.io.check(location)
+        scheme, netloc, path = LocationFileIO.parse_location(location, self.properties)
+        if scheme == "file":
+            return _created(Path(path), content) or self.read(location) == content
+        store, path = self._object_store(scheme, netloc, location)
         try:
             _within(
                 _CREATE_SECONDS,
@@ -413,13 +419,9 @@ class Storage:
             raise OSError(f"{location} could not be written: {reason}") from error
         return True
 
-    def _object_store(self, location: str) -> tuple[ObjectStore, str]:
+    def _object_store(self, scheme: str, netloc: str, location: str) -> tuple[ObjectStore, str]:
         """Where an exclusive write of a location goes, and the path there: Arrow's file systems have none."""
-        self.io.check(location)
-        scheme, netloc, path = LocationFileIO.parse_location(location, self.properties)
         io = self.io.at(location)
-        if scheme == "file":
-            return LocalStore(), path.removeprefix("/")
         _, key = object_key(location)
         if scheme in S3_SCHEMES:
             store = s3_store(netloc, io.properties, io.s3_keys(), _CREATE_CLIENT, _CREATE_RETRIES)
@@ -509,6 +511,20 @@ class DryStorage(Storage):
 
     def write(self, location: str, _: pa.Buffer) -> None:
         self.resolve(location)
+
+
+def _created(path: Path, content: bytes) -> bool:
+    """Whether a local file is written that must not exist yet: as a whole, since readers may look for it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    whole = path.with_name(f".{path.name}.{uuid4().hex}")
+    try:
+        whole.write_bytes(content)
+        os.link(whole, path)
+    except FileExistsError:
+        return False
+    finally:
+        whole.unlink(missing_ok=True)
+    return True
 
 
 def _within(seconds: float, call: Callable[[], object]) -> None:
