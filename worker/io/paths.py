@@ -5,7 +5,9 @@ Invariant: paths are compared as they are written; a hash only says where to loo
 
 import mmap
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import chain
 from typing import overload
 
 import numpy as np
@@ -17,6 +19,8 @@ from worker.io.sorting import Int64Array, UInt64Array
 
 MEMORY_BYTES = 128 * 1024**2  # of text that stays in memory: more than a million paths
 PIECE = 65_536  # paths that are taken out of a column at a time
+FEW = 100
+"""Paths that take less time as Python has them than in columns."""
 
 
 class Paths(Sequence[str]):
@@ -85,35 +89,60 @@ class Paths(Sequence[str]):
 
 
 class PathPlaces:
-    """Where each path lies in a column, 8 bytes each beside it."""
+    """Where each path lies in a column, 8 bytes each beside it.
+
+    Few paths are looked for in a dictionary: to hash them in columns takes some hundred microseconds.
+    """
 
     def __init__(self, paths: Paths) -> None:
         self._paths = paths
         # A number a path, sorted: as much of its hash as fits above its place.
         self._place_bits = np.uint64((1 << len(paths).bit_length()) - 1)
-        self._packed = np.concatenate([np.empty(0, np.uint64), *map(_hashes, paths.pieces())])
-        self._packed &= ~self._place_bits
-        self._packed |= np.arange(len(paths), dtype=np.uint64)
-        self._packed.sort()
 
     def pairs(self, others: Iterable[pa.Array]) -> Iterator[tuple[Int64Array, Int64Array]]:
         """As `Paths.pairs`; of paths that are equal, the first comes first."""
-        packed, place_bits = self._packed, self._place_bits
         start = 0
         for piece in others:
-            wanted = _hashes(piece) & ~place_bits
-            first = np.searchsorted(packed, wanted)
-            counts = np.searchsorted(packed, wanted | place_bits, side="right") - first
-            ends = np.cumsum(counts)
-            for begin in range(0, int(counts.sum()), PIECE):
-                pairs = np.arange(begin, min(begin + PIECE, ends[-1]))
-                rows = np.searchsorted(ends, pairs, side="right")
-                places = (packed[first[rows] + pairs - (ends - counts)[rows]] & place_bits).astype(np.int64)
-                same = pc.equal(piece.take(pa.array(rows)), self._paths.take(places)).to_numpy(
-                    zero_copy_only=False
-                )
-                yield start + rows[same], places[same]
+            are_few = len(piece) <= FEW and len(self._paths) <= FEW
+            for rows, places in self._of_few(piece) if are_few else self._of_many(piece):
+                yield start + rows, places
             start += len(piece)
+
+    @cached_property
+    def _packed(self) -> UInt64Array:
+        packed: UInt64Array
+        packed = np.concatenate([np.empty(0, np.uint64), *map(_hashes, self._paths.pieces())])
+        packed &= ~self._place_bits
+        packed |= np.arange(len(self._paths), dtype=np.uint64)
+        packed.sort()
+        return packed
+
+    @cached_property
+    def _by_path(self) -> Mapping[str, Sequence[int]]:
+        found: dict[str, list[int]] = {}
+        for place, path in enumerate(self._paths[:]):
+            found.setdefault(path, []).append(place)
+        return found
+
+    def _of_few(self, piece: pa.Array) -> Iterator[tuple[Int64Array, Int64Array]]:
+        known = [self._by_path.get(path, ()) for path in piece.to_pylist()]
+        rows = np.repeat(np.arange(len(piece)), [len(places) for places in known])
+        yield rows, np.fromiter(chain.from_iterable(known), np.int64, len(rows))
+
+    def _of_many(self, piece: pa.Array) -> Iterator[tuple[Int64Array, Int64Array]]:
+        packed, place_bits = self._packed, self._place_bits
+        wanted = _hashes(piece) & ~place_bits
+        first = np.searchsorted(packed, wanted)
+        counts = np.searchsorted(packed, wanted | place_bits, side="right") - first
+        ends = np.cumsum(counts)
+        for begin in range(0, int(counts.sum()), PIECE):
+            pairs = np.arange(begin, min(begin + PIECE, ends[-1]))
+            rows = np.searchsorted(ends, pairs, side="right")
+            places = (packed[first[rows] + pairs - (ends - counts)[rows]] & place_bits).astype(np.int64)
+            same = pc.equal(piece.take(pa.array(rows)), self._paths.take(places)).to_numpy(
+                zero_copy_only=False
+            )
+            yield rows[same], places[same]
 
 
 def may_repeat(pieces: Iterable[pa.Array]) -> Int64Array:

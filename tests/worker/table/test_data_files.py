@@ -5,10 +5,11 @@ from __future__ import annotations
 import pickle
 from dataclasses import replace
 from itertools import pairwise, product
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -148,10 +149,16 @@ def test_what_goes_to_a_task_is_what_it_reads() -> None:
     assert len(pickle.dumps(files.select([7]))) < 2_000
 
 
-@given(st.lists(TEXTS), st.lists(TEXTS), st.booleans())
-def test_paths_are_paired_as_they_are_written(ours: list[str], others: list[str], collide: bool) -> None:
+@given(st.lists(TEXTS), st.lists(TEXTS), st.booleans(), st.sampled_from([0, 2, 100]))
+def test_paths_are_paired_as_they_are_written(
+    ours: list[str], others: list[str], collide: bool, few: int
+) -> None:
     hashes = (lambda piece: np.zeros(len(piece), np.uint64)) if collide else paths_module._hashes
-    with patch.object(paths_module, "_hashes", hashes), patch.object(paths_module, "PIECE", 3):
+    with (
+        patch.object(paths_module, "_hashes", hashes),
+        patch.object(paths_module, "PIECE", 3),
+        patch.object(paths_module, "FEW", few),
+    ):
         here, there = Paths([pa.array(ours, pa.string())]), Paths([pa.array(others, pa.string())])
         found = [pair for pairs in here.pairs(there.pieces()) for pair in zip(*pairs, strict=True)]
     assert sorted(found) == [
@@ -159,9 +166,12 @@ def test_paths_are_paired_as_they_are_written(ours: list[str], others: list[str]
     ]
 
 
-def test_a_path_that_lies_in_many_places_is_found_in_them_at_once() -> None:
-    places = PathPlaces(Paths([pa.array(["a", "b"] * 500)]))
-    (pairs,) = places.pairs([pa.array(["b"], pa.large_string())])
+@pytest.mark.parametrize("few", [999, 1000])
+def test_a_path_that_lies_in_many_places_is_found_in_them_at_once(few: int) -> None:
+    places, hashes = PathPlaces(Paths([pa.array(["a", "b"] * 500)])), Mock(wraps=paths_module._hashes)
+    with patch.object(paths_module, "FEW", few), patch.object(paths_module, "_hashes", hashes):
+        (pairs,) = places.pairs([pa.array(["b"], pa.large_string())])
+    assert hashes.called is (few < 1000)
     assert [column.tolist() for column in pairs] == [[0] * 500, list(range(1, 1000, 2))]
 
 
