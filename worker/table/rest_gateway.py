@@ -256,6 +256,14 @@ def _server() -> tuple[ThreadingHTTPServer, WeakValueDictionary[str, RestGateway
     gateways: WeakValueDictionary[str, RestGateway] = WeakValueDictionary()
 
     class Handler(BaseHTTPRequestHandler):
+        # Java goes on with a connection. To make one for each request took a thread each.
+        protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True  # a body would wait until its headers are there
+
+        def handle(self) -> None:
+            with suppress(ConnectionError):  # Java has left, and nobody reads it
+                super().handle()
+
         def _pass_on(self) -> None:
             _, token, path = (*self.path.split("/", 2), "", "")[:3]
             body = self.rfile.read(int(self.headers.get("content-length", 0)))
@@ -267,9 +275,8 @@ def _server() -> tuple[ThreadingHTTPServer, WeakValueDictionary[str, RestGateway
             for name, value in answered.items():
                 self.send_header(name, value)
             self.send_header("Content-Length", str(len(content)))
-            with suppress(ConnectionError):  # Java has left, and nobody reads it
-                self.end_headers()
-                self.wfile.write(content)
+            self.end_headers()
+            self.wfile.write(content)
 
         def log_message(self, *_: object) -> None:
             """Into nobody's log: the path holds the token."""

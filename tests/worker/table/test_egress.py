@@ -90,6 +90,24 @@ def test_java_learns_no_credentials_and_no_address_of_the_catalog(catalog_server
     assert httpx.get(f"{gateway.url}x/v1/config", timeout=PATIENCE_SECONDS).status_code == 404
 
 
+def test_java_goes_on_with_a_connection_after_each_answer(catalog_server: HttpServer) -> None:
+    gateway = RestGateway("c", {"uri": catalog_server.url}, LOOPBACK)
+    asked = [
+        ("GET", "v1/config"),
+        ("HEAD", "v1/namespaces/db"),
+        ("POST", "v1/none"),
+        ("GET", "v1/namespaces"),
+    ]
+    places = set()
+    with httpx.Client(timeout=PATIENCE_SECONDS) as java:
+        for method, path in asked:
+            with java.stream(method, f"{gateway.url}/{path}", content=b"{}") as answer:
+                places.add(answer.extensions["network_stream"].get_extra_info("client_addr"))
+                content = answer.read()
+    assert len(places) == 1
+    assert json.loads(content) == {"namespaces": [["db"]]}
+
+
 def test_each_address_of_a_catalog_is_tried(
     catalog_server: HttpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
