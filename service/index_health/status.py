@@ -301,6 +301,15 @@ def _overdue(health: TableHealth, now: datetime) -> tuple[str, str] | None:
     return f"Maintenance is overdue ({words}). {decision['sentence']}", remedy.format(words)
 
 
+def overdue_at(health: TableHealth, now: datetime) -> datetime | None:
+    """When time alone will make maintenance overdue; None if it is already, or none is due."""
+    if health.maintenance_due_at is None:
+        return None
+    # A moment later: what is due for just so long is not overdue yet.
+    at = health.maintenance_due_at + OVERDUE + timedelta(microseconds=1)
+    return at if at > now else None
+
+
 def _hindrance(health: TableHealth, last_jobs: Sequence[Job]) -> Job | None:
     """The failed job that keeps deletes from being converted, or what is staged from being published."""
     published = next((job for job in last_jobs if job.kind == JobKind.PUBLISH.value), None)

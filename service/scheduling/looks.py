@@ -21,6 +21,7 @@ from service.index_health.models import AGE_LIMITS_SECONDS
 from service.index_health.reader_cost import store_reader_cost, store_savings
 from service.index_health.samples import keep_last_look, read_health, record_sample
 from service.index_health.service import begins_to_lag_at, judged, recent_jobs, store_status
+from service.index_health.status import overdue_at
 from service.jobs.events import record_table_event
 from service.jobs.queue import (
     cancel_publications_but,
@@ -50,6 +51,9 @@ FRESH_SECONDS = 900.0
 """Until a table is read again anyway, whatever else there may be that decisions depend on."""
 LONGEST_FRESH_SECONDS = 6 * 3600.0
 """The same of one that has been quiet for as long."""
+_TOLD_SHARE = 0.25
+"""Of the time for which a table has been quiet. What waits is older, so that lists, which tell its age as of
+the last look, tell no less than three quarters of it."""
 
 
 @dataclass(frozen=True)
@@ -144,12 +148,12 @@ def store_look(
     scheduled = schedule(session, table, health, known, now)
     status = judged(table, health, policy, jobs.last, paused, now)
     store_status(health, status)
-    lags_at = begins_to_lag_at(table, health, policy, jobs.last, now)
+    worse_at = begins_to_lag_at(table, health, policy, jobs.last, now), overdue_at(health, now)
     is_published = bool(source) and policy.publish.enabled
     polled = Polled(
         is_reachable=True,
         metadata_location=loaded.metadata_location,
-        decide_at=min(filter(None, (scheduled.decide_at, lags_at)), default=None),
+        decide_at=min(filter(None, (scheduled.decide_at, *worse_at)), default=None),
         look_within=policy.publish.age_seconds if is_published else math.inf,
         changed_at=_moment(loaded.metadata.last_updated_ms, now),
         read_within=_reads_within(CatalogType(catalog.type), loaded.metadata, health, now),
@@ -264,14 +268,15 @@ def _follow(
 def _reads_within(kind: CatalogType, metadata: TableMetadata, health: TableHealth, now: datetime) -> float:
     """Seconds, as Polled.read_within: as many as the table has been quiet, within bounds.
 
-    Of a hadoop catalog's, another table may lie at the same metadata location. Where anything waits or is not
-    well, what is told of it in words has an age.
+    What time alone decides has its moment (Polled.decide_at). Of a hadoop catalog's, another table may lie at
+    the same metadata location. Where anything waits or is not well, what lists tell of it has an age.
     """
-    waits = (health.oldest_equality_delete_at, health.oldest_staged_at, health.maintenance_due_at)
-    if kind is CatalogType.HADOOP or any(waits) or health.status != HealthStatus.HEALTHY:
+    if kind is CatalogType.HADOOP:
         return FRESH_SECONDS
+    waits = (health.oldest_equality_delete_at, health.oldest_staged_at, health.maintenance_due_at)
+    has_age = any(waits) or health.status != HealthStatus.HEALTHY
     quiet = (now - _moment(metadata.last_updated_ms, now)).total_seconds()
-    return min(max(quiet, FRESH_SECONDS), LONGEST_FRESH_SECONDS)
+    return min(max(quiet * (_TOLD_SHARE if has_age else 1), FRESH_SECONDS), LONGEST_FRESH_SECONDS)
 
 
 def _moment(timestamp_ms: int, now: datetime) -> datetime:

@@ -12,6 +12,7 @@ from pyiceberg.transforms import IdentityTransform
 
 from service.catalogs.measure import Since, measure_since
 from service.db.database import is_id, new_id, utc_now
+from service.index_health.status import OVERDUE
 from service.jobs.assignments import expire_elsewhere
 from service.records.health import TableHealth
 from service.records.jobs import Job, JobKind
@@ -209,12 +210,20 @@ def test_an_expiry_that_never_gets_its_window_is_overdue_until_a_job_succeeds(
     assert (found["status"], decided["code"]) == ("healthy", "outside-window")
     assert datetime.fromisoformat(decided["due_since"]) == opens.replace(second=0, microsecond=0)
     assert overdue_seconds() == 0, "it may not start before"
-    with service.database.write() as session:
-        row = session.get_one(TableHealth, table["id"])
-        was_due = utc_now() - timedelta(days=3)
-        since = row.decisions["expire_snapshots"] | {"due_since": was_due.isoformat()}
-        row.decisions = row.decisions | {"expire_snapshots": since}
-        session.add(row)
+
+    def be_due_since(moment: datetime) -> None:
+        with service.database.write() as session:
+            row = session.get_one(TableHealth, table["id"])
+            since = row.decisions["expire_snapshots"] | {"due_since": moment.isoformat()}
+            row.decisions = row.decisions | {"expire_snapshots": since}
+
+    soon = utc_now() + timedelta(hours=1)
+    be_due_since(soon - OVERDUE)
+    looked = service.background.poller.poll(table["id"])
+    assert looked.decide_at is not None
+    assert timedelta() < looked.decide_at - soon < timedelta(seconds=1), "it is looked at then"
+    was_due = utc_now() - timedelta(days=3)
+    be_due_since(was_due)
     found = health(service, table)
     assert found["status"] == "degraded"
     assert found["status_reason"].startswith("Maintenance is overdue (expire snapshots). The oldest snapshot")

@@ -256,10 +256,12 @@ QUIET = {
     "a minute": ("hive", 1 / 60, None, 1 / 4),
     "so far by a clock that is ahead": ("rest", -24, None, 1 / 4),
     "in a hadoop catalog": ("hadoop", 24, None, 1 / 4),
-    "with deletes pending": ("sql", 24, {"oldest_equality_delete_at": utc_now()}, 1 / 4),
-    "with rows staged": ("sql", 24, {"oldest_staged_at": utc_now()}, 1 / 4),
-    "with maintenance due": ("sql", 24, {"maintenance_due_at": utc_now()}, 1 / 4),
-    "and not well": ("sql", 24, {"status": "degraded"}, 1 / 4),
+    "with deletes pending": ("sql", 8, {"oldest_equality_delete_at": utc_now()}, 2),
+    "with rows staged": ("sql", 8, {"oldest_staged_at": utc_now()}, 2),
+    "with maintenance due": ("sql", 8, {"maintenance_due_at": utc_now()}, 2),
+    "and not well": ("sql", 8, {"status": "degraded"}, 2),
+    "and not well for days": ("sql", 48, {"status": "degraded"}, 6),
+    "for half an hour with deletes pending": ("sql", 1 / 2, {"oldest_equality_delete_at": utc_now()}, 1 / 4),
 }
 
 
