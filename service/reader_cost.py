@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import date
 from enum import StrEnum
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -140,7 +140,14 @@ class CostModel(BaseModel):
 
     def seconds(self, shape: Shape, reader: Reader, read: Read) -> float:
         """Of processor time."""
-        return seconds_of(self.coefficients[reader][read], shape)
+        return self._seconds(shape, reader, read)
+
+    @cached_property
+    def _seconds(self) -> Callable[[Shape, Reader, Read], float]:
+        # A look asks for most several times, and the next look for many of them again.
+        return lru_cache(maxsize=10_000)(
+            lambda shape, reader, read: seconds_of(self.coefficients[reader][read], shape)
+        )
 
 
 def small_files(files: int, data_bytes: int, target_file_bytes: int) -> int:

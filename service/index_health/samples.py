@@ -3,7 +3,7 @@
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, bindparam, func
+from sqlalchemy import ColumnElement, bindparam, func, insert
 from sqlalchemy import select as select_columns
 from sqlmodel import Session, col, select
 
@@ -33,6 +33,7 @@ _OF_TIME = {
 _COMPARED = HealthSample.model_fields.keys() - {*_OF_TIME, *_AGES}
 _OF_SHAPE = ("data_files", "rows", "vectors", "positions", "data_bytes", "delete_bytes")
 _IN_HISTORY = set(KeySetSample.model_fields)
+_ADD = insert(HealthSample)
 # As `service.last_jobs`.
 _LAST_ID = select(func.max(HealthSample.id)).where(HealthSample.table_id == bindparam("table_id"))
 _HEALTH = (
@@ -57,29 +58,31 @@ def record_sample(
     last: the table's last sample, as `keep_last_look` has left it.
     """
     shape: dict[str, Any] = health.reader_shapes.get("now", {})
-    sample = HealthSample(
-        table_id=health.table_id,
-        at=now,
-        status=found.status.value,
-        iceberg_snapshot_id=health.iceberg_snapshot_id,
-        pending_equality_delete_files=health.pending_equality_delete_files,
-        pending_equality_deletes=health.pending_equality_deletes,
-        lag_seconds=health.lag_seconds(now),
+    # A row and no object: making that takes longer than writing it.
+    sample: dict[str, Any] = {
+        "table_id": health.table_id,
+        "at": now,
+        "status": found.status.value,
+        "iceberg_snapshot_id": health.iceberg_snapshot_id,
+        "pending_equality_delete_files": health.pending_equality_delete_files,
+        "pending_equality_deletes": health.pending_equality_deletes,
+        "lag_seconds": health.lag_seconds(now),
         **vars(found.totals),
-        unconvertible=len(health.unconvertible),
-        staged_rows=health.staged_rows,
-        staged_age_seconds=health.staged_age_seconds(now),
-        key_sets=[one.model_dump(include=_IN_HISTORY) for one in found.key_sets],
-        snapshots=health.snapshots,
-        small_manifests=health.small_manifests,
-        **{name: shape[name] for name in _OF_SHAPE if name in shape},
-    )
+        "unconvertible": len(health.unconvertible),
+        "staged_rows": health.staged_rows,
+        "staged_age_seconds": health.staged_age_seconds(now),
+        "key_sets": [one.model_dump(include=_IN_HISTORY) for one in found.key_sets],
+        "snapshots": health.snapshots,
+        "small_manifests": health.small_manifests,
+        **{name: shape.get(name, 0) for name in _OF_SHAPE},
+    }
     if (
         last is None
-        or any(getattr(last, name) != getattr(sample, name) for name in _COMPARED)
+        or any(getattr(last, name) != sample[name] for name in _COMPARED)
         or now - last.at >= timedelta(seconds=_SAMPLE_SECONDS)
     ):
-        append_sample(session, last, sample)
+        placed = _placed(last, now, health.pending_equality_deletes, sample["lag_seconds"])
+        session.connection().execute(_ADD, sample | placed)
 
 
 def unseen_after(settings: Settings) -> timedelta:
@@ -117,25 +120,36 @@ def keep_last_look(
 
 
 def append_sample(session: Session, last: HealthSample | None, sample: HealthSample) -> None:
-    """Add the latest sample of a table; last: the one before it. Both are of UTC.
+    """Add the latest sample of a table; last: the one before it. Both are of UTC."""
+    placed = _placed(last, sample.at, sample.pending_equality_deletes, sample.lag_seconds)
+    for name, value in placed.items():
+        setattr(sample, name, value)
+    session.add(sample)
+
+
+def _placed(last: HealthSample | None, at: datetime, deletes: int, lag: float) -> dict[str, Any]:
+    """What a sample that comes after `last` has besides what was seen.
 
     The last of an hour or a day stays longer than others, since its figures hold until the next one, and has
     the most of these.
     """
-    is_of_day = last is not None and last.at.date() == sample.at.date()
-    is_of_hour = is_of_day and last is not None and last.at.hour == sample.at.hour
-    deletes, lag = sample.pending_equality_deletes, sample.lag_seconds
-    sample.resolution = Resolution.DAY
-    sample.hour_most_deletes = sample.day_most_deletes = deletes
-    sample.hour_longest_lag_seconds = sample.day_longest_lag_seconds = lag
+    is_of_day = last is not None and last.at.date() == at.date()
+    is_of_hour = is_of_day and last is not None and last.at.hour == at.hour
+    placed = {
+        "resolution": Resolution.DAY.value,
+        "hour_most_deletes": deletes,
+        "hour_longest_lag_seconds": lag,
+        "day_most_deletes": deletes,
+        "day_longest_lag_seconds": lag,
+    }
     if last is not None and is_of_hour:
-        sample.hour_most_deletes = max(deletes, last.hour_most_deletes)
-        sample.hour_longest_lag_seconds = max(lag, last.hour_longest_lag_seconds)
+        placed["hour_most_deletes"] = max(deletes, last.hour_most_deletes)
+        placed["hour_longest_lag_seconds"] = max(lag, last.hour_longest_lag_seconds)
     if last is not None and is_of_day:
-        sample.day_most_deletes = max(deletes, last.day_most_deletes)
-        sample.day_longest_lag_seconds = max(lag, last.day_longest_lag_seconds)
-        last.resolution = Resolution.ALL if is_of_hour else Resolution.HOUR
-    session.add(sample)
+        placed["day_most_deletes"] = max(deletes, last.day_most_deletes)
+        placed["day_longest_lag_seconds"] = max(lag, last.day_longest_lag_seconds)
+        last.resolution = (Resolution.ALL if is_of_hour else Resolution.HOUR).value
+    return placed
 
 
 def samples_around(

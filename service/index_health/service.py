@@ -1,8 +1,9 @@
 """The health of a table as users see it: figures, a status word, the reason, and what to do."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import chain
 from typing import Any
 
 from sqlalchemy import bindparam, func
@@ -89,6 +90,11 @@ class RecentJobs:
     """Of each kind, the LATEST that succeeded or failed, latest first. None was a dry run."""
     ended_later: Sequence[Job]
     """Whatever ended, if it did after a moment that was asked for."""
+
+    @property
+    def every(self) -> Iterator[Job]:
+        """That was read."""
+        return chain(self.active, *self.ended.values())
 
     @property
     def last(self) -> Sequence[Job]:

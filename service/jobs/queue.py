@@ -267,7 +267,7 @@ def has_let_expire(session: Session, table: EnrolledTable, since: datetime) -> b
 
 
 def jobs_of_table(session: Session, table: EnrolledTable, claimed: Collection[str]) -> set[str]:
-    """Those of some ids that are jobs which may have committed to a table, also of another enrolment."""
+    """Those of some ids that are jobs which `may_have_committed`, also of another enrolment."""
     ids, found = sorted(claimed), set[str]()
     for begin in range(0, len(ids), _MOST_ASKED):
         query = select(Job.id).where(
@@ -278,6 +278,10 @@ def jobs_of_table(session: Session, table: EnrolledTable, claimed: Collection[st
         )
         found.update(session.exec(query))
     return found
+
+
+def may_have_committed(job: Job, table: EnrolledTable) -> bool:
+    return job.table_uuid == table.table_uuid and not job.dry_run and job.attempt > 0
 
 
 def get_job(session: Session, job_id: str) -> Job:

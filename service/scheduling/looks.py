@@ -2,10 +2,9 @@
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from typing import Any
 
 from pyiceberg.table import Table
@@ -20,7 +19,7 @@ from service.errors import IcestreamError
 from service.index_health.models import AGE_LIMITS_SECONDS
 from service.index_health.reader_cost import store_reader_cost, store_savings
 from service.index_health.samples import keep_last_look, read_health, record_sample
-from service.index_health.service import begins_to_lag_at, judged, recent_jobs, store_status
+from service.index_health.service import RecentJobs, begins_to_lag_at, judged, recent_jobs, store_status
 from service.index_health.status import overdue_at
 from service.jobs.events import record_table_event
 from service.jobs.queue import (
@@ -28,6 +27,7 @@ from service.jobs.queue import (
     has_let_expire,
     is_of_another_branch,
     jobs_of_table,
+    may_have_committed,
 )
 from service.jobs.views import pause_reason
 from service.policies.effective import effective_policy
@@ -129,7 +129,7 @@ def store_look(
         health.poll_error = None
     _follow(session, table, health, loaded, now)
     # These may ask the database, before which what has changed of the health would be written.
-    since = _store_since(session, table, health, loaded, found.iceberg_snapshot_id, now)
+    since = _store_since(session, table, health, loaded, found.iceberg_snapshot_id, jobs, now)
     _store_past(session, table, health, loaded, now)
     _store_pending(health, found.equality_deletes, now)
     health.measured_at = now
@@ -194,15 +194,18 @@ def _store_since(
     health: TableHealth,
     loaded: Table,
     snapshot_id: int | None,
+    jobs: RecentJobs,
     now: datetime,
 ) -> Since:
     """What was committed since the look before, and which maintenance others do."""
-    since = measure_since(
-        loaded.metadata,
-        snapshot_id,
-        health.seen_snapshot_id,
-        partial(jobs_of_table, session, table),
-    )
+
+    def known(claimed: Collection[str]) -> set[str]:
+        # Mostly the last job's, which was read already.
+        ours = {job.id for job in jobs.every if may_have_committed(job, table)}.intersection(claimed)
+        rest = set(claimed) - ours
+        return ours | jobs_of_table(session, table, rest) if rest else ours
+
+    since = measure_since(loaded.metadata, snapshot_id, health.seen_snapshot_id, known)
     health.seen_snapshot_id = snapshot_id
     for kind, one in since.by_others.items():
         told = f"{WORK[kind]} is done by another: no job has committed snapshot {one.snapshot_id}."

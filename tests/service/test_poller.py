@@ -24,6 +24,7 @@ from service.catalogs.iceberg import IcebergCatalogs
 from service.catalogs.metadata_locations import Identifier
 from service.db.database import utc_now
 from service.errors import UnreachableError
+from service.index_health import samples
 from service.index_health.pace import Pace
 from service.jobs import attempts
 from service.jobs.contract import FinishRequest
@@ -724,6 +725,28 @@ def test_a_look_weighs_once_what_readers_pay(
         before = len(weighed)
         poller.poll(table["id"])
     assert len(weighed) - before == 1
+
+
+def test_a_look_that_finds_the_same_works_out_no_costs_anew_and_makes_a_row_of_a_sample(
+    service: Running, iceberg: IcebergCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    iceberg.delete_keys("db.t", [1])
+    service.register(iceberg)
+    table = service.enroll(policy="manual")
+    service.poll(table["id"])
+    monkeypatch.setattr("service.reader_cost.seconds_of", Mock(side_effect=AssertionError("it is known")))
+    monkeypatch.setattr(samples, "HealthSample", Mock(side_effect=AssertionError("objects are slow")))
+    monkeypatch.setattr(samples, "_SAMPLE_SECONDS", 0)
+    with service.database.write() as session:
+        session.get_one(TableHealth, table["id"]).measured_at = None  # or the last look is kept
+    service.poll(table["id"])
+    with service.database.read() as session:
+        first, second = session.exec(select(HealthSample).order_by(col(HealthSample.id))).all()
+    of_time = {"lag_seconds", "hour_longest_lag_seconds", "day_longest_lag_seconds"}
+    given = first.model_dump(exclude={"id", "at", "resolution", *of_time})
+    assert second.model_dump(include=set(given)) == given
+    assert (first.resolution, second.resolution) != ("day", "day")
+    assert second.lag_seconds == second.hour_longest_lag_seconds > first.lag_seconds
 
 
 def test_what_tells_of_all_tables_is_asked_once_for_those_whose_turn_comes_soon(
