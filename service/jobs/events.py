@@ -1,6 +1,6 @@
 """The append-only record of what happened to jobs and tables, and why."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -106,6 +106,12 @@ _AFTER = (
     .order_by(col(Event.id))
     .limit(bindparam("limit"))
 )
+_HEADS_AFTER = (
+    columns(col(Event.id), col(Event.at), col(Event.kind), col(Event.table_id))
+    .where(col(Event.id) > bindparam("last"))
+    .order_by(col(Event.id))
+    .limit(bindparam("limit"))
+)
 
 
 def latest_event_id(session: Session) -> int:
@@ -121,6 +127,12 @@ def last_of_tables(session: Session, kinds: Collection[str], after: int, until: 
 
 def events_after(connection: Connection, event_id: int, limit: int) -> list[EventView]:
     return [view(row) for row in connection.execute(_AFTER, {"last": event_id, "limit": limit})]
+
+
+def heads_after(connection: Connection, event_id: int, limit: int) -> list[Row[Any]]:
+    """Their id, time, kind and table: most have much more to say."""
+    found: Iterable[Row[Any]] = connection.execute(_HEADS_AFTER, {"last": event_id, "limit": limit})
+    return list(found)
 
 
 def view(row: Event | Row[Any]) -> EventView:

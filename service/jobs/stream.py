@@ -9,12 +9,13 @@ import json
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import takewhile
+from typing import Any, TypeVar
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Row
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
 
@@ -24,6 +25,8 @@ from service.jobs import events
 from service.jobs.models import EventView
 from service.records.health import pending_in_all, samples_after
 from service.webhooks.outbox import UNTOLD
+
+E = TypeVar("E", EventView, Row[Any])
 
 POLL_SECONDS = 0.5
 _POLLS_OF_PAGES = 2
@@ -326,7 +329,18 @@ def settled_after(connection: Connection, position: int) -> list[EventView]:
     return found if connection.dialect.name == "sqlite" else settled(found, position)
 
 
-def settled(found: list[EventView], position: int) -> list[EventView]:
+def settled_heads(connection: Connection, position: int) -> Iterator[Sequence[Row[Any]]]:
+    """The id, time, kind and table of all events that `settled_after` would find, some at a time."""
+    while found := events.heads_after(connection, position, _BATCH):
+        heads = found if connection.dialect.name == "sqlite" else settled(found, position)
+        if heads:
+            position = heads[-1].id
+            yield heads
+        if len(heads) < _BATCH:
+            return
+
+
+def settled(found: list[E], position: int) -> list[E]:
     """The events up to the first gap in their ids that may still be filled.
 
     PostgreSQL numbers events before their transactions commit, so a lower number can appear later. A gap

@@ -40,7 +40,7 @@ from service.errors import IcestreamError, UnreachableError
 from service.index_health.pace import Pace
 from service.jobs.events import last_of_tables, latest_event_id
 from service.jobs.queue import is_system_paused
-from service.jobs.stream import settled_after
+from service.jobs.stream import settled_heads
 from service.records.catalogs import Catalog, CatalogType
 from service.records.health import TableHealth
 from service.records.jobs import JobStatus
@@ -395,7 +395,7 @@ class Poller:
             self._heard = latest_event_id(session)
             return {}
         ended: dict[str, int] = {}
-        while found := settled_after(session.connection(), self._heard):
+        for found in settled_heads(session.connection(), self._heard):
             self._heard = found[-1].id
             ended |= {one.table_id: one.id for one in found if one.kind in _ATTEMPT_ENDED and one.table_id}
         return ended

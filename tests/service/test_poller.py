@@ -749,6 +749,21 @@ def test_a_look_that_finds_the_same_works_out_no_costs_anew_and_makes_a_row_of_a
     assert second.lag_seconds == second.hour_longest_lag_seconds > first.lag_seconds
 
 
+def test_what_is_heard_of_is_read_at_once_and_without_what_it_tells(
+    service: Running, iceberg: IcebergCatalog
+) -> None:
+    service.register(iceberg)
+    table = service.enroll(policy="manual")
+    with polling(service) as (poller, _):
+        let_ticks_pass(poller)
+        end_job(service, f"/tables/{table['id']}")
+        with statements_of(service.database) as asked:
+            poller.poll_news()
+        wait_until(lambda: not any(one.busy for one in poller._lanes.values()), "polls to end")
+    (heard,) = [one for one, _ in asked if "FROM events" in one]
+    assert "events.message" not in heard
+
+
 def test_what_tells_of_all_tables_is_asked_once_for_those_whose_turn_comes_soon(
     service: Running, iceberg: IcebergCatalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
