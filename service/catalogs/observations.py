@@ -71,7 +71,15 @@ class Observations:
 
     def __init__(self) -> None:
         self._seen: dict[str, Seen] = {}
+        self._well: set[str] = set()
+        """Those that had answered when what was seen of them was taken last."""
         self._lock = threading.Lock()
+
+    @property
+    def has_news(self) -> bool:
+        """Whether a catalog fails, or answers of which that was not told."""
+        with self._lock:
+            return any(seen.failures or one not in self._well for one, seen in self._seen.items())
 
     @contextmanager
     def of(self, catalog_id: str) -> Iterator[Asking]:
@@ -100,6 +108,8 @@ class Observations:
         """What was seen of each catalog since the last time, by its id."""
         with self._lock:
             taken, self._seen = self._seen, {}
+            for catalog_id, seen in taken.items():
+                (self._well.discard if seen.failures else self._well.add)(catalog_id)
         return taken
 
     def _note(self, catalog_id: str, asking: Asking, seconds: float) -> None:

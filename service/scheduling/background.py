@@ -33,6 +33,8 @@ from service.webhooks.sender import WebhookSender
 _log = logging.getLogger("icestream.background")
 _LEASE = "scheduler"
 _CLEAN_UP_SECONDS = 3600.0
+_OBSERVED_SECONDS = 10.0
+"""For so long, numbers and times of a catalog's answers wait: of most it is known that they answer."""
 _TOGETHER_SECONDS = 0.05
 """What comes so soon after another is dealt with in one tick."""
 
@@ -71,7 +73,7 @@ class Background:
         self._attempts = LeaseObserver[attempts.RunningAttempt, int](settings.lease_seconds, clock.monotonic)
         self._timeouts = LeaseObserver[attempts.RunningAttempt, None](settings.lease_seconds, clock.monotonic)
         self._clocks: tuple[datetime, float] | None = None
-        self._clean_up_at = 0.0
+        self._clean_up_at = self._observe_at = 0.0
         self._stopping, self._woken = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="background", daemon=True)
 
@@ -90,6 +92,10 @@ class Background:
         self.patterns.stop()
         self.webhooks.stop()
         self.poller.stop()
+        try:
+            store_observations(self._database, self._observations, self._clock.wall())
+        except SQLAlchemyError as error:
+            _log.warning("What was seen of catalogs was not noted: %s", error)
         self._release_lease()
 
     def _run(self) -> None:
@@ -116,7 +122,9 @@ class Background:
         with self._database.read() as session:
             expired = self._attempts.look(attempts.leases(session))
             timeouts = attempts.timeouts(session)
-        store_observations(self._database, self._observations, self._clock.wall())
+        if self._observations.has_news or self._clock.monotonic() >= self._observe_at:
+            self._observe_at = self._clock.monotonic() + _OBSERVED_SECONDS
+            store_observations(self._database, self._observations, self._clock.wall())
         # A worker ends its attempt by itself, and has a lease's time to tell.
         patience = {attempt: limit + self._settings.lease_seconds for attempt, limit in timeouts.items()}
         overdue = self._timeouts.look(dict.fromkeys(timeouts), patience)

@@ -1,6 +1,7 @@
 """What the background does about leases and clocks, with a clock that the test sets."""
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -10,11 +11,13 @@ from sqlmodel import select
 
 from service.auth.models import SYSTEM
 from service.catalogs.iceberg import IcebergCatalogs
+from service.catalogs.observations import count_request
 from service.db.database import Database
-from service.errors import ConflictError
+from service.errors import ConflictError, UnreachableError
 from service.jobs import attempts
 from service.jobs.contract import HeartbeatRequest
 from service.jobs.leases import LeaseObserver
+from service.records.catalogs import Catalog, CatalogHealth
 from service.records.jobs import Event, Job, JobStatus
 from service.records.policies import Policy, PolicyAttachment
 from service.scheduling.background import Background
@@ -203,3 +206,35 @@ def test_a_job_that_waits_follows_a_clock_that_was_set_back(
         told = session.exec(select(Event).where(Event.job_id == job_id, Event.kind == "job.clock")).all()
         assert len(told) == 1
         assert len(session.exec(select(Job)).all()) == 1
+
+
+def test_of_a_catalog_that_is_well_answers_are_noted_seldom_and_all_else_at_once(replica: Replica) -> None:
+    with replica.database.write() as session:
+        catalog = Catalog(name="lake", type="hadoop", properties={"warehouse": "file:///lake"})
+        session.add(catalog)
+
+    def ask(error: UnreachableError | None = None) -> None:
+        with suppress(UnreachableError), replica.background._observations.of(catalog.id) as asking:
+            asking.opened()
+            count_request()
+            if error is not None:
+                raise error
+
+    def noted() -> int:
+        with replica.database.read() as session:
+            return session.get_one(CatalogHealth, catalog.id).requests
+
+    for error, seconds, requests in (
+        (None, 1, 1),  # it answers
+        (None, 1, 1),
+        (UnreachableError("catalog-unreachable", "It is silent.", "Wait."), 1, 3),
+        (None, 1, 4),  # it answers again
+        (None, 1, 4),
+        (None, 10, 6),
+    ):
+        ask(error)
+        replica.run(seconds)
+        assert noted() == requests
+    ask()
+    replica.background.stop()
+    assert noted() == 7
