@@ -15,7 +15,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, ParamSpec, TypeVar, cast
@@ -26,8 +26,9 @@ from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from anyio import to_thread
 from fastapi import Depends, Request
-from fastapi.concurrency import contextmanager_in_threadpool, run_in_threadpool
+from fastapi.concurrency import run_in_threadpool
 from psycopg.abc import PQGen
 from sqlalchemy import (
     JSON,
@@ -573,15 +574,36 @@ def get_database(request: Request) -> Database:
     return database
 
 
+@asynccontextmanager
+async def _ended_in_thread(sessions: AbstractContextManager[Session]) -> AsyncIterator[Session]:
+    """As FastAPI's `contextmanager_in_threadpool`, which begins in a thread as well: a new session has not
+    asked the database for anything."""
+    limiter = anyio.CapacityLimiter(
+        1
+    )  # of its own: those that wait for a thread may wait for what is held here
+    session = sessions.__enter__()
+    try:
+        yield session
+    except BaseException as error:
+        with anyio.CancelScope(shield=True):
+            ended = error.__class__, error, error.__traceback__
+            is_dealt_with = await to_thread.run_sync(sessions.__exit__, *ended, limiter=limiter)
+        if not is_dealt_with:
+            raise
+    else:
+        with anyio.CancelScope(shield=True):
+            await to_thread.run_sync(sessions.__exit__, None, None, None, limiter=limiter)
+
+
 async def _read_session(request: Request) -> AsyncIterator[Session]:
     database = get_database(request)
-    async with database.requests, contextmanager_in_threadpool(database.read()) as session:
+    async with database.requests, _ended_in_thread(database.read()) as session:
         yield session
 
 
 async def write_session(request: Request) -> AsyncIterator[Session]:
     database = get_database(request)
-    async with database.requests, contextmanager_in_threadpool(database.write()) as session:
+    async with database.requests, _ended_in_thread(database.write()) as session:
         # The answer of an idempotent POST is stored in the same transaction (service.http.routing).
         request.state.session = session
         yield session

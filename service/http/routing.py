@@ -11,9 +11,11 @@ service if it has one, since a key may be easy to guess.
 import base64
 import hashlib
 import hmac
+import inspect
 import secrets
 from collections.abc import Callable, Coroutine
 from datetime import datetime
+from functools import wraps
 from typing import Any
 
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -67,8 +69,8 @@ class ApiRoute(APIRoute):
     """Reads a body only from who may call, and none that is too deep or that no database keeps; does a POST
     with a key once."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
+    def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
+        super().__init__(path, _in_one_thread(endpoint), **options)
         # Without the session of its work, an answer can't be stored: the claim of a job has none.
         writes = any(dependency.call is write_session for dependency in self.dependant.dependencies)
         guard = guard_of(self.dependant)
@@ -137,6 +139,19 @@ class ApiRoute(APIRoute):
             return answer
 
         return handle_once
+
+
+def _in_one_thread(endpoint: Callable[..., Any]) -> Callable[..., Any]:
+    """An endpoint that is called in a thread, as FastAPI does; but for the answer, which is one of our models
+    already, that takes another one."""
+    if inspect.iscoroutinefunction(endpoint):
+        return endpoint
+
+    @wraps(endpoint)
+    async def call(*args: Any, **given: Any) -> Any:
+        return await run_in_threadpool(endpoint, *args, **given)
+
+    return call
 
 
 def _check_content(body: bytes) -> None:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import anyio.to_thread
 import httpx
 import pytest
 from sqlmodel import Session, select
@@ -479,6 +480,24 @@ def test_a_report_brings_the_next_job_once(
     assert running["status"] == "running"
     assert service.finish(second, claims_next=True).status_code == 409
     assert service.finish(again, claims_next=True).status_code == 204, "nothing waits"
+
+
+def test_a_call_takes_a_thread_to_ask_who_calls_one_to_do_it_and_one_to_commit(
+    service: Running, table: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[str] = []
+    run_sync = anyio.to_thread.run_sync
+
+    async def note(call: Any, *args: Any, **options: Any) -> Any:
+        taken.append(getattr(call, "__name__", str(call)))
+        return await run_sync(call, *args, **options)
+
+    monkeypatch.setattr("anyio.to_thread.run_sync", note)
+    service.admin.post(f"/tables/{table['id']}/notifications").raise_for_status()
+    assert len(taken) == 3, taken
+    taken.clear()
+    service.admin.get(f"/tables/{table['id']}").raise_for_status()
+    assert len(taken) == 3, taken
 
 
 def test_an_idle_claim_waits_and_comes_back_empty(service: Running) -> None:
