@@ -13,7 +13,7 @@ from sqlalchemy import bindparam, delete
 from sqlalchemy.orm import make_transient_to_detached
 from sqlmodel import Session, col, or_, select
 
-from service.db.database import insert_unless_there
+from service.db.database import QUEUED, insert_unless_there
 from service.errors import ConflictError, NotFoundError
 from service.jobs.events import job_event, record_job_event
 from service.jobs.models import AttemptView
@@ -128,6 +128,7 @@ def enqueue(
             )
         _bring_forward(session, queued, job, now)
         return queued, False
+    session.info[QUEUED] = True
     if rows is not None:
         session.add(JobRows(job_id=job.id, rows=rows))
     why = f"requested by {requested_by}." if trigger == REQUEST else trigger

@@ -7,6 +7,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from contextvars import Context, copy_context
 from dataclasses import dataclass
 
@@ -20,6 +21,9 @@ from service.jobs.contract import Assignment
 from service.settings import Settings
 
 _LOOK_SECONDS = 0.1
+"""For another process may have queued a job, or its time may have come."""
+_PATIENCE_ALONE = 5
+"""Times as long where no other process queues any. What this one queues is looked at at once."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +56,11 @@ class Claims:
             lambda session, asks: claims.claim_together(session, settings, asks, utc_now()),
             lambda session, ask: claims.claim(session, settings, ask, utc_now()),
         )
+        self._look_seconds = _LOOK_SECONDS * (_PATIENCE_ALONE if database.is_sqlite else 1)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """While anybody waits."""
+        self._is_queued = asyncio.Event()
+        database.when_queued = self._wake
         self._waiting: deque[_Waiting] = deque()
         self._looks: asyncio.Task[None] | None = None
 
@@ -86,8 +95,13 @@ class Claims:
 
     async def _look(self) -> None:
         """Give out jobs as they come up, as long as anybody waits."""
+        self._loop = asyncio.get_running_loop()
+        seconds = _LOOK_SECONDS  # one may have been queued since the claim that found none
         while self._waiting and not self._stopping.is_set():
-            await asyncio.sleep(_LOOK_SECONDS)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._is_queued.wait(), seconds)
+            self._is_queued.clear()
+            seconds = self._look_seconds
             try:
                 is_found = await run_in_threadpool(self._has_work)
                 while is_found and self._waiting:
@@ -100,6 +114,13 @@ class Claims:
         for each in self._waiting:
             each.tell(None)
         self._waiting.clear()
+        self._loop = None
+
+    def _wake(self) -> None:
+        """Let whoever waits be served at once; by any thread."""
+        if (loop := self._loop) is not None:
+            with suppress(RuntimeError):  # the loop has just ended
+                loop.call_soon_threadsafe(self._is_queued.set)
 
     async def _serve(self, first: Sequence[_Waiting]) -> bool:
         """Answer the claims that wait longest; False if there was nothing for one of them."""

@@ -1,9 +1,12 @@
 """Whoever hears of a commit first says so, and the table is looked at then, however seldom it is polled."""
 
 import json
+import re
 import runpy
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -24,6 +27,7 @@ from service.scheduling.looks import Polled
 from service.scheduling.poller import Poller, _Basis, _Lane, _Tracked
 from service.settings import Settings
 from service.webhooks.signing import new_secret
+from service.workers.waiting import Claims
 from tests.patience import PATIENCE_SECONDS
 from tests.service.conftest import ON_BOTH, ManualTime, Running, alike_on_both, running
 from tests.service.iceberg_tables import IcebergCatalog
@@ -129,6 +133,40 @@ def test_a_service_that_waits_is_woken(settings: Settings, iceberg: IcebergCatal
         assert assignment is not None
         service.finish(assignment)  # what follows a job does not wait either
         wait_until(lambda: pending(service, table) == 2)
+
+
+def test_what_follows_a_commit_that_is_told_is_claimed_without_any_interval(
+    settings: Settings, iceberg: IcebergCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.workers.waiting._LOOK_SECONDS", SELDOM)
+    idle = {"background": True, "scheduler_interval_seconds": SELDOM, "poll_interval_seconds": SELDOM}
+    with (
+        running(settings.model_copy(update=idle)) as service,
+        ThreadPoolExecutor(1) as thread,
+        monkeypatch.context() as held,
+    ):
+        eager = {"convert": {"delete_files": 1}, "index": {"enabled": False}}
+        service.admin.post("/policies", json={"name": "eager", "settings": eager}).raise_for_status()
+        service.register(iceberg)
+        table = service.enroll(policy="eager")
+        path = f"/tables/{table['id']}/notifications"
+        notify(service, path)
+        wait_until(lambda: health(service, table)["measured_at"] is not None)
+        waits = threading.Event()
+        wait = Claims._look
+
+        async def look(claims: Claims) -> None:
+            waits.set()
+            await wait(claims)
+
+        held.setattr(Claims, "_look", look)
+        claimed = thread.submit(service.claim, service.start_worker(), 60)
+        assert waits.wait(PATIENCE_SECONDS)
+        iceberg.delete_keys("db.t", [1])
+        notify(service, path)
+        assignment = claimed.result()
+        assert assignment is not None
+        assert (assignment["table"]["id"], assignment["job"]["kind"]) == (table["id"], "convert")
 
 
 def wait_until(is_met: Callable[[], bool]) -> None:

@@ -89,6 +89,25 @@ def test_one_look_serves_all_who_wait_in_their_order(
     assert [ask.worker_id for ask in call.args[2]] == [workers[0], workers[2], workers[3]]
 
 
+def test_a_job_that_is_queued_here_is_given_at_once_to_who_waits(
+    database: Database, stopping: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.workers.waiting._LOOK_SECONDS", 2 * PATIENCE_SECONDS)
+    claims = Claims(database, SETTINGS, stopping)
+    (table,) = add_tables(database, ["a"])
+    worker = add_worker(database)
+
+    async def wait() -> Assignment | None:
+        ask = Ask(SYSTEM, worker, has_waited=True)
+        waiting = asyncio.create_task(claims.wait(ask, PATIENCE_SECONDS, here))
+        while claims._loop is None:
+            await asyncio.sleep(0)
+        await asyncio.to_thread(request, database, table)
+        return await waiting
+
+    assert isinstance(run_apart(wait()), Assignment)
+
+
 def test_what_is_wrong_with_a_claim_that_waits_harms_no_other(database: Database, claims: Claims) -> None:
     table, other = add_tables(database, ["a", "b"])
     request(database, table)
