@@ -1,7 +1,6 @@
 """Whoever hears of a commit first says so, and the table is looked at then, however seldom it is polled."""
 
 import json
-import re
 import runpy
 import threading
 import time
