@@ -584,9 +584,8 @@ def get_database(request: Request) -> Database:
 async def _ended_in_thread(sessions: AbstractContextManager[Session]) -> AsyncIterator[Session]:
     """As FastAPI's `contextmanager_in_threadpool`, which begins in a thread as well: a new session has not
     asked the database for anything."""
-    limiter = anyio.CapacityLimiter(
-        1
-    )  # of its own: those that wait for a thread may wait for what is held here
+    # Of its own: those that wait for a thread may wait for what is held here.
+    limiter = anyio.CapacityLimiter(1)
     session = sessions.__enter__()
     try:
         yield session
