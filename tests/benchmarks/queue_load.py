@@ -609,6 +609,7 @@ def _row_over_http(claims: ClaimsOverHttp) -> Sequence[str]:
         claims.database,
         str(claims.calls),
         f"{claims.workers}",
+        f"{count:,}",
         f"{claims.rate:,.0f}",
         *_percentiles(claims.claims),
         f"{claims.refused:,}",
@@ -633,9 +634,9 @@ def _report_over_http(claims: Sequence[ClaimsOverHttp]) -> str:
         "that brings the job. CPU is for each job; that of the workers takes from the service what it could",
         "use of the cores.",
         "",
-        "| database | calls for a job | workers | jobs a second | claim, median | p99 | longest | refused"
-        " | CPU, service | CPU, database | CPU, workers | cores busy |",
-        f"|---|---|{'---:|' * 10}",
+        "| database | calls for a job | workers | jobs | jobs a second | claim, median | p99 | longest"
+        " | refused | CPU, service | CPU, database | CPU, workers | cores busy |",
+        f"|---|---|{'---:|' * 11}",
         *(f"| {' | '.join(_row_over_http(each))} |" for each in claims),
         "",
     ]

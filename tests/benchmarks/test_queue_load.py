@@ -33,7 +33,7 @@ def test_a_short_run_fills_every_figure(tmp_path: Path) -> None:
         row = rf"\| {database} \| 4 \| 20 \| [\d,]+ \| [\d,]+ ms \| [\d,]+ ms \| [\d,]+ ms \| \d+ \|"
         assert re.search(row, report)
         for calls in Calls:
-            of_calls = rf"\| {database} \| {calls} \| 4 \| [\d,]+ \|( [\d,]+ ms \|){{3}} \d+ \|"
+            of_calls = rf"\| {database} \| {calls} \| 4 \| 20 \| [\d,]+ \|( [\d,]+ ms \|){{3}} \d+ \|"
             assert re.search(rf"{of_calls}( [\d.]+ ms \|){{3}} [\d.]+ \|", report)
     polling = report.partition("# Polling of many tables")[2]
     # Under load there are few commits, and none of some kind: then nothing was known "-" after them.
