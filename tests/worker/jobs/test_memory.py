@@ -296,7 +296,7 @@ def test_a_full_heap_of_java_is_told_as_such(
     table.delete_keys([{"id": 1}])
     owner, name = {
         "load": (catalogs, "_open"),
-        "prepare": (row_delta, "_java_delete_files"),
+        "prepare": (row_delta, "_json_of"),
         "commit": (row_delta, "java_row_delta"),
     }[place]
     with monkeypatch.context() as broken:
