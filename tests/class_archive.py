@@ -61,7 +61,7 @@ def keep(made: Path) -> None:
 
 def _use(spark: "SparkSession", directory: Path) -> None:
     """As most tests do that have a table, and the workers that some of them start."""
-    from tests.factories import TableBuilder, sqlite_catalog, visible_rows
+    from tests.factories import TableBuilder, spark_rows, sqlite_catalog, visible_rows
     from tests.jobs import Jobs
 
     catalog = sqlite_catalog(spark, "local", directory)
@@ -74,6 +74,7 @@ def _use(spark: "SparkSession", directory: Path) -> None:
             jobs.run(kind)
         table.compact()
         visible_rows(spark, table.identifier)
+        spark_rows(spark, table.identifier)
 
 
 if __name__ == "__main__":

@@ -117,7 +117,7 @@ def test_a_damaged_file_is_named_whatever_happened_to_it_and_converted_once_it_i
     exactly: Exactness, what: str, format_version: int, file_format: str
 ) -> None:
     damaged = Damaged(exactly, format_version, file_format)
-    before = exactly.spark_rows(damaged.table)
+    before = exactly.visible_rows(damaged.table)
     path = damaged.location(what)
     intact = path.read_bytes()
     # A deletion vector is a range of its file, with a checksum of its own: the rest of it does not matter.
@@ -139,11 +139,11 @@ def test_a_damaged_file_is_named_whatever_happened_to_it_and_converted_once_it_i
             snapshot = damaged.table.snapshot_id
         assert damaged.table.snapshot_id == snapshot
     put(path, intact)
-    assert exactly.spark_rows(damaged.table) == before
+    assert exactly.visible_rows(damaged.table) == before
     mended = exactly.jobs.run("convert")
     assert mended.result["unconvertible"] == mended.health["unconvertible"] == []
     assert mended.result["rows_deleted"] == 2
-    assert exactly.spark_rows(damaged.table) == before
+    assert exactly.visible_rows(damaged.table) == before
     assert_nothing_is_left(damaged.table)
 
 
@@ -153,7 +153,7 @@ def test_a_flipped_bit_in_a_page_with_a_checksum_or_in_a_vector_is_noticed(
 ) -> None:
     """Parquet-java writes these checksums. Where there are none, a value may change and nobody can tell."""
     damaged = Damaged(exactly, 3)
-    before = exactly.spark_rows(damaged.table)
+    before = exactly.visible_rows(damaged.table)
     foretold = exactly.jobs.run("convert", dry_run=True).result["rows_deleted"]
     assert foretold == 3
     outcomes: Counter[str] = Counter()
@@ -172,7 +172,7 @@ def test_a_flipped_bit_in_a_page_with_a_checksum_or_in_a_vector_is_noticed(
         put(path, intact)
         assert outcomes[what, CODES[what]], f"no flipped bit of {what} was noticed"  # type: ignore[index]
     assert exactly.jobs.run("convert").result["rows_deleted"] == foretold
-    assert exactly.spark_rows(damaged.table) == before
+    assert exactly.visible_rows(damaged.table) == before
 
 
 def described(file: WrittenFile, **otherwise: Any) -> WrittenFile:
@@ -251,7 +251,7 @@ def test_without_its_manifests_a_job_fails_and_names_the_file_and_the_next_one_c
     exactly: Exactness, what: str
 ) -> None:
     damaged = Damaged(exactly, 3)
-    before = exactly.spark_rows(damaged.table)
+    before = exactly.visible_rows(damaged.table)
     snapshot = damaged.table.snapshot_id
     path = metadata_files(damaged.table)[what][0]
     intact = path.read_bytes()
@@ -271,7 +271,7 @@ def test_without_its_manifests_a_job_fails_and_names_the_file_and_the_next_one_c
     put(path, intact)
     assert damaged.table.snapshot_id == snapshot
     assert exactly.jobs.run("convert").result["unconvertible"] == []
-    assert exactly.spark_rows(damaged.table) == before
+    assert exactly.visible_rows(damaged.table) == before
     assert_nothing_is_left(damaged.table)
 
 
@@ -280,7 +280,7 @@ def test_without_its_metadata_a_job_fails_and_names_the_file_and_the_next_one_co
 ) -> None:
     """One that can't be parsed ends so, too, after Iceberg has tried to read it for a minute and a half."""
     damaged = Damaged(exactly, 2)
-    before = exactly.spark_rows(damaged.table)
+    before = exactly.visible_rows(damaged.table)
     path = local(damaged.table.metadata_location)
     intact = path.read_bytes()
     path.unlink()
@@ -290,6 +290,6 @@ def test_without_its_metadata_a_job_fails_and_names_the_file_and_the_next_one_co
     assert path.name in failure.value.detail
     put(path, intact)
     assert exactly.jobs.run("convert").result["unconvertible"] == []
-    assert exactly.spark_rows(damaged.table) == before
+    assert exactly.visible_rows(damaged.table) == before
     assert max(commits_by_job(damaged.table).values()) == 1
     assert_nothing_is_left(damaged.table)

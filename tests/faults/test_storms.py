@@ -166,9 +166,9 @@ def test_a_conversion_beside_a_storm_of_writers_succeeds_at_once_and_costs_them_
     assert max(retries) <= 1
 
     expected = rows_after(appends.done, upserts.done)
-    assert exactly.spark_rows(table) == expected
+    assert exactly.visible_rows(table) == expected
     exactly.jobs.run("convert")
-    assert exactly.spark_rows(table) == expected
+    assert exactly.visible_rows(table) == expected
     assert set(commits_by_job(table).values()) == {1}
     assert_nothing_is_left(table)
 
@@ -211,10 +211,10 @@ def test_a_conversion_beside_endless_compactions_comes_through_and_so_do_these_a
             assert compactor._stop.wait(0.05) is False
     log.info("%d compactions and %d lost; %d attempts lost", compactor.done, compactor.lost, conflicts)
     expected = rows_after(0, upserts)
-    assert exactly.spark_rows(table) == expected
+    assert exactly.visible_rows(table) == expected
     if equality_delete_files(exactly.spark, table.identifier):
         exactly.jobs.run("convert")
-    assert exactly.spark_rows(table) == expected
+    assert exactly.visible_rows(table) == expected
     assert orphans(table) == set()
     assert_nothing_is_left(table)
 
@@ -276,7 +276,7 @@ def test_maintenance_beside_a_storm_of_writers_ends_and_costs_them_one_retry_at_
     assert max(retries) <= 1
     expected = rows_after(appends.done, upserts.done)
     expected |= {(-1 - i, 0): 1 for i in range(deleted, KEYS)}
-    assert exactly.spark_rows(table) == expected
+    assert exactly.visible_rows(table) == expected
     exactly.jobs.run("convert")
-    assert exactly.spark_rows(table) == expected
+    assert exactly.visible_rows(table) == expected
     assert orphans(table) == set()

@@ -41,7 +41,13 @@ def jobs(spark: SparkSession, catalog: Catalog, table_name: str, tmp_path: Path)
 
 
 @pytest.fixture
-def exactly(spark: SparkSession, jobs: Jobs, table_name: str, monkeypatch: pytest.MonkeyPatch) -> Exactness:
-    """Which reads manifests as if they had many files."""
+def exactly(
+    spark: SparkSession,
+    jobs: Jobs,
+    table_name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> Exactness:
+    """Which reads manifests as if they had many files; and what is visible by Spark, in what is thorough."""
     monkeypatch.setattr(manifests, "MANY_FILES", 0)
-    return Exactness(spark, jobs, table_name)
+    return Exactness(spark, jobs, table_name, request.node.get_closest_marker("thorough") is not None)

@@ -63,10 +63,10 @@ def test_deletes_of_its_first_life_stay_in_the_past(
         exactly.jobs.run("index", key_sets=[["id"]])
     table.delete_keys([{"id": 4}])
     expected = visible(*((i, "a") for i in (0, 1, 2, 3, 5)), *([(6, "b")] if format_version == 3 else []))
-    assert exactly.spark_rows(table) == expected
+    assert exactly.visible_rows(table) == expected
     foretold = exactly.jobs.run("convert", dry_run=True).result
     result = exactly.jobs.run("convert").result
-    assert exactly.spark_rows(table) == expected
+    assert exactly.visible_rows(table) == expected
     assert (result["unconvertible"], equality_delete_files(table.spark, table.identifier)) == ([], [])
     assert result["rows_deleted"] == foretold["rows_deleted"] == 2
     assert sources(result) == {{"before": "index_and_scan", "never": "scan", "after": "index"}[indexed]}
@@ -96,10 +96,10 @@ def test_other_rows_under_the_same_path_are_found_where_they_are(
         exactly.jobs.run("index", key_sets=[["id"]])
     table.delete_keys([{"id": 1}])
     expected = visible((3, "x"), (2, "z"))
-    assert exactly.spark_rows(table) == expected
+    assert exactly.visible_rows(table) == expected
     result = exactly.jobs.run("convert").result
     assert sources(result) == {after}
-    assert exactly.spark_rows(table) == expected
+    assert exactly.visible_rows(table) == expected
     # By a write, which asks the index, and looks again where others commit before it.
     newest = data(table, (2, "k"), (3, "l"), (1, "m"))
 
@@ -110,7 +110,7 @@ def test_other_rows_under_the_same_path_are_found_where_they_are(
 
     exactly.jobs.reporter.before_commit = comes_back
     exactly.jobs.run("upsert", rows=[{"id": 3, "value": "new"}], parameters={"key_columns": ["id"]})
-    assert exactly.spark_rows(table) == visible((2, "k"), (1, "m"), (3, "new"))
+    assert exactly.visible_rows(table) == visible((2, "k"), (1, "m"), (3, "new"))
     exactly.jobs.run("index", key_sets=[["id"]])
     assert exactly.jobs.run("verify").result["key_sets"][0]["differences"] == 0
     compacted = exactly.jobs.run("compact").result["key_sets"][0]
@@ -129,7 +129,7 @@ def test_a_vector_that_is_older_than_its_data_file_gives_way_to_the_new_one(exac
         exactly.spark_rows(table)
     result = exactly.jobs.run("convert").result
     assert (result["unconvertible"], result["rows_deleted"]) == ([], 1)
-    assert exactly.spark_rows(table) == visible((1, "a"), (3, "c"), (5, "e"))
+    assert exactly.visible_rows(table) == visible((1, "a"), (3, "c"), (5, "e"))
     # The neighbour in the file of the outdated one has moved.
     named = [one["referenced_data_file"] for one in live_delete_files(table.spark, table.identifier)]
     assert sorted(named) == sorted([file.path, other.path])

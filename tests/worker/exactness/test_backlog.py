@@ -68,7 +68,7 @@ def test_every_commit_of_a_backlog_leaves_the_rows_as_they_are(
     ]
     for snapshot in made:
         assert duckdb_rows(table, snapshot_id=snapshot.snapshot_id) == before
-    assert exactly.spark_rows(table) == before
+    assert exactly.visible_rows(table) == before
     assert equality_delete_files(exactly.spark, table.identifier) == []
     assert result["key_sets"][0]["keys"] == 45
     assert any("take 5 commits" in sentence for sentence in result["decisions"])
@@ -88,7 +88,7 @@ def test_the_next_attempt_does_what_the_first_one_left(exactly: Exactness, forma
     assert (result["commits"], result["equality_delete_files_removed"]) == (5, FILES)
     assert list(done.cleared) == [AttemptId(job_id="backlog", attempt=1)]
     assert result["rows_deleted"] == 60 + 45 - before.total()
-    assert exactly.spark_rows(table) == before
+    assert exactly.visible_rows(table) == before
     assert equality_delete_files(exactly.spark, table.identifier) == []
     assert any("attempt 1 of job backlog left behind" in sentence for sentence in result["decisions"])
     removed = left - own_files(table)
@@ -129,7 +129,7 @@ def test_files_that_an_attempt_committed_stay_when_its_snapshots_have_expired(
     result = convert(exactly, 2, job_id="backlog", attempt=2, ended_attempts=ended_attempts).result
     assert (result["commits"], result["equality_delete_files_removed"]) == (3, FILES - 4)
     assert any("attempt 1 of job backlog left behind" in sentence for sentence in result["decisions"])
-    assert exactly.spark_rows(table) == before + Counter({(99, "eu", 9): 1})
+    assert exactly.visible_rows(table) == before + Counter({(99, "eu", 9): 1})
     if format_version == 2:  # in V3 the last batches may have written them anew
         assert committed & own_files(table)
 
@@ -140,7 +140,7 @@ def test_a_policy_that_changes_between_attempts_leaves_nothing_undone(exactly: E
     dies_in_its_third_commit(exactly)
     result = convert(exactly, 0, job_id="backlog", attempt=2).result
     assert (result["commits"], result["equality_delete_files_removed"]) == (3, FILES)
-    assert exactly.spark_rows(table) == before
+    assert exactly.visible_rows(table) == before
     assert equality_delete_files(exactly.spark, table.identifier) == []
 
 
@@ -171,7 +171,7 @@ def test_deletes_that_come_while_the_job_runs_are_left_to_the_next_one(exactly: 
     before = duckdb_rows(table)
     assert before[(1, "us", 103)] == 1
     assert convert(exactly, 4).result["commits"] == 1
-    assert exactly.spark_rows(table) == before
+    assert exactly.visible_rows(table) == before
 
 
 def test_a_batch_that_compaction_overtook_is_planned_again(exactly: Exactness) -> None:
@@ -189,7 +189,7 @@ def test_a_batch_that_compaction_overtook_is_planned_again(exactly: Exactness) -
     result = convert(exactly, 4).result
     assert any("plans again" in sentence for sentence in result["decisions"])
     assert result["commits"] >= 2  # the compaction has dropped some of the deletes itself
-    assert exactly.spark_rows(table) == before
+    assert exactly.visible_rows(table) == before
     assert equality_delete_files(exactly.spark, table.identifier) == []
 
 
@@ -204,4 +204,4 @@ def test_a_batch_with_deletes_that_cannot_be_converted_does_not_keep_the_others(
     assert [one["file_path"] for one in result["unconvertible"]] == [damaged]
     assert (result["commits"], result["equality_delete_files_removed"]) == (5, FILES - 1)
     local.write_bytes(intact)
-    assert exactly.spark_rows(table) == before
+    assert exactly.visible_rows(table) == before

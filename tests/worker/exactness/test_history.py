@@ -245,7 +245,7 @@ def test_staged_deletes_are_no_concern_until_they_are_published(
     table.java.manageSnapshots().cherrypick(staged).commit()
     exactly.convert(table, rows={(2, 0): 1, (3, 0): 1, (1, 1): 1, (4, 1): 1})
     published = visible_rows(exactly.spark, table.identifier, snapshot_id=staged)
-    assert published == exactly.spark_rows(table)
+    assert published == exactly.visible_rows(table)
 
 
 @V3_FIRST
@@ -255,7 +255,7 @@ def test_a_table_without_a_snapshot_is_left_alone(exactly: Exactness, format_ver
     outcome = exactly.jobs.run("convert")
     assert (outcome.result["commits"], outcome.result["iceberg_snapshot_id_before"]) == (0, None)
     assert outcome.health["pending_equality_delete_files"] == 0
-    assert (table.metadata_location, exactly.spark_rows(table)) == (before, {})
+    assert (table.metadata_location, exactly.visible_rows(table)) == (before, {})
     table.append(rows(1))
     exactly.spark.sql(f"TRUNCATE TABLE {table.identifier}")
     assert convert(exactly)["commits"] == 0

@@ -289,7 +289,7 @@ def test_floating_point_keys_are_refused_and_the_others_converted(
     # Floats of a full row are no key.
     table.delete_keys([{"id": 6, "f": 0.0, "d": 0.0}], equality_columns=["id"], columns=["id", "f", "d"])
     kept = Counter({(i, i / 2, i / 4): 1 for i in (0, 7)})
-    assert exactly.spark_rows(table) == kept
+    assert exactly.visible_rows(table) == kept
     exactly.jobs.run("index")
     result = exactly.jobs.run("convert").result
     assert sorted((one["file_path"], one["code"]) for one in result["unconvertible"]) == sorted(
@@ -299,7 +299,7 @@ def test_floating_point_keys_are_refused_and_the_others_converted(
     assert sorted(file["file_path"] for file in equality_delete_files(exactly.spark, table.identifier)) == (
         sorted(refused)
     )
-    assert exactly.spark_rows(table) == kept
+    assert exactly.visible_rows(table) == kept
 
 
 def test_a_variant_beside_the_key_is_nothing_that_a_conversion_reads(exactly: Exactness) -> None:

@@ -38,12 +38,12 @@ def convert(
     exactly: Exactness, table: TableBuilder, expected: Visible, *, indexed: bool = False
 ) -> Mapping[str, Any]:
     """The result; rows are the same before and after, and as the dry run foretold."""
-    assert exactly.spark_rows(table) == expected, "the reader contradicts the test before the conversion"
+    assert exactly.visible_rows(table) == expected, "the reader contradicts the test before the conversion"
     foretold = exactly.jobs.run("convert", dry_run=True).result
     if indexed:
         exactly.jobs.run("index", key_sets=[["id"]])
     result = exactly.jobs.run("convert").result
-    assert exactly.spark_rows(table) == expected
+    assert exactly.visible_rows(table) == expected
     assert result["unconvertible"] == foretold["unconvertible"]
     assert result["rows_deleted"] == foretold["rows_deleted"]
     return result
@@ -182,12 +182,12 @@ def test_a_delete_file_that_is_live_twice_goes_in_one_commit(exactly: Exactness,
     table.commit(*again)
     expected = visible((2, "b"))
     policy = {"convert": {"max_delete_files_per_commit": 1}}
-    assert exactly.spark_rows(table) == expected
+    assert exactly.visible_rows(table) == expected
 
     seen: list[Visible] = []
-    exactly.jobs.reporter.before_commit = lambda: seen.append(exactly.spark_rows(table))
+    exactly.jobs.reporter.before_commit = lambda: seen.append(exactly.visible_rows(table))
     result = exactly.jobs.run("convert", policy=policy).result
-    assert {tuple(rows.items()) for rows in [*seen, exactly.spark_rows(table)]} == {tuple(expected.items())}
+    assert {tuple(rows.items()) for rows in [*seen, exactly.visible_rows(table)]} == {tuple(expected.items())}
     assert (result["commits"], result["unconvertible"], left(table)) == (3, [], [])
     assert result["equality_delete_files_removed"] == 4
 
@@ -223,7 +223,7 @@ def test_rows_that_are_overwritten_by_themselves_need_no_delete_any_more(
     table.commit(*table.equality_deletes([{"id": 1}], partition_of={"value": "a"} if partitioned else None))
     if not partitioned:
         table.commit(*again)
-    expected = exactly.spark_rows(table)
+    expected = exactly.visible_rows(table)
     assert left(table) != []
     assert refused(convert(exactly, table, expected)) != [] or not partitioned
     table.spark.sql(f"INSERT OVERWRITE {table.identifier} SELECT * FROM {table.identifier}")
@@ -257,4 +257,4 @@ def test_a_file_that_is_appended_again_while_its_deletes_are_converted_keeps_its
     ]
     assert refused(result) == [(of_again[0].path, "data_file_live_twice")]
     assert (result["commits"], left(table)) == (1, [of_again[0].path])
-    assert exactly.spark_rows(table) == visible((2, "x"), (1, "a"), (2, "x"), (4, "z"), (5, "new"))
+    assert exactly.visible_rows(table) == visible((2, "x"), (1, "a"), (2, "x"), (4, "z"), (5, "new"))

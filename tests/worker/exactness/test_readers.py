@@ -62,7 +62,7 @@ def test_readers_without_equality_deletes_read_the_table_after_its_conversion(
     known = [reader(name) for name in named]
     assert [one.before(format_version) for one in known] == ["refuses", "refuses", "reads", "reads"]
     exactly.convert(table, rows=EXPECTED)
-    for read in (pyiceberg_rows, polars_rows, duckdb_rows):
+    for read in (exactly.spark_rows, exactly.visible_rows, pyiceberg_rows, polars_rows, duckdb_rows):
         assert read(table) == EXPECTED, read.__name__
     assert {one.after(format_version) for one in known} == {"reads"}
     as_text = {tuple(map(str, row)): count for row, count in EXPECTED.items()}

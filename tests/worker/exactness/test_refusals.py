@@ -312,7 +312,7 @@ def test_a_later_delete_of_the_same_rows_does_not_wait_for_one_that_is_missing(
     table.append([{"id": i, "value": 1} for i in (1, 2)])
     table.delete_keys([{"id": 2}, {"id": 3}])
     expected = {(0, 0): 1, (4, 0): 1, (1, 1): 1}
-    assert exactly.spark_rows(table) == expected
+    assert exactly.visible_rows(table) == expected
     broken = damaged(first, Path.unlink)
     result = exactly.jobs.run("convert").result
     assert [one["file_path"] for one in result["unconvertible"]] == [first]
@@ -333,7 +333,7 @@ def test_an_unreadable_data_file_keeps_only_the_deletes_that_apply_to_it(
     waiting = table.delete_keys([{"id": 2}])
     waiting += table.delete_keys([{"id": 3}])
     expected = {(0, 0): 1, (4, 0): 1, (1, 1): 1}
-    assert exactly.spark_rows(table) == expected
+    assert exactly.visible_rows(table) == expected
     broken = damaged(path, truncate)
     result = exactly.jobs.run("convert").result
     assert sorted(one["file_path"] for one in result["unconvertible"]) == sorted(waiting)
@@ -353,7 +353,7 @@ def test_a_data_file_that_is_indexed_need_not_be_readable(exactly: Exactness) ->
     assert exactly.jobs.run("convert").result["unconvertible"] == []
     assert broken.mend is not None
     broken.mend()
-    assert exactly.spark_rows(table) == {(i, 0): 1 for i in (0, 2, 3, 4)}
+    assert exactly.visible_rows(table) == {(i, 0): 1 for i in (0, 2, 3, 4)}
 
 
 def test_many_keys_of_files_that_cannot_be_read_stay(
@@ -395,7 +395,7 @@ def test_a_declared_key_that_was_renamed_does_not_keep_deletes_from_being_conver
     exactly.spark.sql(f"ALTER TABLE {table.identifier} RENAME COLUMN id TO ident")
     outcome = exactly.jobs.run("convert", key_sets=[["id"]])
     assert outcome.result["rows_deleted"] == 1
-    assert exactly.spark_rows(table) == {(0, 0): 1, (2, 0): 1}
+    assert exactly.visible_rows(table) == {(0, 0): 1, (2, 0): 1}
 
 
 def test_a_declared_key_that_the_table_does_not_have_fails_the_index_job_with_its_code(

@@ -14,7 +14,7 @@ import pytest
 
 from tests.deaths import killed_at_its_commit
 from tests.exactness import Exactness
-from tests.factories import TableBuilder, visible_rows
+from tests.factories import TableBuilder, spark_rows
 from tests.jobs import ONE_PER_TASK
 from tests.maven import jar
 from tests.readers import Rows, duckdb_rows
@@ -69,7 +69,7 @@ def puffin_files(table: TableBuilder) -> set[str]:
 
 
 def check(table: TableBuilder, expected: Rows) -> None:
-    assert visible_rows(table.spark, table.identifier) == duckdb_rows(table) == expected
+    assert spark_rows(table.spark, table.identifier) == duckdb_rows(table) == expected
     referenced = [path for of_file in vectors(table).values() for path in of_file]
     assert len(referenced) == len(set(referenced)), "a data file has one vector"
 

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.deaths import killed_at_call_of
-from tests.factories import TableBuilder, equality_delete_files, live_delete_files, visible_rows
+from tests.factories import TableBuilder, equality_delete_files, live_delete_files, spark_rows, visible_rows
 from tests.jobs import Jobs
 from tests.readers import duckdb_rows, pyiceberg_rows
 from tests.thorough import V2_FIRST, V3_FIRST, first_always
@@ -92,7 +92,7 @@ def test_small_data_files_become_one_and_every_reader_and_the_index_find_the_sam
     assert len(table.data_file_paths) == 2
     assert not live_delete_files(spark, table.identifier), "deletes of files that are gone are no use"
     assert lineage(table) == shown
-    assert visible_rows(spark, table.identifier) == duckdb_rows(table) == pyiceberg_rows(table)
+    assert spark_rows(spark, table.identifier) == duckdb_rows(table) == pyiceberg_rows(table)
     (index,) = jobs.run("index", key_sets=[["id"]]).result["key_sets"]
     assert index["files_indexed"] == 0, "the job has indexed what it wrote"
     table.upsert([row(3, 30)], key=["id"])
@@ -146,7 +146,7 @@ def test_what_is_pending_is_converted_first_and_what_a_writer_commits_meanwhile_
     shown = visible_rows(spark, table.identifier)
     assert Counter((one[0], one[2]) for one in shown.elements()) == Counter(expected)
     jobs.run("convert")
-    assert visible_rows(spark, table.identifier) == pyiceberg_rows(table) == shown
+    assert spark_rows(spark, table.identifier) == pyiceberg_rows(table) == shown
 
 
 @pytest.mark.thorough
@@ -203,7 +203,7 @@ def test_what_a_writer_commits_while_deletes_are_converted_stays_right_and_keeps
     shown = visible_rows(spark, table.identifier)
     assert Counter((one[0], one[2]) for one in shown.elements()) == Counter(expected)
     jobs.run("convert")
-    assert visible_rows(spark, table.identifier) == pyiceberg_rows(table) == shown
+    assert spark_rows(spark, table.identifier) == pyiceberg_rows(table) == shown
 
 
 def test_deletes_that_iceberg_would_forget_with_the_last_older_data_file_are_not_lost(

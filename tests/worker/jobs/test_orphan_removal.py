@@ -15,7 +15,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.deaths import killed_at_call_of
-from tests.factories import TableBuilder, WrittenFile, visible_rows
+from tests.factories import TableBuilder, WrittenFile, spark_rows
 from tests.jobs import Jobs
 from tests.readers import duckdb_rows
 from tests.thorough import V3_FIRST
@@ -147,7 +147,7 @@ def test_orphans_go_that_a_dry_run_has_listed_and_nothing_that_is_needed_or_anot
     assert before - files_of(table) == {*orphans}, "and not what has become old enough since"
     assert (done["files_deleted"], done["bytes_deleted"], done["files_kept"]) == (4, 24, 0)
     assert jobs.reporter.asked_anew == 1
-    assert visible_rows(spark, table.identifier) == duckdb_rows(table) == shown
+    assert spark_rows(spark, table.identifier) == duckdb_rows(table) == shown
     assert duckdb_rows(table, snapshot_id=table.metadata.refs["kept"].snapshot_id).total() == 10
     assert duckdb_rows(table, snapshot_id=table.metadata.refs["staged"].snapshot_id).total() == 11
     (verified,) = jobs.run("verify", key_sets=[["id"]]).result["key_sets"]

@@ -18,7 +18,7 @@ from pyiceberg.schema import Schema
 from pypaimon import CatalogFactory
 from pyspark.sql import SparkSession
 
-from tests.factories import Catalog, TableBuilder, equality_delete_files, visible_rows
+from tests.factories import Catalog, TableBuilder, equality_delete_files, spark_rows, visible_rows
 from tests.jobs import Jobs
 from tests.readers import Rows, duckdb_rows
 from tests.rest_catalog import running_rest_catalog
@@ -86,16 +86,16 @@ def test_conversion_keeps_the_visible_rows_and_leaves_no_equality_delete(
     indexed: bool,
 ) -> None:
     upserted(spark, table_name, format_version=format_version, partitioned=partitioned, key=key)
-    before = visible_rows(spark, table_name)
+    before = spark_rows(spark, table_name)
     if indexed:
         jobs.run("index")
 
     predicted = jobs.run("convert", dry_run=True).result
-    assert visible_rows(spark, table_name) == before
+    assert spark_rows(spark, table_name) == before
     assert len(equality_delete_files(spark, table_name)) == predicted["equality_delete_files_removed"] > 0
     result = jobs.run("convert").result
 
-    assert visible_rows(spark, table_name) == before
+    assert spark_rows(spark, table_name) == before
     assert equality_delete_files(spark, table_name) == []
     assert result["rows_deleted"] == predicted["rows_deleted"] > 0
     assert result["delete_files_added"] == predicted["delete_files_added"]

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.deaths import killed_at_call_of
-from tests.factories import TableBuilder, live_delete_files, visible_rows
+from tests.factories import TableBuilder, live_delete_files, spark_rows, visible_rows
 from tests.jobs import Jobs
 from tests.readers import duckdb_rows, pyiceberg_rows
 from tests.thorough import first_always
@@ -75,7 +75,7 @@ def test_small_position_delete_files_become_few_and_every_reader_shows_the_same(
     assert (told["delete_files_rewritten"], told["delete_files_added"]) == (len(before), after)
     assert sorted(foretold["files"]) == sorted(one["file_path"] for one in before)
     assert len(deletes(table)) == len(files_in_folders(table)) == after
-    assert visible_rows(spark, table.identifier) == duckdb_rows(table) == pyiceberg_rows(table) == shown
+    assert spark_rows(spark, table.identifier) == duckdb_rows(table) == pyiceberg_rows(table) == shown
     assert outcome.health["small_delete_files"] == 0
     assert rewrite(jobs)["commits"] == 0, "they are few now"
     table.upsert([row(7)], key=["id"])

@@ -15,7 +15,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyspark.sql import SparkSession
 
 from tests.deaths import killed_at_call_of
-from tests.factories import Catalog, TableBuilder, WrittenFile, visible_rows
+from tests.factories import Catalog, TableBuilder, WrittenFile, spark_rows
 from tests.jobs import Jobs
 from tests.readers import duckdb_rows, pyiceberg_rows
 from tests.rest_catalog import commit_by_java, running_rest_catalog
@@ -101,7 +101,7 @@ def test_what_no_snapshot_needs_is_deleted_and_every_reader_shows_the_same(
     assert numbers == [2, format_version - 2, 2]
     assert len(files - files_of(table)) == sum(numbers) + told["manifests_deleted"]
     assert (snapshots(table), table.snapshot_id) == (everything[2:], head)
-    assert visible_rows(spark, table.identifier) == duckdb_rows(table) == pyiceberg_rows(table) == shown
+    assert spark_rows(spark, table.identifier) == duckdb_rows(table) == pyiceberg_rows(table) == shown
     assert duckdb_rows(table, snapshot_id=table.metadata.refs["kept"].snapshot_id) == of_tag
     (verified,) = jobs.run("verify", key_sets=[["id"]]).result["key_sets"]
     assert (verified["differences"], verified["files_checked"]) == (0, 2)
