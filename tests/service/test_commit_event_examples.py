@@ -5,6 +5,7 @@ import json
 import runpy
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stdout, suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -84,8 +85,10 @@ def run(
     def run(name: str, others: dict[str, str]) -> str:
         for variable, value in (variables | {"ICESTREAM_SECRET": SECRET} | others).items():
             monkeypatch.setenv(variable, value)
-        with redirect_stdout(io.StringIO()) as printed, suppress(QueueEndedError):
-            runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+        # In a thread of its own: browsers of other tests leave an event loop in this one.
+        printed = io.StringIO()
+        with ThreadPoolExecutor(1) as threads, redirect_stdout(printed), suppress(QueueEndedError):
+            threads.submit(runpy.run_path, str(EXAMPLES / name), run_name="__main__").result()
         return printed.getvalue()
 
     return run
