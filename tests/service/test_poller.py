@@ -722,8 +722,11 @@ def test_looks_that_end_while_another_one_is_stored_share_a_transaction_on_sqlit
         with statements_of(service.database) as asked:
             with service.database.write() as session:
                 session.get_one(Catalog, tables["db.t0"]["catalog_id"])
-                polls = [threads.submit(poller.poll, table["id"]) for table in tables.values()]
-                wait_until(lambda: len(poller._looks._calls) == len(names) - 1, "looks to wait")
+                first, *others = (partial(threads.submit, poller.poll, one["id"]) for one in tables.values())
+                polls, looks = [first()], poller._looks
+                wait_until(lambda: looks._is_led and not looks._calls, "the first look to be stored")
+                polls += [other() for other in others]
+                wait_until(lambda: len(looks._calls) == len(others), "looks to wait")
             failed = [poll.exception() for poll in polls]
         assert [isinstance(one, ValueError) for one in failed] == [
             fails and name == "db.t2" for name in names
