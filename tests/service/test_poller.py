@@ -702,6 +702,7 @@ def test_a_look_opens_each_file_once_and_understands_no_two_that_are_alike(
     assert set(understood.values()) == {1}
 
 
+@pytest.mark.parametrize("database_kind", ["sqlite"])
 @pytest.mark.parametrize("fails", [False, True], ids=["all", "all but one"])
 def test_looks_that_end_while_another_one_is_stored_share_a_transaction_on_sqlite(
     service: Running, iceberg: IcebergCatalog, monkeypatch: pytest.MonkeyPatch, fails: bool

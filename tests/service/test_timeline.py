@@ -421,7 +421,8 @@ def test_while_nobody_could_look_nothing_is_said_to_have_held(
         service.poll(table)
     now = utc_now()
     with service.database.write() as session:
-        for sample, hours in zip(session.exec(select(HealthSample)).all(), (5, 4), strict=True):
+        samples = session.exec(select(HealthSample).order_by(col(HealthSample.id)))
+        for sample, hours in zip(samples.all(), (5, 4), strict=True):
             sample.at -= timedelta(hours=hours)
         session.get_one(TableHealth, table).measured_at = now - timedelta(hours=3)
 
