@@ -386,6 +386,10 @@ def test_a_short_job_ends_while_a_long_one_fills_the_cores_and_neither_tells_of_
     ends: list[str] = []
     core: Any = spark.sparkContext._jsc
 
+    def is_full() -> bool:
+        pool = core.sc().getPoolForName(SLOTS[0].pool)
+        return bool(pool.isDefined() and pool.get().runningTasks() == 2)
+
     def tell_when_short_waits() -> None:
         pool = core.sc().getPoolForName(SLOTS[1].pool)
         if pool.isDefined() and pool.get().schedulableQueue().size():
@@ -404,6 +408,7 @@ def test_a_short_job_ends_while_a_long_one_fills_the_cores_and_neither_tells_of_
             # One behind the other, the last three would fill the cores before the short job's tasks.
             works[name] = on_spark(runner, [waiting, waiting, passed, passed, reported])
         else:
+            wait_until(is_full, "the long job to fill the cores")  # else this one would not wait
             works[name] = on_spark(runner, [tmp_path, tmp_path], tell_when_short_waits)
             passed.touch()
         return run_job(assignment, runner, *others)
