@@ -1,8 +1,7 @@
 """Poll catalogs for new snapshots, store what is found, and let the scheduler decide on it.
 
 Each poll is: read the row, look at Iceberg with no transaction open, then store and schedule in one
-transaction, which polls that end together share on SQLite. Only the replica that holds the scheduling lease
-polls (service.scheduling.background).
+transaction. Only the replica that holds the scheduling lease polls (service.scheduling.background).
 """
 
 import hashlib
@@ -12,12 +11,12 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from pyiceberg.table import Table
 from sqlalchemy import bindparam, delete, func, update
@@ -37,7 +36,6 @@ from service.catalogs.metadata_locations import (
     MetadataLocations,
 )
 from service.db.database import Database, utc_now
-from service.db.together import Together
 from service.errors import IcestreamError, UnreachableError
 from service.index_health.pace import Pace
 from service.jobs.events import last_of_tables, latest_event_id
@@ -49,7 +47,7 @@ from service.records.jobs import JobStatus
 from service.records.notifications import Notification
 from service.records.policies import Level, Policy, PolicyAttachment
 from service.records.tables import EnrolledTable
-from service.scheduling.looks import LONGEST_FRESH_SECONDS, Note, Polled, store_failure, store_look
+from service.scheduling.looks import LONGEST_FRESH_SECONDS, Polled, store_failure, store_look
 from service.settings import Settings
 from trust.bounds import Budget
 from trust.locations import normalize_location
@@ -93,15 +91,6 @@ _PATIENCE_IF_QUIET = 12
 """The same at most where each table costs a request, once it has been quiet for long."""
 _LISTED_ANYWAY_SECONDS = 60.0
 """Since the list of the tables was read last, whatever tells that it is another now."""
-
-
-class _Look(NamedTuple):
-    """What was found, to be stored by `store_look`."""
-
-    table_id: str
-    loaded: Table
-    found: Measurement
-    note: Note | None
 
 
 @dataclass(frozen=True)
@@ -238,11 +227,6 @@ class Poller:
         self._database, self._settings, self._catalogs = database, settings, catalogs
         self._monotonic = monotonic
         self._cache = ManifestCache()
-        self._looks = Together[_Look, Polled](
-            database,
-            self._store_together,
-            lambda session, look: store_look(session, settings, *look),
-        )
         self._lock = threading.Lock()
         self._lanes: dict[str, _Lane] = {}
         self._is_stopping = False
@@ -611,15 +595,8 @@ class Poller:
             is_unreachable = isinstance(error, UnreachableError) and error.slug != "catalog-limit-exceeded"
             return Polled(is_reachable=not is_unreachable)
         note = partial(self._noted, CatalogType(catalog.type), basis) if basis is not None else None
-        look = _Look(table_id, loaded, found, note)
-        if self._database.is_sqlite:
-            return self._looks.call(look, table_id)
-        # Elsewhere writers don't wait for each other, unless one had locked rows of several tables.
         with self._database.write() as session:
-            return store_look(session, self._settings, *look)
-
-    def _store_together(self, session: Session, looks: Sequence[_Look]) -> dict[str, Polled]:
-        return {look.table_id: store_look(session, self._settings, *look) for look in looks}
+            return store_look(session, self._settings, table_id, loaded, found, note)
 
     def _noted(self, kind: CatalogType, basis: _Basis, polled: Polled) -> dict[str, Any]:
         return basis.note(polled, self._pace(kind, polled, basis))

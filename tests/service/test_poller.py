@@ -4,7 +4,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -15,7 +14,7 @@ from unittest.mock import Mock
 import pytest
 from pyiceberg.table import Table
 from sqlalchemy import event, text
-from sqlmodel import Session, col, select
+from sqlmodel import col, select
 
 from service.auth.models import SYSTEM
 from service.auth.service import find_api_key_principal
@@ -700,44 +699,6 @@ def test_a_look_opens_each_file_once_and_understands_no_two_that_are_alike(
     # Metadata and lists are read again, what is told apart by its name is not.
     assert (len(opened), sorted(opened.values())) == (files, [1] * (files - 2) + [2, 2])
     assert set(understood.values()) == {1}
-
-
-@pytest.mark.parametrize("database_kind", ["sqlite"])
-@pytest.mark.parametrize("fails", [False, True], ids=["all", "all but one"])
-def test_looks_that_end_while_another_one_is_stored_share_a_transaction_on_sqlite(
-    service: Running, iceberg: IcebergCatalog, monkeypatch: pytest.MonkeyPatch, fails: bool
-) -> None:
-    service.register(iceberg)
-    names = [f"db.t{number}" for number in range(4)]
-    for name in names:
-        iceberg.create(name)
-    tables = {name: service.enroll(name, policy="manual") for name in names}
-
-    def store(session: Session, settings: Settings, table_id: str, *found: Any) -> Polled:
-        if fails and table_id == tables["db.t2"]["id"]:
-            raise ValueError
-        return store_look(session, settings, table_id, *found)
-
-    monkeypatch.setattr("service.scheduling.poller.store_look", store)
-    with polling(service) as (poller, _), ThreadPoolExecutor(len(names)) as threads:
-        with statements_of(service.database) as asked:
-            with service.database.write() as session:
-                session.get_one(Catalog, tables["db.t0"]["catalog_id"])
-                first, *others = (partial(threads.submit, poller.poll, one["id"]) for one in tables.values())
-                polls, looks = [first()], poller._looks
-                wait_until(lambda: looks._is_led and not looks._calls, "the first look to be stored")
-                polls += [other() for other in others]
-                wait_until(lambda: len(looks._calls) == len(others), "looks to wait")
-            failed = [poll.exception() for poll in polls]
-        assert [isinstance(one, ValueError) for one in failed] == [
-            fails and name == "db.t2" for name in names
-        ]
-    begun = sum(statement == "BEGIN IMMEDIATE" for statement, _ in asked)
-    assert begun == 1 + 2 or fails
-    assert all(
-        (health(service, one)["measured_at"] is None) == bool(error)
-        for one, error in zip(tables.values(), failed, strict=True)
-    )
 
 
 def test_a_look_weighs_once_what_readers_pay(
