@@ -199,13 +199,18 @@ public class GuardedOperations extends DelegatingOperations {
     }
 }
 
-/** The same table, by such operations. io: how it reads and writes its own files; null for as ever. */
+/** The same table, by such operations. */
 public class GuardedTable extends BaseTable {
-    public GuardedTable(BaseTable table, FileIO io, String folder, String layout) {
+    public GuardedTable(BaseTable table, String folder, String layout) {
+        this(table, table.io(), folder, layout);
+    }
+
+    /** io: by which it reads and writes its own files. Python makes objects by the one constructor that is public. */
+    GuardedTable(BaseTable table, FileIO io, String folder, String layout) {
         super(
                 new GuardedOperations(
                         table.operations(),
-                        io == null ? table.io() : io,
+                        io,
                         LocationProviders.locationsFor(table.location(), new HashMap()),
                         folder,
                         layout),

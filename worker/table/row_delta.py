@@ -99,16 +99,16 @@ def described(operation: JavaObject, summary: Mapping[str, str], condemned: Java
 
 def loads_no_class(java_table: JavaObject, layout: str) -> JavaObject:
     """The same table for its writers, which loads no class that it names."""
-    return _guard(java_table, "GuardedTable", java_table, None, java_table.location(), layout)
+    return _guard(java_table, "GuardedTable", java_table, java_table.location(), layout)
 
 
-def guarded(java_table: JavaObject, place: str, layout: str, files: JavaObject | None = None) -> JavaObject:
+def guarded(java_table: JavaObject, place: str, layout: str) -> JavaObject:
     """The same table, which loads no class that it names, and commits only while its metadata goes where that
     place is, and while it has that layout, if one is given.
 
-    place: of a metadata file, as it was checked. files: how it reads and writes its own, a `FileIO`.
+    place: of a metadata file, as it was checked.
     """
-    return _guard(java_table, "GuardedTable", java_table, files, place.removesuffix(ANY_FILE), layout)
+    return _guard(java_table, "GuardedTable", java_table, place.removesuffix(ANY_FILE), layout)
 
 
 def state_of(java_table: JavaObject, branch: str = "", *, is_refreshed: bool = False) -> dict[str, Any]:
