@@ -318,26 +318,26 @@ def _latest(database: Database) -> int:
 
 
 def _after(database: Database, position: int) -> list[EventView]:
+    """The next events; none that comes later will have a lower id, whatever the clocks of replicas say."""
     # A session would take twice as long to find that nothing is new, as mostly.
     with database.engine.connect() as connection:
-        return settled_after(connection, position)
-
-
-def settled_after(connection: Connection, position: int) -> list[EventView]:
-    """The next events; none that comes later will have a lower id, whatever the clocks of replicas say."""
-    found = events.events_after(connection, position, _BATCH)
-    return found if connection.dialect.name == "sqlite" else settled(found, position)
+        return _settled_in(connection, events.events_after(connection, position, _BATCH), position)
 
 
 def settled_heads(connection: Connection, position: int) -> Iterator[Sequence[Row[Any]]]:
-    """The id, time, kind and table of all events that `settled_after` would find, some at a time."""
+    """The id, time, kind and table of all events that have come after one, some at a time; none that comes
+    later will have a lower id."""
     while found := events.heads_after(connection, position, _BATCH):
-        heads = found if connection.dialect.name == "sqlite" else settled(found, position)
+        heads = _settled_in(connection, found, position)
         if heads:
             position = heads[-1].id
             yield heads
         if len(heads) < _BATCH:
             return
+
+
+def _settled_in(connection: Connection, found: list[E], position: int) -> list[E]:
+    return found if connection.dialect.name == "sqlite" else settled(found, position)
 
 
 def settled(found: list[E], position: int) -> list[E]:
