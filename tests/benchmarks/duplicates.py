@@ -18,7 +18,7 @@ import typer
 from telemetry.plurals import counted
 from tests.benchmarks.datasets import Dataset, Kind
 from tests.benchmarks.measure import Figure, timed
-from tests.benchmarks.page import Part, write_part
+from tests.benchmarks.page import Part, write_report
 from tests.benchmarks.report import machine
 from worker.spark.session import create_spark
 
@@ -113,10 +113,7 @@ def main(
     measured = measure_duplicates(dataset, rounds)
     written = section(measured, machine(spark, "pyspark", "pyarrow", "numpy", "duckdb"))
     spark.stop()
-    if report is None:
-        write_part(Part.DUPLICATES, written)
-    else:
-        report.write_text(written)
+    write_report(Part.DUPLICATES, written, report)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from service.db.database import utc_now
 from service.records.jobs import JobKind
 from tests.benchmarks.fleet_processes import CHECKPOINT_ROWS, Fleet, running_fleet
 from tests.benchmarks.measure import mebibytes
-from tests.benchmarks.page import PAGE, Part, write_part
+from tests.benchmarks.page import Part, write_report
 from tests.benchmarks.report import machine
 from tests.benchmarks.report import table as markdown
 
@@ -239,11 +239,8 @@ def main(
             growth=_GROWTH,
             parts="\n\n".join(parts),
         )
-        if report is None:
-            write_part(Part.FLEET_IN_STORE if delay else Part.FLEET, written)
-        else:
-            report.write_text(written)
-    print(report or PAGE)  # noqa: T201
+        place = write_report(Part.FLEET_IN_STORE if delay else Part.FLEET, written, report)
+    print(place)  # noqa: T201
 
 
 def _part(tables: int, runs: Sequence[Run], memory: Mapping[str, int]) -> str:

@@ -22,7 +22,7 @@ from service.db.database import utc_now
 from service.records.jobs import Attempt, AttemptStatus, Job, JobKind
 from tests.benchmarks.fleet_executors import FILE_ROWS, FILES, measure_builds
 from tests.benchmarks.fleet_processes import CHECKPOINT_ROWS, Fleet, running_fleet
-from tests.benchmarks.page import PAGE, Part, write_part
+from tests.benchmarks.page import Part, write_report
 from tests.benchmarks.report import machine
 from tests.benchmarks.report import table as markdown
 
@@ -150,11 +150,7 @@ def main(
             [each.row(builds[0]) for each in builds],
         ),
     )
-    if report is None:
-        write_part(Part.FLEET_WORKERS, written)
-    else:
-        report.write_text(written)
-    print(report or PAGE)  # noqa: T201
+    print(write_report(Part.FLEET_WORKERS, written, report))  # noqa: T201
 
 
 _TEXT = """\

@@ -68,6 +68,15 @@ def write_part(part: Part, report: str, page: Path = PAGE) -> None:
     page.write_text(f"{before}{begin}\n## {part.heading}\n{text.rstrip()}\n{end}{after}")
 
 
+def write_report(part: Part, report: str, into: Path | None) -> Path:
+    """Into a file of its own, if one is given, or into the page as its part; where it went."""
+    if into is None:
+        write_part(part, report)
+    else:
+        into.write_text(report)
+    return into or PAGE
+
+
 def read_part(part: Part, page: Path = PAGE) -> str:
     begin, end = _marks(part)
     return page.read_text().split(begin)[1].split(end)[0]

@@ -55,7 +55,7 @@ from service.records.reports import (
 from service.records.tables import EnrolledTable
 from service.records.workers import Worker
 from tests.benchmarks.measure import cpu_seconds, high_water_mark
-from tests.benchmarks.page import PAGE, Part, write_part
+from tests.benchmarks.page import Part, write_report
 from tests.benchmarks.servers import KEY, SERVE, server
 from tests.benchmarks.viewers import SECONDS, VIEWERS, Happens, Watched, cpu_of, watch
 from tests.service.postgresql import execute, running_server
@@ -149,11 +149,8 @@ def main(
     finally:
         shutil.rmtree(directory)
     written = _report(answers, watched, memory, tables, jobs, times)
-    if report is None:
-        write_part(Part.PAGES, written)
-    else:
-        report.write_text(written)
-    print(f"{report or PAGE}: {len(answers)} pages")  # noqa: T201
+    place = write_report(Part.PAGES, written, report)
+    print(f"{place}: {len(answers)} pages")  # noqa: T201
 
 
 def measure(

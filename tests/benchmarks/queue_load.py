@@ -63,6 +63,10 @@ _BROKEN = {"code": "broken", "title": "Broken", "detail": "It is.", "remedy": "N
 _CLEAN, _PENDING, _REST, _HADOOP = "SQL", "SQL, deletes pending", "REST", "Hadoop"
 KINDS = (_CLEAN, _PENDING, _REST, _HADOOP)
 """Of tables; as large a share of those in the last two has pending deletes, too."""
+_SERVERS = (
+    "The PostgreSQL server does not wait for its disk (`fsync=off`), and everything runs on this one",
+    "machine.",
+)
 _QUIET_HOURS = 8
 """Since the tables have changed: longer than any is left without being read anyway."""
 
@@ -586,8 +590,7 @@ def _report_claims(claims: Sequence[Claims]) -> str:
         "# The queue under load",
         "",
         *_origin(),
-        "The PostgreSQL server does not wait for its disk (`fsync=off`), and everything runs on this one",
-        "machine.",
+        *_SERVERS,
         "",
         "Threads call the queue as the service does: claim a job, report its success, claim again, until",
         "no job is left. Each claim chooses among all waiting jobs by priority and turn. The wait for one of",
@@ -623,8 +626,7 @@ def _report_over_http(claims: Sequence[ClaimsOverHttp]) -> str:
         "# The queue over HTTP",
         "",
         *_origin(),
-        "The PostgreSQL server does not wait for its disk (`fsync=off`), and everything runs on this one",
-        "machine.",
+        *_SERVERS,
         "",
         "Workers ask one `icestream serve`, which polls no tables meanwhile, over HTTP. They are processes,",
         "each of which stands for several workers and does little else; a worker waits for the answer to one",

@@ -18,7 +18,7 @@ import typer
 from pyspark.sql import SparkSession
 
 from tests.benchmarks.measure import PeakMemory, mebibytes, timed, with_peak_memory
-from tests.benchmarks.page import PAGE, Part, write_part
+from tests.benchmarks.page import Part, write_report
 from tests.benchmarks.report import machine
 from tests.benchmarks.report import table as markdown
 from tests.factories import TableBuilder, sqlite_catalog
@@ -139,11 +139,7 @@ def main(
             [one.row for one in found],
         ),
     )
-    if report is None:
-        write_part(Part.VECTOR_FILES, written)
-    else:
-        report.write_text(written)
-    print(report or PAGE)  # noqa: T201
+    print(write_report(Part.VECTOR_FILES, written, report))  # noqa: T201
 
 
 _TEXT = """\
