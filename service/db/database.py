@@ -80,8 +80,6 @@ _IDLE_SECONDS = 10
 _REMEMBERED_SECONDS = 10.0
 _FRESH_SECONDS = 1.0
 _RETURNED_AT = "returned_at"
-QUEUED = "icestream_queued"
-"""What the info of a session has whose transaction queues a job."""
 # Without these, a server that the network lost is waited for many minutes.
 _TCP = {
     "keepalives_idle": 10,
@@ -179,8 +177,8 @@ class Database:
             event.listen(self.engine, "connect", _configure_postgresql)
         self.requests = anyio.Semaphore(_REQUESTS_AT_ONCE)
         """For those that work in a session of their own."""
-        self.when_queued: Callable[[], None] | None = None
-        """Called after each transaction that has queued a job, by its thread."""
+        self.after_commit: dict[str, Callable[[], None]] = {}
+        """What is called, by its thread, after each transaction whose `session.info` has the key."""
         self._write_failed_at: float | None = None
         self._write_failure = ""
         self._writing_engine = self.engine.execution_options(icestream_writes=True)
@@ -199,8 +197,9 @@ class Database:
                 yield session
                 session.commit()
             self._write_failed_at = None
-            if session.info.get(QUEUED, False) and self.when_queued is not None:
-                self.when_queued()
+            for said, call in self.after_commit.items():
+                if said in session.info:
+                    call()
         except SQLAlchemyError as error:
             if is_trouble_of_all(error):
                 self._write_failed_at, self._write_failure = time.monotonic(), str(DatabaseError(error))

@@ -13,7 +13,7 @@ from sqlalchemy import bindparam, delete
 from sqlalchemy.orm import make_transient_to_detached
 from sqlmodel import Session, col, or_, select
 
-from service.db.database import QUEUED, insert_unless_there
+from service.db.database import insert_unless_there
 from service.errors import ConflictError, NotFoundError
 from service.jobs.events import job_event, record_job_event
 from service.jobs.models import AttemptView
@@ -26,6 +26,8 @@ from service.records.tables import EnrolledTable
 from service.webhooks.outbox import write_event
 from telemetry.traces import begin_trace, current_traceparent
 
+JOB_QUEUED = "job-queued"
+"""In the info of a session whose transaction queues a job."""
 _ACTIVE = (JobStatus.QUEUED.value, JobStatus.RUNNING.value)
 _LOCKED_JOB = (
     select(Job)
@@ -128,7 +130,7 @@ def enqueue(
             )
         _bring_forward(session, queued, job, now)
         return queued, False
-    session.info[QUEUED] = True
+    session.info[JOB_QUEUED] = True
     if rows is not None:
         session.add(JobRows(job_id=job.id, rows=rows))
     why = f"requested by {requested_by}." if trigger == REQUEST else trigger

@@ -18,6 +18,7 @@ from service.db.together import MOST_TOGETHER, Together
 from service.jobs import claims, fair_share
 from service.jobs.claims import Ask
 from service.jobs.contract import Assignment
+from service.jobs.queue import JOB_QUEUED
 from service.settings import Settings
 
 _LOOK_SECONDS = 0.1
@@ -60,7 +61,7 @@ class Claims:
         self._loop: asyncio.AbstractEventLoop | None = None
         """While anybody waits."""
         self._is_queued = asyncio.Event()
-        database.when_queued = self._wake
+        database.after_commit[JOB_QUEUED] = self._wake
         self._waiting: deque[_Waiting] = deque()
         self._looks: asyncio.Task[None] | None = None
 
