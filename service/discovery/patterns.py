@@ -38,6 +38,11 @@ from trust.bounds import Budget
 SORTING = Sorting(
     {"created_at": EnrollmentPattern.created_at}, key=EnrollmentPattern.id, default="created_at"
 )
+_RUNNING = (
+    select(EnrollmentPattern.id, EnrollmentPattern.catalog_id)
+    .join(Catalog, col(Catalog.id) == col(EnrollmentPattern.catalog_id))
+    .where(~col(EnrollmentPattern.paused), ~col(Catalog.paused), col(Catalog.deleted_at).is_(None))
+)
 _SILENCES = 20
 """Of a catalog, that a run may last in all."""
 _TABLES_AT_ONCE = 50
@@ -157,13 +162,7 @@ class PatternRunner:
     def run_due(self) -> None:
         """Start with every pattern whose time has come."""
         with self._database.read() as session:
-            due = session.exec(
-                select(EnrollmentPattern.id, EnrollmentPattern.catalog_id)
-                .join(Catalog, col(Catalog.id) == col(EnrollmentPattern.catalog_id))
-                .where(
-                    ~col(EnrollmentPattern.paused), ~col(Catalog.paused), col(Catalog.deleted_at).is_(None)
-                )
-            ).all()
+            due = session.exec(_RUNNING).all()
         now = time.monotonic()
         for catalog_id in self._threads.keys() - {catalog_id for _, catalog_id in due}:
             self._threads.pop(catalog_id).shutdown(wait=False)

@@ -54,6 +54,11 @@ from service.settings import Settings
 from service.webhooks.outbox import write_events, write_untold
 from telemetry.plurals import counted
 
+# These are asked each second, and putting a statement together takes longer than most take to run.
+_LEASES = select(Job.id, Job.attempt, Job.renewals).where(Job.status == JobStatus.RUNNING.value)
+_TIMEOUTS = select(Job.id, Job.attempt, Job.timeout_seconds).where(
+    Job.status == JobStatus.RUNNING.value, Job.timeout_seconds > 0
+)
 _WITH_WORKER = (
     select(Attempt, Worker)
     .join(Worker, col(Worker.id) == col(Attempt.worker_id))
@@ -338,8 +343,7 @@ def _check_erasure(session: Session, job: Job, report: ErasureReport) -> None:
 
 def leases(session: Session) -> dict[RunningAttempt, int]:
     """How often the lease of each running attempt was renewed, for a LeaseObserver."""
-    query = select(Job.id, Job.attempt, Job.renewals).where(Job.status == JobStatus.RUNNING.value)
-    return {(job_id, attempt): renewals for job_id, attempt, renewals in session.exec(query)}
+    return {(job_id, attempt): renewals for job_id, attempt, renewals in session.exec(_LEASES)}
 
 
 def give_up(session: Session, expired: RunningAttempt, renewals: int, now: datetime) -> bool:
@@ -364,10 +368,7 @@ def give_up(session: Session, expired: RunningAttempt, renewals: int, now: datet
 
 def timeouts(session: Session) -> dict[RunningAttempt, float]:
     """How many seconds each running attempt may take, of those that may not take any time."""
-    query = select(Job.id, Job.attempt, Job.timeout_seconds).where(
-        Job.status == JobStatus.RUNNING.value, Job.timeout_seconds > 0
-    )
-    return {(job_id, attempt): seconds for job_id, attempt, seconds in session.exec(query)}
+    return {(job_id, attempt): seconds for job_id, attempt, seconds in session.exec(_TIMEOUTS)}
 
 
 def time_out(session: Session, overdue: RunningAttempt, now: datetime) -> bool:
