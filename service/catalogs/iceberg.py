@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from pyarrow.fs import FileSelector, FileSystem, FileType
+from pyarrow.fs import FileInfo, FileSelector, FileSystem, FileType
 from pydantic import ValidationError as PydanticValidationError
 from pyiceberg.catalog import Catalog as PyIcebergCatalog
 from pyiceberg.catalog.noop import NoopCatalog
@@ -76,6 +76,10 @@ class TableSource(Protocol):
         """Where the metadata of those of these tables lies that are there, without reading it."""
         ...
 
+    def metadata_states(self, tables: Sequence[Identifier]) -> dict[Identifier, str]:
+        """The same in texts, each of which means the same metadata for good; see `metadata_state`."""
+        ...
+
     def namespaces(self) -> list[Identifier]: ...
 
     def tables(self, namespace: Identifier) -> list[Identifier]: ...
@@ -89,6 +93,9 @@ class PyIcebergSource:
 
     catalog: PyIcebergCatalog
     metadata_locations: Callable[[Sequence[Identifier]], MetadataLocations]
+
+    def metadata_states(self, tables: Sequence[Identifier]) -> dict[Identifier, str]:
+        return self.metadata_locations(tables)
 
     def load(self, identifier: Identifier) -> Table:
         try:
@@ -130,6 +137,26 @@ class PyIcebergSource:
         self.catalog.close()
 
 
+@dataclass(frozen=True)
+class _MetadataFile:
+    name: str
+    state: str
+    """Another one of the same name has another: names have numbers, which begin anew with a new table."""
+
+    @classmethod
+    def of(cls, info: FileInfo) -> "_MetadataFile":
+        return cls(info.base_name, f"{info.size} {info.mtime_ns}")
+
+
+class _HadoopTable(StaticTable):
+    state: str
+
+
+def metadata_state(table: Table) -> str:
+    """As `TableSource.metadata_states` tells it, of the metadata that this table was loaded from."""
+    return table.state if isinstance(table, _HadoopTable) else table.metadata_location
+
+
 @dataclass
 class HadoopSource:
     """Tables as directories under a warehouse: the current metadata is that of the highest version.
@@ -139,27 +166,28 @@ class HadoopSource:
 
     warehouse: str
     io: GuardedFileIO
-    _newest: dict[Identifier, str] = field(default_factory=dict, init=False)
-    """By which name the metadata of each table was listed last."""
+    _newest: dict[Identifier, _MetadataFile] = field(default_factory=dict, init=False)
+    """The metadata file of each table when it was looked for last."""
 
     def load(self, identifier: Identifier) -> Table:
-        location = self._metadata_location(identifier)
-        if location is None:
+        newest = self._list_newest(identifier)
+        if newest is None:
             raise NoSuchTableError(f"There is no metadata under {self._directory(identifier)}/metadata")
+        location = f"{self._metadata(identifier)}/{newest.name}"
         # Not StaticTable.from_metadata: there, the table's properties choose the class that reads its files.
         read = read_table_metadata(self.io.new_input(location))
-        return StaticTable(identifier, read, location, self.io, NoopCatalog("hadoop"))
+        table = _HadoopTable(identifier, read, location, self.io, NoopCatalog("hadoop"))
+        table.state = f"{location} {newest.state}"
+        return table
 
     def metadata_locations(self, tables: Sequence[Identifier]) -> MetadataLocations:
-        """Lists the directory of each table, unless it is local and still ends with the version of before."""
-        is_local = parse_location(self.warehouse).is_local
-        found: MetadataLocations = {}
-        for table in tables:
-            if is_local and (name := self._newest.get(table)) is not None and self._is_newest(table, name):
-                found[table] = f"{self._metadata(table)}/{name}"
-            elif (location := self._metadata_location(table)) is not None:
-                found[table] = location
-        return found
+        return {table: f"{self._metadata(table)}/{file.name}" for table, file in self._find_newest(tables)}
+
+    def metadata_states(self, tables: Sequence[Identifier]) -> dict[Identifier, str]:
+        return {
+            table: f"{self._metadata(table)}/{file.name} {file.state}"
+            for table, file in self._find_newest(tables)
+        }
 
     def namespaces(self) -> list[Identifier]:
         return sorted({identifier[:-1] for identifier in checked_names(self._walk(), "tables")})
@@ -176,11 +204,11 @@ class HadoopSource:
             raise NoSuchTableError(f"{'.'.join(identifier)} cannot be a directory")
         return "/".join((self.warehouse.rstrip("/"), *identifier))
 
-    def _list(self, location: str) -> list[tuple[str, bool]]:
-        """(name, is directory) of what lies directly in `location`; empty if it does not exist."""
+    def _list(self, location: str) -> list[FileInfo]:
+        """What lies directly in `location`; nothing if it does not exist."""
         filesystem, path = self._open(location)
         entries = filesystem.get_file_info(FileSelector(path, allow_not_found=True))
-        return sorted((entry.base_name, entry.type == FileType.Directory) for entry in entries)
+        return sorted(entries, key=lambda entry: str(entry.base_name))
 
     def _open(self, location: str) -> tuple[FileSystem, str]:
         """For one request: what is asked, and for which of its paths."""
@@ -193,34 +221,45 @@ class HadoopSource:
     def _metadata(self, identifier: Identifier) -> str:
         return f"{self._directory(identifier)}/metadata"
 
-    def _metadata_location(self, identifier: Identifier) -> str | None:
-        metadata = self._metadata(identifier)
+    def _find_newest(self, tables: Sequence[Identifier]) -> Iterator[tuple[Identifier, _MetadataFile]]:
+        """Lists the directory of each table, unless it is local and still ends with the version of before."""
+        is_local = parse_location(self.warehouse).is_local
+        for table in tables:
+            known = self._newest.get(table) if is_local else None
+            newest = self._still_newest(table, known.name) if known is not None else None
+            if newest is None:
+                newest = self._list_newest(table)
+            if newest is not None:
+                yield table, newest
+
+    def _list_newest(self, identifier: Identifier) -> _MetadataFile | None:
         versions = {
-            int(match.group(1)): name
-            for name, _ in self._list(metadata)
-            if (match := _METADATA_FILE.match(name))
+            int(match.group(1)): entry
+            for entry in self._list(self._metadata(identifier))
+            if (match := _METADATA_FILE.match(entry.base_name))
         }
         if not versions:
             self._newest.pop(identifier, None)
             return None
-        newest = self._newest[identifier] = versions[max(versions)]
-        return f"{metadata}/{newest}"
+        newest = self._newest[identifier] = _MetadataFile.of(versions[max(versions)])
+        return newest
 
-    def _is_newest(self, identifier: Identifier, name: str) -> bool:
-        """Whether a metadata file is there, and none of the next version. A directory has many more files."""
+    def _still_newest(self, identifier: Identifier, name: str) -> _MetadataFile | None:
+        """The metadata file of this name, if there is none of the next version. A directory has many more."""
         match = _METADATA_FILE.match(name)
         assert match is not None
         filesystem, path = self._open(self._metadata(identifier))
         next_ones = (f"v{int(match.group(1)) + 1}{ending}" for ending in _ENDINGS)
         found = filesystem.get_file_info([f"{path}/{one}" for one in (name, *next_ones)])
-        return [one.type for one in found] == [FileType.File, *[FileType.NotFound] * len(_ENDINGS)]
+        is_newest = [one.type for one in found] == [FileType.File, *[FileType.NotFound] * len(_ENDINGS)]
+        return _MetadataFile.of(found[0]) if is_newest else None
 
     def _walk(self) -> Iterator[Identifier]:
         waiting: list[Identifier] = [()]
         while waiting:
             parent = waiting.pop()
             location = "/".join((self.warehouse.rstrip("/"), *parent))
-            names = [name for name, is_directory in self._list(location) if is_directory]
+            names = [one.base_name for one in self._list(location) if one.type == FileType.Directory]
             if "metadata" in names and parent:
                 if len(parent) > 1:
                     yield parent

@@ -166,7 +166,7 @@ class HealthView(Message):
     iceberg_snapshot_id: int | None
     """This is the head of the table's branch when it was last polled; null while the table is empty."""
     measured_at: datetime | None
-    """The table was last polled at this time; null before the first time."""
+    """The table was last polled at this time, or up to six intervals later; null before the first time."""
     watch: Watch | None
     """This is how commits to it are noticed; null before the first poll, and after one that failed."""
     reported_at: datetime | None
@@ -310,7 +310,7 @@ class IndexView(Message):
     reported_at: datetime | None
     """A worker reported the indexes at this time; null before the first time."""
     measured_at: datetime | None
-    """The table was last polled at this time; null before the first time."""
+    """The table was last polled at this time, or up to six intervals later; null before the first time."""
     partitions: int | None
     """The table has this many partitions with data files, 0 if it is not partitioned; null if that is not
     known."""

@@ -21,10 +21,10 @@ class Pace:
 
     @classmethod
     def of(cls, last_poll: Mapping[str, Any]) -> Self:
-        """As TableHealth.last_poll has it; also if a version without `most_seconds` has written that."""
-        seconds, changed_at = last_poll["every_seconds"], last_poll.get("changed_at")
+        """As TableHealth.last_poll has it."""
+        changed_at = last_poll["changed_at"]
         at = datetime.fromisoformat(changed_at) if changed_at is not None else None
-        return cls(seconds, last_poll.get("most_seconds", seconds), at)
+        return cls(last_poll["every_seconds"], last_poll["most_seconds"], at)
 
     def stored(self) -> dict[str, Any]:
         changed_at = self.changed_at.isoformat() if self.changed_at is not None else None

@@ -12,6 +12,7 @@ from pyiceberg.table.metadata import TableMetadata
 from sqlalchemy import bindparam
 from sqlmodel import Session, col, select
 
+from service.catalogs.iceberg import metadata_state
 from service.catalogs.measure import EqualityDelete, Measurement, Since, measure_past, measure_since
 from service.catalogs.staged import Staged, measure_staged
 from service.db.database import FOR_UPDATE, utc_now
@@ -32,7 +33,7 @@ from service.jobs.queue import (
 from service.jobs.views import pause_reason
 from service.policies.effective import effective_policy
 from service.reader_cost import shape_of
-from service.records.catalogs import Catalog, CatalogType
+from service.records.catalogs import Catalog
 from service.records.health import HealthStatus, TableHealth, add_pending
 from service.records.jobs import JobKind
 from service.records.system import SystemState
@@ -63,6 +64,8 @@ class Polled:
     is_reachable: bool
     metadata_location: str | None = None
     """Where the table's metadata lay."""
+    metadata_state: str | None = None
+    """The same, as `TableSource.metadata_states` tells it."""
     decide_at: datetime | None = None
     """When time can."""
     look_within: float = math.inf
@@ -153,10 +156,11 @@ def store_look(
     polled = Polled(
         is_reachable=True,
         metadata_location=loaded.metadata_location,
+        metadata_state=metadata_state(loaded),
         decide_at=min(filter(None, (scheduled.decide_at, *worse_at)), default=None),
         look_within=policy.publish.age_seconds if is_published else math.inf,
         changed_at=_moment(loaded.metadata.last_updated_ms, now),
-        read_within=_reads_within(CatalogType(catalog.type), loaded.metadata, health, now),
+        read_within=_reads_within(loaded.metadata, health, now),
     )
     if note is not None:
         health.last_poll = note(polled)
@@ -268,14 +272,12 @@ def _follow(
     table.location, table.other_locations = loaded.location(), named_places(loaded.properties)
 
 
-def _reads_within(kind: CatalogType, metadata: TableMetadata, health: TableHealth, now: datetime) -> float:
+def _reads_within(metadata: TableMetadata, health: TableHealth, now: datetime) -> float:
     """Seconds, as Polled.read_within: as many as the table has been quiet, within bounds.
 
-    What time alone decides has its moment (Polled.decide_at). Of a hadoop catalog's, another table may lie at
-    the same metadata location. Where anything waits or is not well, what lists tell of it has an age.
+    What time alone decides has its moment (Polled.decide_at). Where anything waits or is not well, what lists
+    tell of it has an age.
     """
-    if kind is CatalogType.HADOOP:
-        return FRESH_SECONDS
     waits = (health.oldest_equality_delete_at, health.oldest_staged_at, health.maintenance_due_at)
     has_age = any(waits) or health.status != HealthStatus.HEALTHY
     quiet = (now - _moment(metadata.last_updated_ms, now)).total_seconds()

@@ -19,10 +19,10 @@ from functools import partial
 from typing import Any
 
 from pyiceberg.table import Table
-from sqlalchemy import bindparam, delete, func, update
+from sqlalchemy import bindparam, delete, func, true, update
 from sqlalchemy import select as select_columns
 from sqlalchemy.exc import SQLAlchemyError
-from sqlmodel import Session, col, select
+from sqlmodel import Session, col
 
 from service import __version__
 from service.catalogs.egress import check_location
@@ -33,7 +33,6 @@ from service.catalogs.metadata_locations import (
     TOLD_SINGLY,
     TOLD_TOGETHER,
     Identifier,
-    MetadataLocations,
 )
 from service.db.database import Database, utc_now
 from service.errors import IcestreamError, UnreachableError
@@ -81,6 +80,14 @@ _POLLED = (
 )
 _TOLD = select_columns(col(Notification.id), col(Notification.table_id)).limit(5_000)
 _FORGET = delete(Notification).where(col(Notification.id) == bindparam("number"))
+_NOTE_SAME = (
+    update(TableHealth)
+    .where(col(TableHealth.table_id).in_(bindparam("table_ids", expanding=True)))
+    .values(measured_at=bindparam("now"))
+)
+_NOTED_INTERVALS = 6
+"""After so many, it is noted once more that nothing has changed: of thousands of tables, noting that costs
+more than finding it out."""
 _PATIENCE_IF_TOLD = 6
 """Times the interval that a table waits for its next poll if its last change was told by a notification."""
 _AGAIN_SECONDS = (1.0, 2.0, 4.0)
@@ -89,6 +96,24 @@ stores tell, is written before the catalog names it. One more look for each of t
 besides its own, and none follows another within the first of them, however much is told."""
 _PATIENCE_IF_QUIET = 12
 """The same at most where each table costs a request, once it has been quiet for long."""
+# What is attached to a single table is told by the table's version.
+_ATTACHED = (
+    select_columns(func.count(), func.max(PolicyAttachment.updated_at))
+    .where(col(PolicyAttachment.level) != Level.TABLE.value)
+    .subquery()
+)
+_ENROLLED = select_columns(
+    func.count(),
+    func.count(col(EnrolledTable.deleted_at)),
+    func.sum(col(EnrolledTable.version)),
+    func.max(col(EnrolledTable.id)),
+).subquery()
+_CATALOGS = select_columns(func.count(), func.sum(col(Catalog.version))).subquery()
+_POLICIES = select_columns(func.max(col(Policy.updated_at))).subquery()
+_STATE = select_columns(_ATTACHED, _POLICIES, _ENROLLED, _CATALOGS).select_from(
+    _ATTACHED.join(_POLICIES, true()).join(_ENROLLED, true()).join(_CATALOGS, true())
+)
+"""Each is one row. While all stay as they are, so most likely do the tables."""
 _LISTED_ANYWAY_SECONDS = 60.0
 """Since the list of the tables was read last, whatever tells that it is another now."""
 
@@ -103,8 +128,8 @@ class _Basis:
     """Id of the last event that was heard of."""
     is_notified: bool
     """Whether the table is said to have changed."""
-    metadata_location: str | None
-    """Where its metadata lay before."""
+    state: str | None
+    """As Polled.metadata_state was before."""
     tells: bool
     """Whether its last change before was told."""
     again: int
@@ -114,12 +139,12 @@ class _Basis:
         """Whether its last change was told. Once one that is told did not come soon, it is waited for as if
         nobody had told it."""
         if self.is_notified or self.again:
-            return polled.metadata_location not in (None, self.metadata_location)
+            return polled.metadata_state not in (None, self.state)
         return self.tells
 
     def looks_again(self, polled: Polled) -> int:
         """How many looks are to come soon now."""
-        if polled.metadata_location is None or polled.metadata_location != self.metadata_location:
+        if polled.metadata_state is None or polled.metadata_state != self.state:
             return 0
         return len(_AGAIN_SECONDS) if self.is_notified else max(self.again - 1, 0)
 
@@ -129,6 +154,7 @@ class _Basis:
         awaited_until = utc_now() + timedelta(seconds=sum(_AGAIN_SECONDS[-again:])) if again else None
         return {
             "metadata_location": polled.metadata_location,
+            "metadata_state": polled.metadata_state,
             "is_told": self.is_told(polled),
             "awaited_until": awaited_until.isoformat() if awaited_until is not None else None,
             **pace.stored(),
@@ -160,11 +186,14 @@ class _Tracked:
     """How many looks are to come soon, since it is said to have changed and has not."""
     next_at: float = 0.0
     fresh_until: float = 0.0
-    """While its metadata location stays, no look at it can find anything else until `decide_at`; after this,
-    it is read again anyway. 0 if that has moved, or is not known."""
+    """While its metadata stays, no look at it can find anything else until `decide_at`; after this, it is
+    read again anyway. 0 if that has moved, or is not known."""
     decide_at: datetime | None = None
     pace: Pace = field(default_factory=Pace)
-    metadata_location: str | None = None
+    state: str | None = None
+    """As Polled.metadata_state was."""
+    note_at: float = 0.0
+    """Until then, that nothing has changed is not worth noting."""
     is_busy: bool = False
     wake_at: float = 0.0
     """Nothing is due before: most ticks look at nothing else of most tables."""
@@ -209,6 +238,12 @@ class _Lane:
     failures: int = 0
     next_at: float = 0.0
 
+    def awake(self, at: float) -> list[tuple[str, _Tracked]]:
+        """The tables of which something may be due by then."""
+        return [
+            (key, table) for key, table in self.tables.items() if table.wake_at <= at and not table.is_busy
+        ]
+
 
 class Poller:
     """Plans polls with jitter, and with threads, a limit and a backoff for each catalog.
@@ -226,6 +261,7 @@ class Poller:
     ) -> None:
         self._database, self._settings, self._catalogs = database, settings, catalogs
         self._monotonic = monotonic
+        self._noted_seconds = _NOTED_INTERVALS * settings.poll_interval_seconds
         self._cache = ManifestCache()
         self._lock = threading.Lock()
         self._lanes: dict[str, _Lane] = {}
@@ -275,24 +311,9 @@ class Poller:
 
     def _list(self, session: Session, now: float) -> None:
         """Follow which tables there are, and what is known of them, if that may have changed."""
-        # What is attached to a single table is told by the table's version.
-        attached = session.exec(
-            select(func.count(), func.max(PolicyAttachment.updated_at)).where(
-                PolicyAttachment.level != Level.TABLE.value
-            )
-        ).one()
-        policies = (*attached, session.exec(select(func.max(Policy.updated_at))).one())
-        general = (policies, is_system_paused(session))
-        enrolled = session.execute(
-            select_columns(
-                func.count(),
-                func.count(col(EnrolledTable.deleted_at)),
-                func.sum(col(EnrolledTable.version)),
-                func.max(col(EnrolledTable.id)),
-            )
-        ).one()
-        catalogs = session.exec(select(func.count(), func.sum(Catalog.version))).one()
-        state = (general, *enrolled, *catalogs)
+        found = tuple(session.execute(_STATE).one())
+        general = (found[:3], is_system_paused(session))
+        state = (general, *found[3:])
         # Listing thousands of tables costs a tenth of a second and more, and ticks come each second.
         if state == self._listed and now < self._list_at:
             return
@@ -311,19 +332,19 @@ class Poller:
         ).all()
         polled = self._last_polls(session) if self._heard is None else {}
         with self._lock:
-            found: dict[str, set[str]] = {}
+            of_catalogs: dict[str, set[str]] = {}
             for table_id, catalog_id, identifier, kind, *versions in rows:
-                found.setdefault(catalog_id, set()).add(table_id)
+                of_catalogs.setdefault(catalog_id, set()).add(table_id)
                 known = (general, *versions)
-                tables = self._lane(catalog_id, CatalogType(kind)).tables
-                if (tracked := tables.get(table_id)) is None:
-                    tracked = tables[table_id] = _Tracked(tuple(identifier), known)
+                lane = self._lane(catalog_id, CatalogType(kind))
+                if (tracked := lane.tables.get(table_id)) is None:
+                    tracked = lane.tables[table_id] = _Tracked(tuple(identifier), known)
                 elif tracked.known != known:
                     tracked.known, tracked.wake_at = known, 0.0
                 if table_id in polled:
                     self._go_on(tracked, polled[table_id], now)
             for catalog_id, lane in list(self._lanes.items()):
-                for table_id in lane.tables.keys() - found.get(catalog_id, set()):
+                for table_id in lane.tables.keys() - of_catalogs.get(catalog_id, set()):
                     del lane.tables[table_id]
                 if not lane.tables and not lane.busy and not lane.sweeps:
                     lane.threads.shutdown(wait=False)
@@ -349,7 +370,7 @@ class Poller:
         """As if this poller had polled the table, unless what decisions depend on is another now."""
         if last["known"] != self._digest(table.known):
             return
-        table.polled, table.metadata_location = table.news, last["metadata_location"]
+        table.polled, table.state = table.news, last["metadata_state"]
         table.decide_at = datetime.fromisoformat(last["decide_at"]) if last["decide_at"] is not None else None
         table.pace = Pace.of(last)
         table.tells = last["is_told"]
@@ -406,14 +427,9 @@ class Poller:
             return
         due: list[tuple[bool, bool, float, str]] = []
         settled: list[tuple[float, bool, str]] = []
-        if not any(table.wake_at <= now and not table.is_busy for table in lane.tables.values()):
-            return
-        until = now + _ALONG * self._settings.poll_interval_seconds * (lane.type in TOLD_TOGETHER)
-        for table_id, table in lane.tables.items():
-            if table.is_busy or table.wake_at > until:
-                continue
+        for table_id, table in lane.awake(now):
             is_settled = table.is_settled(moment)
-            if is_settled and until >= table.next_at:
+            if is_settled and now >= table.next_at:
                 settled.append((table.next_at, bool(table.again), table_id))
             if is_settled and now < table.fresh_until:
                 continue
@@ -427,9 +443,14 @@ class Poller:
         for *_, table_id in heapq.nsmallest(room, due):
             self._start_poll(lane, table_id)
         # Those whose turn comes soon go along with others alone, and not with those that are looked at again.
-        is_time = any(next_at <= now and not is_again for next_at, is_again, _ in settled)
-        chosen = (table_id for next_at, _, table_id in sorted(settled) if is_time or next_at <= now)
-        lane.settled = deque(chosen)
+        if lane.type in TOLD_TOGETHER and any(not is_again for _, is_again, _ in settled):
+            until = now + _ALONG * self._settings.poll_interval_seconds
+            settled += (
+                (table.next_at, bool(table.again), table_id)
+                for table_id, table in lane.awake(until)
+                if now < table.next_at <= until and table.is_settled(moment)
+            )
+        lane.settled = deque(table_id for *_, table_id in sorted(settled))
         self._start_sweeps(catalog_id, lane, moment)
 
     def _room(self, lane: _Lane) -> int:
@@ -470,12 +491,12 @@ class Poller:
 
     def _sweep(self, catalog_id: str, lane: _Lane, tables: dict[str, _Tracked]) -> None:
         """Compare the metadata locations of tables in which nothing goes on; what moved is polled at once."""
-        locations: MetadataLocations = {}
+        states: dict[Identifier, str] = {}
         try:
             with self._database.read() as session:
                 catalog = session.get_one(Catalog, catalog_id)
             with self._budget(), self._catalogs.open(catalog) as source:
-                locations = source.metadata_locations([table.identifier for table in tables.values()])
+                states = source.metadata_states([table.identifier for table in tables.values()])
         except IcestreamError:
             pass  # polling each table tells it
         except Exception:
@@ -483,13 +504,15 @@ class Poller:
         same = [
             table_id
             for table_id, table in tables.items()
-            if table.metadata_location is not None
-            and locations.get(table.identifier) == table.metadata_location
+            if table.state is not None and states.get(table.identifier) == table.state
         ]
         now, moment, moved = self._monotonic(), utc_now(), tables.keys() - set(same)
         with self._lock:
             lane.sweeps -= 1
-            self._same.update(same)
+            noted = [table_id for table_id in same if now >= tables[table_id].note_at]
+            self._same.update(noted)
+            for table_id in noted:
+                tables[table_id].note_at = now + self._noted_seconds
             if not same:
                 # So it is when the catalog fails: then the polls of these tables find out more.
                 lane.settled.clear()
@@ -497,11 +520,11 @@ class Poller:
                 table.is_busy = False
                 if table_id not in moved:
                     table.again = max(table.again - 1, 0)
-                table.next_at = now + self._interval(table)
+                table.next_at = now + self._interval(table, moment)
                 if table_id in moved:
                     table.fresh_until = table.next_at = 0.0
                     table.tells = False
-                    if table.identifier in locations:  # it has moved
+                    if table.identifier in states:  # it has moved
                         self._start_at_once(lane, table_id, table)
                 elif table.is_notified:
                     self._start_at_once(lane, table_id, table)
@@ -517,11 +540,7 @@ class Poller:
             for start in range(0, len(same), _LOOKED_AT_ONCE):
                 chosen = same[start : start + _LOOKED_AT_ONCE]
                 with self._database.write() as session:
-                    session.execute(
-                        update(TableHealth)
-                        .where(col(TableHealth.table_id).in_(chosen))
-                        .values(measured_at=utc_now())
-                    )
+                    session.connection().execute(_NOTE_SAME, {"table_ids": chosen, "now": utc_now()})
         except SQLAlchemyError as error:
             _log.warning("That nothing changed could not be noted: %s", error)
 
@@ -532,7 +551,7 @@ class Poller:
                 self._digest(table.known),
                 self._heard or 0,
                 table.is_notified,
-                table.metadata_location,
+                table.state,
                 table.tells,
                 table.again,
             )
@@ -546,11 +565,12 @@ class Poller:
         with self._lock:
             lane.busy -= 1
             table.tells, table.again = basis.is_told(found), basis.looks_again(found)
-            table.is_busy, table.polled, table.metadata_location = False, news, found.metadata_location
+            table.is_busy, table.polled, table.state = False, news, found.metadata_state
             table.pace, table.decide_at = self._pace(lane.type, found, basis), found.decide_at
-            table.next_at = now + self._interval(table)
+            table.next_at = now + self._interval(table, moment)
             table.fresh_until = 0.0
-            if found.metadata_location is not None:
+            if found.metadata_state is not None:
+                table.note_at = now + self._noted_seconds
                 table.fresh_until = now + found.read_within * random.uniform(0.5, 1)  # noqa: S311 - no secret
             table.rest(now, moment)
             if found.is_reachable:
@@ -562,8 +582,8 @@ class Poller:
                 doubled = self._settings.poll_interval_seconds * 2.0 ** min(lane.failures, 30)
                 lane.next_at = now + min(doubled, _LONGEST_BACKOFF_SECONDS)
 
-    def _interval(self, table: _Tracked) -> float:
-        usual = table.pace.every_seconds(utc_now()) * random.uniform(0.9, 1.1)  # noqa: S311 - no secret
+    def _interval(self, table: _Tracked, moment: datetime) -> float:
+        usual = table.pace.every_seconds(moment) * random.uniform(0.9, 1.1)  # noqa: S311 - no secret
         return min(_AGAIN_SECONDS[-table.again], usual) if table.again else usual
 
     def _pace(self, kind: CatalogType, polled: Polled, basis: _Basis) -> Pace:

@@ -169,7 +169,7 @@ class TableView(Message):
     read_overhead_seconds: float
     """This part of `read_seconds` goes for deletes and small files."""
     measured_at: datetime | None
-    """It was polled last at this time; null before the first time."""
+    """It was polled last at this time, or up to six intervals later; null before the first time."""
     version: int
     """Counts its changes; also its ETag."""
     created_at: datetime

@@ -295,8 +295,8 @@ def test_a_commit_that_is_told_before_it_is_there_is_looked_for_soon(
 def test_each_read_of_a_table_is_one_of_the_looks_that_are_left(
     is_notified: bool, again: int, before: str | None, found: str | None, left: int
 ) -> None:
-    basis = _Basis("", 0, is_notified=is_notified, metadata_location=before, tells=False, again=again)
-    assert basis.looks_again(Polled(is_reachable=True, metadata_location=found)) == left
+    basis = _Basis("", 0, is_notified=is_notified, state=before, tells=False, again=again)
+    assert basis.looks_again(Polled(is_reachable=True, metadata_state=found)) == left
 
 
 def test_after_a_start_nothing_is_looked_for_but_once(

@@ -252,28 +252,27 @@ def stored_status(service: Running, table: dict[str, Any]) -> str:
 
 
 QUIET = {
-    "a day": ("sql", 24, None, 6),
-    "two hours": ("glue", 2, None, 2),
-    "a minute": ("hive", 1 / 60, None, 1 / 4),
-    "so far by a clock that is ahead": ("rest", -24, None, 1 / 4),
-    "in a hadoop catalog": ("hadoop", 24, None, 1 / 4),
-    "with deletes pending": ("sql", 8, {"oldest_equality_delete_at": utc_now()}, 2),
-    "with rows staged": ("sql", 8, {"oldest_staged_at": utc_now()}, 2),
-    "with maintenance due": ("sql", 8, {"maintenance_due_at": utc_now()}, 2),
-    "and not well": ("sql", 8, {"status": "degraded"}, 2),
-    "and not well for days": ("sql", 48, {"status": "degraded"}, 6),
-    "for half an hour with deletes pending": ("sql", 1 / 2, {"oldest_equality_delete_at": utc_now()}, 1 / 4),
+    "a day": (24, None, 6),
+    "two hours": (2, None, 2),
+    "a minute": (1 / 60, None, 1 / 4),
+    "so far by a clock that is ahead": (-24, None, 1 / 4),
+    "with deletes pending": (8, {"oldest_equality_delete_at": utc_now()}, 2),
+    "with rows staged": (8, {"oldest_staged_at": utc_now()}, 2),
+    "with maintenance due": (8, {"maintenance_due_at": utc_now()}, 2),
+    "and not well": (8, {"status": "degraded"}, 2),
+    "and not well for days": (48, {"status": "degraded"}, 6),
+    "for half an hour with deletes pending": (1 / 2, {"oldest_equality_delete_at": utc_now()}, 1 / 4),
 }
 
 
-@pytest.mark.parametrize(("kind", "hours", "figures", "within"), QUIET.values(), ids=QUIET)
+@pytest.mark.parametrize(("hours", "figures", "within"), QUIET.values(), ids=QUIET)
 def test_a_table_is_read_anyway_the_later_the_longer_it_was_quiet(
-    iceberg: IcebergCatalog, kind: str, hours: float, figures: dict[str, Any] | None, within: float
+    iceberg: IcebergCatalog, hours: float, figures: dict[str, Any] | None, within: float
 ) -> None:
     metadata = iceberg.catalog.load_table("db.t").metadata
     health = TableHealth(**{"table_id": "t", "status": "healthy"} | (figures or {}))
     now = datetime.fromtimestamp(metadata.last_updated_ms / 1000, UTC) + timedelta(hours=hours)
-    assert _reads_within(CatalogType(kind), metadata, health, now) == pytest.approx(within * 3600)
+    assert _reads_within(metadata, health, now) == pytest.approx(within * 3600)
 
 
 def test_a_quiet_table_is_read_again_when_its_hours_are_over(
@@ -314,7 +313,7 @@ def test_where_each_table_costs_a_request_a_quiet_one_is_polled_less_often(
         assert health(service, table)["watch"]["polled_every_seconds"] == expected
         assert pace.every_seconds(later) == expected
     staged = Polled(is_reachable=True, look_within=3, changed_at=utc_now() - timedelta(days=1))
-    basis = _Basis("", 0, is_notified=False, metadata_location=None, tells=False, again=0)
+    basis = _Basis("", 0, is_notified=False, state=None, tells=False, again=0)
     assert poller._pace(CatalogType.REST, staged, basis).every_seconds(utc_now()) == 3
 
 
@@ -323,10 +322,6 @@ def pace_of(poller: Poller) -> Pace:
     (lane,) = poller._lanes.values()
     (table,) = lane.tables.values()
     return table.pace
-
-
-def test_a_pace_that_an_older_version_has_stored_is_that_of_its_interval() -> None:
-    assert Pace.of({"every_seconds": 10.0}).every_seconds(utc_now()) == 10
 
 
 def test_history_tells_until_when_a_table_was_quiet(service: Running, iceberg: IcebergCatalog) -> None:
@@ -495,6 +490,52 @@ def test_metadata_locations_are_compared_also_while_tables_wait_to_be_read_anywa
         assert catalogs.loads["local.db.quiet"] == read
         monkeypatch.setattr("service.scheduling.poller._QUEUED_POLLS", 1)
         tick_until(poller, lambda: catalogs.loads["local.db.quiet"] > read)
+
+
+@pytest.mark.parametrize("is_stopped", [False, True], ids=["while it is polled", "while nothing polls"])
+def test_another_table_whose_metadata_file_has_the_same_name_is_seen(
+    service: Running, iceberg: IcebergCatalog, is_stopped: bool
+) -> None:
+    """In a hadoop catalog, names of metadata files are numbers."""
+    warehouse = f"file://{iceberg.directory}/hadoop"
+    lake = {"name": "lake", "type": "hadoop", "properties": {"warehouse": warehouse}}
+    publish(lake, iceberg)
+    assert service.admin.post("/catalogs", json=lake).status_code == 201
+    table = service.enroll(catalog="lake", policy="manual")
+    iceberg.create("db.other")
+    other = Path(iceberg.catalog.load_table("db.other").metadata_location.removeprefix("file://"))
+
+    def replace() -> None:
+        (iceberg.directory / "hadoop/db/t/metadata/v1.metadata.json").write_bytes(other.read_bytes())
+
+    with polling(service) as (poller, catalogs):
+        tick_until(poller, lambda: catalogs.loads["lake.db.t"] == 1)
+        let_ticks_pass(poller)
+        if not is_stopped:
+            replace()
+            tick_until(poller, lambda: catalogs.loads["lake.db.t"] == 2)
+        poller.stop()
+    if is_stopped:
+        replace()
+        with polling(service) as (poller, catalogs):
+            tick_until(poller, lambda: catalogs.loads["lake.db.t"] == 1)
+            let_ticks_pass(poller)
+    events = service.admin.get(f"/tables/{table['id']}/events").json()["items"]
+    assert "table.replaced" in {one["kind"] for one in events}
+
+
+def test_that_nothing_has_changed_is_noted_now_and_then(service: Running, iceberg: IcebergCatalog) -> None:
+    now = 1000.0
+    table = settled(service, iceberg)
+    with polling(service, poll_interval_seconds=10, monotonic=lambda: now) as (poller, catalogs):
+        tick_until(poller, lambda: health(service, table)["measured_at"] is not None)
+        noted = {health(service, table)["measured_at"]}
+        for _ in range(18):
+            now += 12
+            let_ticks_pass(poller)
+            noted.add(health(service, table)["measured_at"])
+        assert catalogs.loads["local.db.quiet"] == 1
+    assert len(noted) == 1 + 3
 
 
 def test_what_is_staged_is_seen_as_soon_as_its_policy_wants_it_published(
