@@ -17,7 +17,8 @@ from worker.io.row_groups import side_by_side
 from worker.io.sorting import Int64Array
 from worker.io.storage import Storage
 
-KEPT = Cache(192 * 1024**2)
+_KEPT_BYTES = 192 * 1024**2
+KEPT = Cache(_KEPT_BYTES)
 _FACTOR = 6  # by which a footer is larger in memory
 _CHUNK_BYTES = 120  # of a column chunk in a footer, and some more
 
@@ -133,10 +134,8 @@ def footer(storage: Storage, file: RunFile, key_types: tuple[pa.DataType, ...]) 
     """Footers of immutable files are kept from one job to the next."""
 
     def read() -> Footer:
-        columns = len(SYSTEM_COLUMNS) + 2 + len(key_types) + 1
-        expected = -(-file.rows // ROW_GROUP_ROWS) * columns * _CHUNK_BYTES
         with storage.open_input(file.location, file.size_bytes) as source:
-            return Footer.of(read_footer(source, expected), key_types)
+            return Footer.of(read_footer(source, _expected_bytes(file, key_types)), key_types)
 
     name = (storage.identity, file.location, key_types)
     return KEPT.get(name, read, lambda known: _FACTOR * known.metadata.serialized_size)
@@ -153,6 +152,17 @@ def footers(
 
     is_local = all(storage.is_local(file.location) for file in asked)
     return side_by_side(read, asked, waits=not is_local)
+
+
+def fit_in_memory(files: Iterable[RunFile], key_types: tuple[pa.DataType, ...]) -> bool:
+    """Whether the footers of all of them are kept, once they are read."""
+    return _FACTOR * sum(_expected_bytes(file, key_types) for file in files) <= _KEPT_BYTES
+
+
+def _expected_bytes(file: RunFile, key_types: tuple[pa.DataType, ...]) -> int:
+    """Of a footer in its file."""
+    columns = len(SYSTEM_COLUMNS) + 2 + len(key_types) + 1
+    return -(-file.rows // ROW_GROUP_ROWS) * columns * _CHUNK_BYTES
 
 
 def comparable(values: pa.Array) -> npt.NDArray[Any]:

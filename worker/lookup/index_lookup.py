@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from worker.index.dictionary import PARTITION_ID, FileDictionary, owners
-from worker.index.footers import Footer, KeyRanges, comparable, footer, footers
+from worker.index.footers import Footer, KeyRanges, comparable, fit_in_memory, footer, footers
 from worker.index.key_set_index import ROW_ADDRESS
 from worker.index.run_files import ROW_GROUP_ROWS, RunFile
 from worker.io.row_groups import GAP_BYTES, RowGroups
@@ -41,6 +41,7 @@ _READ_BYTES = 256 * 1024**2  # the same bound for wide keys
 _FETCH_BYTES = 32 * 1024**2  # that a task asks a store for at once, encoded
 _TASK_ROWS = 500_000  # of one file that a task reads at least, and
 _TASKS_PER_THREAD = 4  # so many tasks at most otherwise, so that threads share large files evenly
+_MANY_ROWS = 10_000_000  # planned, from which on footers are asked whether it will be as many
 _NO_ROWS = np.empty(0, np.int64)
 _SIDES: tuple[Literal["left"], Literal["right"]] = ("left", "right")
 
@@ -446,12 +447,28 @@ def lookup_tasks(
     return tasks
 
 
+def planned_rows(storage: Storage, tasks: Sequence[LookupTask], deletes: DeleteKeys) -> int:
+    """How many entries of the index tasks decode, about: if they plan for many, by the footers.
+
+    Each key counts a row group in each sorted run otherwise, while keys that lie close together share some.
+    """
+    planned = sum(task.planned_rows for task in tasks)
+    files = list(dict.fromkeys(task.file for task in tasks))
+    if planned < _MANY_ROWS or not fit_in_memory(files, deletes.key_types):
+        return planned
+    return _rows_in(storage, files, deletes)
+
+
 def rows_to_read(storage: Storage, files: Sequence[RunFile], deletes: DeleteKeys) -> int:
     """How many entries of the index a lookup decodes, by the statistics in the footers."""
     touched = dict.fromkeys(task.file for task in lookup_tasks(storage, files, deletes, 1))
+    return _rows_in(storage, touched, deletes)
+
+
+def _rows_in(storage: Storage, files: Iterable[RunFile], deletes: DeleteKeys) -> int:
     return sum(
         int(known.rows[may_hold(known.ranges, deletes)].sum())
-        for known in footers(storage, touched, deletes.key_types)
+        for known in footers(storage, files, deletes.key_types)
     )
 
 

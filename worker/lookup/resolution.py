@@ -27,7 +27,7 @@ from worker.io.sorting import Int64Array
 from worker.keys.key_set import KeyColumnError, KeySet
 from worker.keys.read import KeyReader, key_reader
 from worker.keys.schema_fields import column_names_of, resolve_key_set
-from worker.lookup.cost import Costs, Source, compare, rates_of
+from worker.lookup.cost import Costs, Source, compare, rates_of, row_cost
 from worker.lookup.deviations import Deviation, deviations, may_deviate
 from worker.lookup.index_lookup import (
     GLOBAL,
@@ -36,6 +36,7 @@ from worker.lookup.index_lookup import (
     Matches,
     ScanTask,
     lookup_tasks,
+    planned_rows,
     rows_to_read,
 )
 from worker.lookup.positions import Positions
@@ -323,10 +324,11 @@ class PendingDeletes:
         assert self.index is not None
         parallelism = self.job.runner.parallelism
         tasks = lookup_tasks(self.index.storage, self.index.entries.files, self.keys, parallelism)
-        planned = sum(task.planned_rows for task in tasks)
         with self.job.stage("lookup"):
+            planned = planned_rows(self.index.storage, tasks, self.keys)
             live = LiveRows(self.index.dictionary, self.data_files, asked)
-            for found in self.job.each_task("lookup", tasks, self.keys, planned):
+            cost = row_cost(self.keys.key_types)
+            for found in self.job.each_task("lookup", tasks, self.keys, planned, cost):
                 yield live.of(found)
 
     def _scan(self, scanned: Int64Array) -> Iterator[Matches]:

@@ -21,7 +21,8 @@ from worker.index.key_set_index import KeySetIndex
 from worker.io.sorting import Int64Array
 from worker.keys.key_set import KeyColumnError, KeySet
 from worker.keys.read import KeyReader, key_reader, missing_file
-from worker.lookup.index_lookup import ANY_AGE, DeleteKeys, LiveRows, lookup_tasks
+from worker.lookup.cost import row_cost
+from worker.lookup.index_lookup import ANY_AGE, DeleteKeys, LiveRows, lookup_tasks, planned_rows
 from worker.process.errors import Reason
 from worker.process.memory import holding
 from worker.process.slots import Threads
@@ -140,11 +141,11 @@ class RunTasks(Protocol):
     """As `Job.each_task`."""
 
     def __call__(
-        self, stage: str, tasks: Sequence[Any], shared: Any, planned_rows: int, /
+        self, stage: str, tasks: Sequence[Any], shared: Any, planned_rows: int, row_cost: float = 1.0, /
     ) -> Iterable[Any]: ...
 
 
-def _run_here(_: str, tasks: Sequence[Any], shared: Any, __: int, /) -> Iterable[Any]:
+def _run_here(_: str, tasks: Sequence[Any], shared: Any, *__: float) -> Iterable[Any]:
     """Of a question: data files one after the other, files of the index at once."""
     at_once = map if len(tasks) < 2 or isinstance(tasks[0], ScanForKeysTask) else _threads.map
     return at_once(lambda task: task.run(shared), tasks)
@@ -239,8 +240,8 @@ class Coverage:
             return
         files = self.index.entries.files
         tasks = lookup_tasks(self.index.storage, files, wanted, self._parallelism)
-        planned = sum(task.planned_rows for task in tasks)
-        for found in self._run_tasks("lookup", tasks, wanted, planned):
+        planned = planned_rows(self.index.storage, tasks, wanted)
+        for found in self._run_tasks("lookup", tasks, wanted, planned, row_cost(wanted.key_types)):
             matches, numbers = self._rows.numbered(found)
             yield matches.ordinals, matches.positions, numbers - ANY_AGE
 

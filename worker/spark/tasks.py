@@ -299,7 +299,7 @@ class TaskRunner:
     ) -> Iterator[R]:
         """planned_rows: the rows that all tasks together may read, which decides where they run.
 
-        row_cost: how long a row takes, in comparison with one of a lookup.
+        row_cost: how long a row takes, in comparison with one whose keys are read and hashed.
 
         `on_progress` is told the number of tasks done, with the shares that running ones have told of
         themselves (`tell_share`), about once a second at least, and may raise

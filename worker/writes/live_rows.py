@@ -130,9 +130,11 @@ class KeysInTable:
         self.matches = len(places.keys)
         return snapshot, places
 
-    def _run_tasks(self, stage: str, tasks: Sequence[Any], shared: Any, planned_rows: int) -> Iterator[Any]:
+    def _run_tasks(
+        self, stage: str, tasks: Sequence[Any], shared: Any, planned_rows: int, row_cost: float = 1.0
+    ) -> Iterator[Any]:
         with self._job.stage(stage) if stage == "scan" else nullcontext():
-            yield from self._job.each_task(stage, tasks, shared, planned_rows)
+            yield from self._job.each_task(stage, tasks, shared, planned_rows, row_cost)
 
 
 @dataclass(frozen=True, slots=True)

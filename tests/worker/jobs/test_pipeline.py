@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import pyarrow as pa
 import pytest
 from py4j.java_gateway import JavaObject
 from pyiceberg.catalog.sql import SqlCatalog
@@ -592,6 +593,29 @@ def test_stages_give_the_same_answer_as_spark_tasks(spark: SparkSession, jobs: J
     assert jobs.run("convert").result["rows_deleted"] > 0
     assert visible_rows(spark, table_name) == before
     assert equality_delete_files(spark, table_name) == []
+
+
+@pytest.mark.parametrize(("key", "is_here"), [("id", True), ("name", False)])
+def test_spark_gets_a_lookup_of_fewer_rows_where_a_row_takes_longer(
+    spark: SparkSession, jobs: Jobs, table_name: str, key: str, is_here: bool
+) -> None:
+    """Keys that are numbers are decoded and found so fast that Spark pays for four times as many."""
+    table = TableBuilder.create(spark, table_name, "id bigint, name string", format_version=3)
+    rows = pa.table({"id": range(100), "name": [f"name {number}" for number in range(100)]})
+    table.append(rows)
+    jobs.run("index", key_sets=[[key]])
+    table.delete_keys(rows.select([key]).slice(10, 1))
+    jobs.runner = TaskRunner(spark, local_rows=25)
+
+    result = jobs.run("convert").result
+
+    assert (result["key_sets"][0]["source"], result["rows_deleted"]) == ("index", 1)
+    lookup = stage_of(result, "lookup")
+    assert (lookup["rows"], lookup["tasks_in_driver"], lookup["tasks_on_spark"]) == (
+        100,
+        is_here,
+        not is_here,
+    )
 
 
 @pytest.mark.parametrize(

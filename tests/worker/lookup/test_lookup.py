@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -26,7 +27,16 @@ from worker.index.warehouse import IndexWarehouse
 from worker.io.storage import Storage
 from worker.keys.key_set import KeyColumn, KeySet
 from worker.keys.read import KeyReader
-from worker.lookup.index_lookup import GLOBAL, DeleteKeys, LiveRows, Matches, ScanTask, lookup_tasks
+from worker.lookup import index_lookup
+from worker.lookup.index_lookup import (
+    GLOBAL,
+    DeleteKeys,
+    LiveRows,
+    Matches,
+    ScanTask,
+    lookup_tasks,
+    planned_rows,
+)
 from worker.table.files import DataFile, DataFiles, PartitionKey
 
 TYPES: dict[str, tuple[PrimitiveType, pa.DataType]] = {
@@ -179,6 +189,11 @@ def _key_batch(folder: Path, reader: KeyReader, types: tuple[str, ...], keys: li
     return next(iter(reader.read_data_file(file)))
 
 
+def _numbers(key_set: KeySet, numbers: Sequence[int]) -> pa.RecordBatch:
+    columns = [pa.array([0] * len(numbers), pa.int32()), pa.array(numbers)]
+    return pa.RecordBatch.from_arrays(columns, schema=key_set.schema)
+
+
 def test_a_footer_is_read_once_for_all_jobs(tmp_path: Path) -> None:
     key_set = key_set_of("long")
     reader = KeyReader(Storage(), key_set, None, {})
@@ -222,10 +237,7 @@ def test_a_lookup_plans_for_the_keys_that_each_file_of_the_index_may_hold(tmp_pa
         indexed = assign_row_addresses([file], number * 30_000, {})
         (task,) = build_tasks(reader, reader.storage, f"file://{tmp_path}", indexed, 1)
         runs += task.run(None).runs
-    wanted = pa.RecordBatch.from_arrays(
-        [pa.array([0] * 3, pa.int32()), pa.array([5, 6, 70_000])], schema=key_set.schema
-    )
-    deletes = DeleteKeys.of([(GLOBAL, 2, wanted)], key_set.schema)
+    deletes = DeleteKeys.of([(GLOBAL, 2, _numbers(key_set, [5, 6, 70_000]))], key_set.schema)
 
     lookups = lookup_tasks(Storage(), runs, deletes, 2)
 
@@ -234,12 +246,42 @@ def test_a_lookup_plans_for_the_keys_that_each_file_of_the_index_may_hold(tmp_pa
     assert found == [[5, 6], [70_000]]
 
 
+def test_keys_that_lie_close_together_are_planned_by_the_row_groups_that_they_share(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key_set = key_set_of("long")
+    runs: list[RunFile] = []
+    for number in range(3):  # each over all keys
+        rows = [(key,) for key in range(number, 120_000, 3)]
+        file = write_data_file(tmp_path, f"{number}.parquet", ("long",), rows, "p", 1)
+        reader = KeyReader(Storage(), key_set, None, {})
+        indexed = assign_row_addresses([file], number * 40_000, {})
+        (task,) = build_tasks(reader, reader.storage, f"file://{tmp_path}", indexed, 1)
+        runs += task.run(None).runs
+    deletes = DeleteKeys.of([(GLOBAL, 2, _numbers(key_set, range(60_000, 63_000)))], key_set.schema)
+    lookups = lookup_tasks(Storage(), runs, deletes, 2)
+
+    assert planned_rows(Storage(), lookups, deletes) == 120_000, "a few more rows are not worth a look"
+    monkeypatch.setattr(index_lookup, "_MANY_ROWS", 120_000)
+    assert planned_rows(Storage(), lookups, deletes) == 3 * ROW_GROUP_ROWS
+    found = [lookup.run(deletes) for lookup in lookups]
+    assert [one.rows_read for one in found] == [ROW_GROUP_ROWS] * 3
+    assert sum(len(one.row_addresses) for one in found) == 3_000
+
+
+def test_footers_that_are_not_kept_are_not_read_for_a_plan() -> None:
+    key_set = key_set_of("long")
+    deletes = DeleteKeys.of([(GLOBAL, 2, _numbers(key_set, range(1_000_000)))], key_set.schema)
+    file = RunFile("file:/run", "run", 1, 2_000_000_000, (), (), (0, 0, 0), (0, 0, 999_999))
+
+    lookups = lookup_tasks(Storage(), [file], deletes, 2)
+
+    assert planned_rows(Storage(), lookups, deletes) == file.rows
+
+
 def test_a_large_file_of_the_index_is_shared_evenly_by_all_threads() -> None:
     key_set = key_set_of("long")
-    wanted = pa.RecordBatch.from_arrays(
-        [pa.array([0] * 10_000, pa.int32()), pa.array(range(10_000))], schema=key_set.schema
-    )
-    deletes = DeleteKeys.of([(GLOBAL, 2, wanted)], key_set.schema)
+    deletes = DeleteKeys.of([(GLOBAL, 2, _numbers(key_set, range(10_000)))], key_set.schema)
 
     def planned(rows: int, parallelism: int) -> list[int]:
         file = RunFile("file:/run", "run", 1, rows, (), (), (0, 0, 0), (0, 0, 9_999))
