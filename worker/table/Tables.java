@@ -78,9 +78,11 @@ public class Tables {
         return told(found);
     }
 
-    /** The snapshot that a branch is at now, of a table that is refreshed for it; null if there is no such branch. */
-    public String head(Table table, String branch) {
-        table.refresh();
+    /** The snapshot that a branch is at, of a table that is refreshed for it if it is to be; null without a branch. */
+    public String head(Table table, String branch, boolean isRefreshed) {
+        if (isRefreshed) {
+            table.refresh();
+        }
         Snapshot head = table.snapshot(branch);
         return head == null ? null : SnapshotParser.toJson(head);
     }

@@ -185,7 +185,7 @@ def commit_snapshot(
         # answer was lost, and met that one. A table that is gone may come back, so this is unknown, too.
         said = failure or CommitStateUnknownError("the commit was accepted, but the table does not show it")
         try:
-            committed = _find_commit(java_table, branch, commit_id)
+            committed = _find_commit(java_table, branch, commit_id, was_accepted=failure is None)
         except CommitError as unreadable:
             raise CommitStateUnknownError(f"{said}; then: {unreadable}") from None
         if committed is None and isinstance(said, CommitStateUnknownError):
@@ -242,20 +242,24 @@ def find_head(java_table: JavaObject, branch: str) -> int | None:
     Raises CommitError when the table can't be read.
     """
     with prepared():
-        head = _head(java_table, branch)
+        head = _head(java_table, branch, is_refreshed=True)
     return None if head is None else int(head["snapshot-id"])
 
 
-def _find_commit(java_table: JavaObject, branch: str, commit_id: str) -> CommittedSnapshot | None:
+def _find_commit(
+    java_table: JavaObject, branch: str, commit_id: str, *, was_accepted: bool
+) -> CommittedSnapshot | None:
     """The snapshot of one commit, or None when the table has none.
 
+    was_accepted: then Iceberg has refreshed the table, and found it there.
     Raises CommitError when the table can't be read, or has it where the branch does not lead.
     """
     with prepared():
-        head = _head(java_table, branch)
-        # Nearly always the head itself, which spares serialising the whole history.
-        if head is not None and _summary(head).get(COMMIT_ID) == commit_id:
-            return _committed(head)
+        for is_refreshed in (False, True) if was_accepted else (True,):
+            head = _head(java_table, branch, is_refreshed=is_refreshed)
+            # Nearly always the head itself, which spares serialising the whole history.
+            if head is not None and _summary(head).get(COMMIT_ID) == commit_id:
+                return _committed(head)
         metadata = _metadata(java_table)
     ours = (one for one in metadata.get("snapshots", ()) if _summary(one).get(COMMIT_ID) == commit_id)
     found = next(ours, None)
@@ -290,9 +294,12 @@ def _delete(java_table: JavaObject, paths: Collection[str]) -> None:
             java_table.io().deleteFile(path)
 
 
-def _head(java_table: JavaObject, branch: str) -> dict[str, Any] | None:
-    """The snapshot that a branch is at, once the table is refreshed. Raises Java's errors."""
-    told = tables(java_table).head(java_table, branch)
+def _head(java_table: JavaObject, branch: str, *, is_refreshed: bool) -> dict[str, Any] | None:
+    """The snapshot that a branch is at, as the table was refreshed last, or is for this.
+
+    Raises Java's errors.
+    """
+    told = tables(java_table).head(java_table, branch, is_refreshed)
     return None if told is None else json.loads(told)
 
 

@@ -494,7 +494,7 @@ def test_files_stay_whose_commit_happened_and_could_not_be_looked_up_for_lack_of
     table = new_table()
     shown = lineage(table)
 
-    def lacks_memory(*_: Any) -> None:
+    def lacks_memory(*_: Any, **__: Any) -> None:
         raise MemoryError
 
     with monkeypatch.context() as patches:

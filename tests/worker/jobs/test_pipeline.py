@@ -795,9 +795,12 @@ def test_a_table_of_a_rest_catalog_is_indexed_and_converted(
     ):
         jobs = Jobs(spark, rest, table_name, tmp_path / "index")
         jobs.run("index")
+        rest.requests.clear()
         assert jobs.run("convert").result["key_sets"][0]["source"] == "index"
         path = f"/v1/namespaces/db/tables/{table_name.rpartition('.')[2]}"
         assert rest.requests.count(f"POST {path}") == 1
+        # To plan, before the commit, and within it, where Iceberg looks before and afterwards.
+        assert rest.requests.count(f"GET {path}") == 1 + 1 + 2
         with pytest.raises(JobError) as unknown:
             Jobs(spark, rest, f"{catalog.name}.db.nowhere", tmp_path / "index").run("convert")
         assert unknown.value.code == "table_not_found"
