@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import math
 import os
 import socket
 import threading
@@ -74,14 +75,14 @@ class Budget:
 
     Used as a context: what the thread does in it, and what it starts in a copy of its context, is held to it.
     When the time is over, or at `end`, each connection that it uses is cut, so that no read goes on.
+    deadline: of `time.monotonic`.
     """
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
-        self._deadline = time.monotonic() + seconds
+        self.deadline = time.monotonic() + seconds
         self._lock = threading.Lock()
         self._sockets: set[socket.socket] = set()
-        self._timer: threading.Timer | None = None
         self._is_ended = False
 
     def __enter__(self) -> Budget:
@@ -90,16 +91,13 @@ class Budget:
 
     def __exit__(self, *_: object) -> None:
         _current.reset(self._outer)
-        with self._lock:
-            timer, self._timer = self._timer, None
-        if timer is not None:
-            timer.cancel()
+        _watch.forget(self)
 
     def end(self) -> None:
         """The result is wanted no more."""
         with self._lock:
             self._is_ended = True
-            self._deadline = min(self._deadline, time.monotonic())
+            self.deadline = min(self.deadline, time.monotonic())
             cut, self._sockets = self._sockets, set()
         for held in cut:
             with suppress(OSError):  # closed by its other side already
@@ -112,11 +110,11 @@ class Budget:
 
     @property
     def remaining_seconds(self) -> float:
-        return 0.0 if self._is_ended else max(self._deadline - time.monotonic(), 0.0)
+        return 0.0 if self._is_ended else max(self.deadline - time.monotonic(), 0.0)
 
     @property
     def overdue_seconds(self) -> float:
-        return max(time.monotonic() - self._deadline, 0.0)
+        return max(time.monotonic() - self.deadline, 0.0)
 
     def check(self) -> None:
         """Raises OutOfTimeError if there is no time left."""
@@ -135,11 +133,8 @@ class Budget:
         held = socket.socket(fileno=os.dup(connection.fileno()))
         with self._lock:
             self._sockets.add(held)
-            if self._timer is None:
-                self._timer = threading.Timer(self.remaining_seconds, self.end)
-                self._timer.daemon = True
-                self._timer.start()
         try:
+            _watch.keep(self)
             self.check()
             yield
         finally:
@@ -148,6 +143,48 @@ class Budget:
             held.close()
 
 
+class _Watch:
+    """Ends budgets whose time is over, in one thread: a timer for each would start one for a call or two."""
+
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """With nothing, as in a child of this process, which has no other thread."""
+        self._changed = threading.Condition()
+        self._budgets: set[Budget] = set()
+        self._looks_at = math.inf
+        self._thread: threading.Thread | None = None
+
+    def keep(self, budget: Budget) -> None:
+        with self._changed:
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, name="budgets", daemon=True)
+                thread.start()
+                self._thread = thread
+            self._budgets.add(budget)
+            if budget.deadline < self._looks_at:
+                self._changed.notify()
+
+    def forget(self, budget: Budget) -> None:
+        with self._changed:
+            self._budgets.discard(budget)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                now = time.monotonic()
+                over = {budget for budget in self._budgets if budget.deadline <= now}
+                self._budgets -= over
+                self._looks_at = min((budget.deadline for budget in self._budgets), default=math.inf)
+                if not over:
+                    self._changed.wait(self._looks_at - now if self._budgets else None)
+            for budget in over:
+                budget.end()
+
+
+_watch = _Watch()
+os.register_at_fork(after_in_child=_watch.begin)
 _current: ContextVar[Budget | None] = ContextVar("budget", default=None)
 
 
