@@ -5,6 +5,7 @@ Arrow asks for one column chunk after the other as it decodes them, with `pre_bu
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
 from typing import Any, TypeAlias, TypeVar
 
 import pyarrow as pa
@@ -47,12 +48,15 @@ class RowGroups:
         """The columns `names`, none of them nested, of row groups in their order. Raises as Arrow does."""
         groups = list(row_groups)
         self.fetch(groups, names)
-        parquet = pq.ParquetFile(self._source, metadata=self._metadata, page_checksum_verification=True)
-        rows = parquet.read_row_groups(groups, columns=list(names), use_threads=False)
+        rows = self._parquet.read_row_groups(groups, columns=list(names), use_threads=False)
         for name in names:
             if is_bytes(rows.schema.field(name).type):
                 self._check_encoding(rows[name], groups, name)
         return rows
+
+    @cached_property
+    def _parquet(self) -> pq.ParquetFile:
+        return pq.ParquetFile(self._source, metadata=self._metadata, page_checksum_verification=True)
 
     def _check_encoding(self, values: pa.ChunkedArray, groups: Sequence[int], name: str) -> None:
         """Raises pa.ArrowInvalid when a page was decoded by another encoding than it has.

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
@@ -80,6 +81,17 @@ def test_what_a_request_brought_along_is_not_asked_for_again(
     assert row_groups.read([1, 3], ["name"]).num_rows == 2 * ROWS // GROUPS
     assert remote.asked == [asked]
     assert ids.equals(pq.ParquetFile(path).read_row_groups(range(5), columns=["id"]))
+
+
+def test_arrow_opens_a_file_once_whatever_is_read_of_it(path: Path) -> None:
+    with (
+        pa.memory_map(str(path)) as source,
+        patch("worker.io.row_groups.pq.ParquetFile", wraps=pq.ParquetFile) as opened,
+    ):
+        row_groups = RowGroups(source, pq.read_metadata(path))
+        ids, names = (row_groups.read([3, 1], [name]) for name in ("id", "name"))
+    assert opened.call_count == 1
+    assert ids.num_rows == names.num_rows == 2 * ROWS // GROUPS
 
 
 def test_what_was_not_foreseen_is_asked_for(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
