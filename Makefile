@@ -70,6 +70,12 @@ $(VENV)/spark-classes.jsa: $(VENV)/jars tests/class_archive.py
 	@echo "Keeping the classes of Spark, which the tests start many times ..."
 	$(BIN)/python -m tests.class_archive >$(VENV)/spark-classes.log 2>&1 || { cat $(VENV)/spark-classes.log >&2; exit 1; }
 
+# Else each of the four processes of the first run would compile all modules, the same ones at the same time.
+# What can not be imported is told by the tests.
+$(VENV)/compiled: $(VENV)/installed
+	@$(BIN)/pytest --collect-only --numprocesses 0 -p no:cacheprovider -qq >/dev/null 2>&1 || true
+	touch $@
+
 # With `--dist` of pyproject.toml.
 # Four, since on two cores two of them wait often for what they started.
 PYTEST := $(BIN)/pytest --numprocesses 4
@@ -121,8 +127,9 @@ emulators: programs
 
 # What tests start.
 .PHONY: programs
-programs: install $(VENV)/spark-classes.jsa
-	@scripts/install_system_packages java jdk maven postgresql
+programs: install
+	@$(MAKE) --silent --jobs 2 $(VENV)/spark-classes.jsa $(VENV)/compiled
+	scripts/install_system_packages java jdk maven postgresql
 	# Debian has it, and not every system: the other one takes six times as long for a page.
 	scripts/install_system_packages chromium-headless-shell >/dev/null 2>&1 || scripts/install_system_packages chromium
 	scripts/install_helm >/dev/null
