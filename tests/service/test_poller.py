@@ -95,7 +95,7 @@ def tick_until(poller: Poller, is_met: Callable[[], bool]) -> None:
     while not is_met():
         assert time.monotonic() < deadline
         poller.poll_due()
-        time.sleep(0.02)
+        time.sleep(0.05)
 
 
 def health(service: Running, table: dict[str, Any]) -> dict[str, Any]:
