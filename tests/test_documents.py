@@ -4,6 +4,7 @@ import re
 import shlex
 import tomllib
 from collections import Counter
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +51,15 @@ def commands() -> list[str]:
     return sorted({alone or within for alone, within in found})
 
 
+@cache
+def all_commands() -> Any:
+    """To make them takes longer than to look one up."""
+    return typer.main.get_command(app)
+
+
 def is_known(command: str) -> bool:
     """Whether there is such a command, with such options. It is not run: `--install-completion` would."""
-    found: Any = typer.main.get_command(app)
+    found = all_commands()
     words = shlex.split(command, comments=True)
     while words and (below := getattr(found, "commands", {}).get(words[0])) is not None:
         found, words = below, words[1:]

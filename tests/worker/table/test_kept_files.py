@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from tempfile import NamedTemporaryFile
 
 import pytest
 from py4j.java_gateway import JavaObject
@@ -42,6 +43,24 @@ def read(file: JavaObject) -> bytes:
         return bytes(stream.readAllBytes())
     finally:
         stream.close()
+
+
+def read_bytes(file: JavaObject) -> int:
+    """How many there are to read: to hand over those of a large file takes Python seconds."""
+    stream = file.newStream()
+    try:
+        return int(stream.transferTo(jvm_of(file).java.io.OutputStream.nullOutputStream()))
+    finally:
+        stream.close()
+
+
+def write_zeros(file: JavaObject, count: int) -> None:
+    with NamedTemporaryFile() as holes:
+        holes.truncate(count)
+        source, stream = jvm_of(file).java.io.FileInputStream(holes.name), file.createOrOverwrite()
+        assert source.transferTo(stream) == count
+        stream.close()
+        source.close()
 
 
 def write(file: JavaObject, content: bytes) -> None:
@@ -88,19 +107,15 @@ def test_a_file_that_is_deleted_is_gone(store: JavaObject, files: JavaObject) ->
 def test_what_is_too_large_to_keep_is_read_as_ever(
     store: JavaObject, files: JavaObject, is_written: bool
 ) -> None:
-    large = bytes(ROOM_BYTES + 1)
-    if is_written:
-        write(files.newOutputFile(PLACE), large)
-    else:
-        store.addFile(PLACE, large)
-    for file in (files.newInputFile(PLACE), files.newInputFile(PLACE, len(large))):
-        assert file.getLength() == len(large)
-        assert len(read(file)) == len(large)
+    large = ROOM_BYTES + 1
+    write_zeros((files if is_written else store).newOutputFile(PLACE), large)
+    for file in (files.newInputFile(PLACE), files.newInputFile(PLACE, large)):
+        assert file.getLength() == read_bytes(file) == large
     store.addFile(PLACE, b"another")
     assert read(files.newInputFile(PLACE)) == b"another"
     # Together, not each.
     room = ROOM_BYTES - len(b"another")
-    store.addFile(f"{PLACE}.1", bytes(room))
+    write_zeros(store.newOutputFile(f"{PLACE}.1"), room)
     assert files.newInputFile(f"{PLACE}.1", room).getLength() == room
     for content in (b"abc", b"def"):
         store.addFile(f"{PLACE}.2", content)
@@ -110,14 +125,14 @@ def test_what_is_too_large_to_keep_is_read_as_ever(
 
 def test_what_is_gone_or_was_not_kept_leaves_its_room_to_others(store: JavaObject, files: JavaObject) -> None:
     for _ in range(2):
-        write(files.newOutputFile(PLACE), bytes(ROOM_BYTES))
+        write_zeros(files.newOutputFile(PLACE), ROOM_BYTES)
         files.deleteFile(PLACE)
     store.addFile(PLACE, b"abc")
     assert read(files.newInputFile(PLACE, ROOM_BYTES)) == b"abc"
     for _ in range(2):
-        write(files.newOutputFile(PLACE), bytes(ROOM_BYTES))
+        write_zeros(files.newOutputFile(PLACE), ROOM_BYTES)
     store.addFile(PLACE, b"another")
-    assert read(files.newInputFile(PLACE)) == bytes(ROOM_BYTES)
+    assert read_bytes(files.newInputFile(PLACE)) == ROOM_BYTES
 
 
 @pytest.mark.parametrize("told", [2, 4])
