@@ -23,8 +23,11 @@ from tests.thorough import EXHAUSTIVE, first_always
 pytestmark = pytest.mark.integration
 
 
-@pytest.fixture(scope="module")
-def cluster(catalog: Catalog, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+# Tasks of an only executor that dies wait for the next one; of two, the other one goes on.
+@pytest.fixture(scope="module", params=[1, pytest.param(2, marks=EXHAUSTIVE)], ids=["one", "two"])
+def cluster(
+    request: pytest.FixtureRequest, catalog: Catalog, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Cluster]:
     """Stages run on the cluster, however small."""
     directory = tmp_path_factory.mktemp("service")
     (directory / "on-spark").touch()
@@ -32,7 +35,7 @@ def cluster(catalog: Catalog, tmp_path_factory: pytest.TempPathFactory) -> Itera
         "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
         FAULTS_FILE_VARIABLE: str(directory / "faults.json"),
     }
-    with standalone_cluster(tmp_path_factory.mktemp("spark"), executors) as master:
+    with standalone_cluster(tmp_path_factory.mktemp("spark"), executors, request.param) as master:
         environment = {
             "ICESTREAM_SPARK_MASTER": master,
             "SPARK_LOCAL_IP": "127.0.0.1",
@@ -52,7 +55,7 @@ def test_jobs_survive_executors_that_are_killed(
     case: tuple[str, str, str], cluster: Cluster, spark: SparkSession, catalog: Catalog
 ) -> None:
     kind, name, point = case
-    subject = Subject(cluster, spark, f"{catalog.name}.db.on_a_cluster_{kind}", 3)
+    subject = Subject(cluster, spark, f"{catalog.name}.db.on_{cluster.directory.name}_{kind}", 3)
     (worker,) = cluster.workers
     fault = Fault(point, "after", "kill-executor")
     fired = cluster.inject(fault)
