@@ -26,7 +26,7 @@ def furnished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Runnin
 
 
 LOOKS = list(product(THEMES, WIDTHS))
-PARTS = 2 * len(LOOKS)
+PARTS = 4 * len(LOOKS)
 """In which pages of all routes are looked at, each in one look."""
 ROUTES = [
     route.partition(" ")[2]
