@@ -1,6 +1,5 @@
 """The Dockerfiles: what they pin, what they hold, and that their steps make something that starts."""
 
-import ast
 import hashlib
 import json
 import os
@@ -112,18 +111,19 @@ def test_what_is_copied_exists_and_is_not_ignored(image: str) -> None:
                 assert any(fnmatch(source.rstrip("/"), one) or source.startswith(f"{one}/") for one in kept)
 
 
+IMPORTED = re.compile(r"^ *(?:from|import) (\w+)", re.MULTILINE)
+
+
 @cache
 def packages_in_use() -> set[str]:
     """The packages of this repository that the service or the worker is made of, each by its folder."""
     used, waiting = set[str](), {"service", "worker"}
     while waiting:
         used |= waiting
-        trees = [ast.parse(path.read_text()) for name in waiting for path in (ROOT / name).rglob("*.py")]
-        nodes = [node for tree in trees for node in ast.walk(tree)]
-        named = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-        named |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
-        here = {name.partition(".")[0] for name in named}
-        waiting = {name for name in here if (ROOT / name / "__init__.py").exists()} - used
+        sources = [path.read_text() for name in waiting for path in (ROOT / name).rglob("*.py")]
+        # By their lines, of which the formatter makes one for each: to parse all modules takes seconds.
+        named = {name for source in sources for name in IMPORTED.findall(source)}
+        waiting = {name for name in named if (ROOT / name / "__init__.py").exists()} - used
     return used
 
 
