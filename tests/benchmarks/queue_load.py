@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 from urllib.request import Request, urlopen
@@ -125,6 +125,18 @@ class _Group(ABC):
     kind: str
     heads: Sequence[str]
     names: Sequence[str]
+
+    @cached_property
+    def _metadata(self) -> dict[str, Any]:
+        return dict(json.loads(_path(self.heads[0]).read_text()))
+
+    @property
+    def table_uuid(self) -> str:
+        return str(self._metadata["table-uuid"])
+
+    @property
+    def location(self) -> str:
+        return str(self._metadata["location"])
 
     @property
     def is_told(self) -> bool:
@@ -321,7 +333,7 @@ def measure_polling(
             directories = new_catalog(session, "directories", "hadoop", warehouse)
             for group in groups:
                 catalog = {_REST: served, _HADOOP: directories}.get(group.kind, sql)
-                ids = new_tables(session, catalog, group.names, iceberg.properties["warehouse"])
+                ids = new_tables(session, catalog, group.names, group.location, group.table_uuid)
                 enrolled |= dict(zip(ids, ((group, name) for name in group.names), strict=True))
                 if group.is_told:
                     session.add_all(

@@ -44,15 +44,17 @@ def new_catalog(session: Session, name: str, kind: str, properties: dict[str, st
     return catalog
 
 
-def new_tables(session: Session, catalog: Catalog, names: Sequence[str], location: str) -> list[str]:
-    """Their ids."""
+def new_tables(
+    session: Session, catalog: Catalog, names: Sequence[str], location: str, table_uuid: str | None = None
+) -> list[str]:
+    """Their ids. table_uuid: of all of them, if they share the metadata of one table."""
     tables = [
         EnrolledTable(
             catalog_id=catalog.id,
             identifier=["db", name],
             namespace="db",
             name=f"db.{name}",
-            table_uuid=f"{catalog.name}-{name}",
+            table_uuid=table_uuid or f"{catalog.name}-{name}",
             format_version=2,
             location=location,
         )
