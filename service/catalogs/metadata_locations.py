@@ -59,6 +59,8 @@ def _sql_locations(catalog: SqlCatalog, tables: Sequence[Identifier]) -> Metadat
     query = select(
         IcebergTables.table_namespace, IcebergTables.table_name, IcebergTables.metadata_location
     ).where(IcebergTables.catalog_name == catalog.name)
+    if (of_tables := catalog._iceberg_type_filter()) is not None:
+        query = query.where(of_tables)
     with catalog.engine.connect() as connection:
         # At once: fetched one by one, each row costs more than all the rest.
         rows = connection.execute(query).all()

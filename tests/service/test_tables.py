@@ -5,6 +5,7 @@ from typing import Any
 
 import httpx
 import pytest
+from sqlalchemy import text
 
 from service.catalogs.metadata_locations import metadata_locations_reader
 from service.db.database import utc_now
@@ -449,6 +450,14 @@ def test_tables_are_told_apart_by_the_parts_of_their_names(local: Running, icebe
     assert nearest == ["standard", "manual"]
     locations = metadata_locations_reader(CatalogType.SQL, iceberg.catalog)([*names, ("a", "b", "d")])
     assert locations == {name: iceberg.catalog.load_table(name).metadata_location for name in names}
+
+
+def test_a_view_in_a_sql_catalog_is_no_table_whose_metadata_is_looked_for(iceberg: IcebergCatalog) -> None:
+    read = metadata_locations_reader(CatalogType.SQL, iceberg.catalog)
+    assert read([("db", "t")])
+    with iceberg.catalog.engine.begin() as connection:
+        connection.execute(text("UPDATE iceberg_tables SET iceberg_type = 'VIEW'"))
+    assert read([("db", "t")]) == {}
 
 
 def test_viewers_read_and_change_nothing(local: Running) -> None:
