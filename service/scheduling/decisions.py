@@ -50,16 +50,11 @@ WORK = {
 
 
 def decide(
-    state: TableState,
-    policy: EffectivePolicy,
-    now: datetime,
-    weighed: Weighing | None = None,
-    *,
-    tells_cost: bool = True,
+    state: TableState, policy: EffectivePolicy, now: datetime, weighed: Weighing | None = None
 ) -> list[Decision]:
-    """One decision for each kind that may start by itself. weighed, tells_cost: as for `decide_kind`."""
+    """One decision for each kind that may start by itself. weighed: as for `decide_kind`."""
     weighed = weighed or weighing(state, policy)
-    return [decide_kind(kind, state, policy, now, weighed, tells_cost=tells_cost) for kind in state.kinds]
+    return [decide_kind(kind, state, policy, now, weighed) for kind in state.kinds]
 
 
 def cron_of(policy: EffectivePolicy) -> dict[JobKind, str]:

@@ -23,7 +23,7 @@ from service.records.health import TableHealth
 from service.records.jobs import POLICY, JobKind
 from service.records.tables import EnrolledTable
 from service.scheduling import clock
-from service.scheduling.decisions import NOT_COUNTED, cron_of, deadlines, decide
+from service.scheduling.decisions import NOT_COUNTED, cron_of, deadlines, decide, decide_kind
 from service.scheduling.facts import WAITS, Action, Decision, TableState, weighing, windows_of
 from service.scheduling.state import Known, table_state, waits_since
 from service.scheduling.worth import Weighing
@@ -148,11 +148,12 @@ def _decides_at(
     weighed: Weighing | None,
 ) -> datetime | None:
     """The next moment at which time alone makes other decisions than those of now, or may do so."""
-    kept = [(decision.action, decision.code) for decision in decided]
-    for moment in sorted(_changes(state, policy, now, weighed)):
-        then = decide(state, policy, moment, weighed, tells_cost=False)
-        if [(decision.action, decision.code) for decision in then] != kept:
-            return moment
+    # Many kinds have their moments in common.
+    for moment in sorted(set(_changes(state, policy, now, weighed))):
+        for decision in decided:
+            then = decide_kind(decision.kind, state, policy, moment, weighed, tells_cost=False)
+            if (then.action, then.code) != (decision.action, decision.code):
+                return moment
     return None
 
 

@@ -31,7 +31,9 @@ from service.jobs.contract import FinishRequest
 from service.policies.models import EffectivePolicy
 from service.records.catalogs import Catalog, CatalogType
 from service.records.health import HealthSample, TableHealth
+from service.records.jobs import JobKind
 from service.scheduling import facts
+from service.scheduling.decisions import decide_kind
 from service.scheduling.looks import Polled, _reads_within, store_look
 from service.scheduling.poller import Poller, _Basis, _Lane, _Tracked
 from service.settings import Settings
@@ -766,6 +768,30 @@ def test_a_look_weighs_once_what_readers_pay(
         before = len(weighed)
         poller.poll(table["id"])
     assert len(weighed) - before == 1
+
+
+def test_a_look_decides_until_the_first_kind_on_which_time_decides_otherwise(
+    service: Running, iceberg: IcebergCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = {"convert": {"age_seconds": 86_400}, "index": {"enabled": False}}
+    service.admin.post("/policies", json={"name": "patient", "settings": policy}).raise_for_status()
+    iceberg.delete_keys("db.t", [1])
+    service.register(iceberg)
+    table = service.enroll(policy="patient")
+    decided: dict[tuple[JobKind, datetime], bool] = {}
+    codes: dict[JobKind, str] = {}
+
+    def note(kind: JobKind, state: Any, policy: Any, now: datetime, *rest: Any, **named: Any) -> Any:
+        found = decide_kind(kind, state, policy, now, *rest, **named)
+        assert (kind, now) not in decided
+        decided[kind, now] = found.code != codes.setdefault(kind, found.code)
+        return found
+
+    for module in ("decisions", "scheduler"):
+        monkeypatch.setattr(f"service.scheduling.{module}.decide_kind", note)
+    with polling(service) as (poller, _):
+        poller.poll(table["id"])
+    assert [number for number, is_other in enumerate(decided.values()) if is_other] == [len(decided) - 1]
 
 
 def test_a_look_that_finds_the_same_works_out_no_costs_anew_and_makes_a_row_of_a_sample(
