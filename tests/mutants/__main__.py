@@ -103,9 +103,15 @@ class Unchanged:
 
     def tests_of(self, mutation: MutationSpec) -> list[str]:
         """Those that run the line, first without Spark and the shortest; of a statement over many lines, what
-        is noted is the first or one in its midst."""
+        is noted is the first or one in its midst. Those that call the function, if it is one of its defaults;
+        none if the line runs when the module is imported, which is the first test's to do."""
         lines = self.lines.get(str(mutation.module_path), {})
-        line = max((line for line in lines if line <= mutation.start_pos[0]), default=0)
+        within = _body(mutation)
+        if within is None:
+            return []
+        begin, at = within.start, mutation.start_pos[0]
+        runs_before = (line for line in lines if begin <= line <= at)
+        line = max(runs_before, default=min((line for line in lines if line in within), default=0))
         tests = [test for test in lines.get(line, ()) if test in self.seconds]
         return sorted(tests, key=lambda test: (test in self.on_spark, self.seconds[test]))
 
@@ -250,6 +256,18 @@ def _change(mutation: MutationSpec) -> tuple[str, str, str]:
 def _diff(before: str, after: str, *, context_lines: int) -> Iterator[str]:
     lines = unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=context_lines)
     return islice(lines, 2, None)  # without the names of files
+
+
+def _body(mutation: MutationSpec) -> range | None:
+    """The lines of the body of the innermost function that a mutation is in."""
+    at = mutation.start_pos[0]
+    found = None
+    for node in ast.walk(ast.parse(mutation.module_path.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert node.end_lineno is not None
+            if node.lineno <= at <= node.end_lineno:
+                found = range(node.body[0].lineno, node.end_lineno + 1)  # those within come later
+    return found
 
 
 def _meaningless(source: str) -> Iterator[tuple[Position, Position]]:

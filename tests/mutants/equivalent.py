@@ -34,12 +34,26 @@ QUEUE = (
 PLAN = (
     Equivalent(
         "worker/table/manifest_values.py",
+        'NestedField(110, "null_value_counts", MapType(121, IntegerType(), 122, LongType()),'
+        " required=False),",
+        'NestedField(110, "null_value_counts", MapType(121, IntegerType(), 123, LongType()),'
+        " required=False),",
+        "fields are found by their ids; keys and values of a map have one place, whatever theirs",
+    ),
+    Equivalent(
+        "worker/table/manifest_values.py",
         'NestedField(2, "data_file", StructType(*fields), required=True),',
         'NestedField(2, "data_file", StructType(*fields), required=False),',
         "of bounds: the plan has read the same manifests before, and refused one without this column",
     ),
 )
 DELETES = (
+    Equivalent(
+        "worker/deletes/vector_files.py",
+        "found = deletes.are_vectors & (room >= deletes.named_lengths)",
+        "found = deletes.are_vectors & (room > deletes.named_lengths)",
+        "`has_others` looks at what is found, and wants room for the quotes as well",
+    ),
     Equivalent(
         "worker/deletes/locations.py",
         "return AnnouncedPlan(number=number, tasks=0, files_per_task=0, location=location,"
