@@ -12,7 +12,9 @@ from trust.locations import (
     AmbiguousLocationError,
     LocationNotAllowedError,
     Places,
+    can_hold_index,
     is_absolute,
+    is_table_bucket,
     is_under,
     normalize_location,
     parse_location,
@@ -147,6 +149,15 @@ def test_a_file_is_opened_by_the_very_name_that_was_checked(tmp_path: Path, name
         assert (tmp_path / "lake" / name / str(number)).samefile(path)
 
 
+@pytest.mark.parametrize(
+    ("location", "is_of_a_table"),
+    [("s3://ab--table-s3/t", True), ("s3://lake/t", False), ("gs://ab--table-s3/t", False)],
+)
+def test_a_bucket_of_a_table_is_known_by_its_name_on_s3(location: str, is_of_a_table: bool) -> None:
+    assert is_table_bucket(location) is is_of_a_table
+    assert can_hold_index(location) is not is_of_a_table
+
+
 def test_a_link_is_judged_by_where_it_leads(tmp_path: Path) -> None:
     lake, elsewhere = tmp_path / "disk" / "lake", tmp_path / "elsewhere"
     for folder in (lake / "real", elsewhere):
@@ -176,6 +187,8 @@ def test_only_where_a_link_may_be_each_folder_on_the_way_is_looked_at(
         (one / "x").touch()
     (folder / "file").symlink_to(elsewhere / "x")
     (folder / "out").symlink_to(elsewhere)
+    (folder / "behind").symlink_to(tmp_path / "z-elsewhere")
+    (tmp_path / "z-elsewhere").mkdir()
     (folder / "dangling").symlink_to(elsewhere / "new")
     (folder / "x (deleted)").symlink_to(elsewhere / "x")
     places, looked = Places((str(folder),)), Mock(wraps=os.path.realpath)
@@ -183,7 +196,7 @@ def test_only_where_a_link_may_be_each_folder_on_the_way_is_looked_at(
     for name in ("x", "new"):
         places.check(f"{folder}/{name}")
     assert not looked.called
-    for name in ("file", "out", "out/x", "out/new", "dangling", "x (deleted)"):
+    for name in ("file", "out", "out/x", "out/new", "behind", "dangling", "x (deleted)"):
         with pytest.raises(LocationNotAllowedError, match=r"leads by a link to .*elsewhere"):
             places.check(f"{folder}/{name}")
     places.check(f"{folder}/new/newer")

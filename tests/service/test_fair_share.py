@@ -22,6 +22,7 @@ from service.scheduling.preview import preview
 from service.scheduling.scheduler import schedule
 from service.scheduling.state import read_known
 from tests.service.queue_calls import (
+    FATAL,
     SETTINGS,
     START,
     add_tables,
@@ -80,6 +81,18 @@ def test_the_tables_of_a_catalog_take_turns(database: Database) -> None:
         order.append(assignment.table.id)
     assert Counter(order) == {busy: 3, quiet: 3, other: 3}
     assert all(len(set(order[at : at + 3])) == 3 for at in (0, 3, 6))
+
+
+def test_only_jobs_that_wait_are_put_behind_others(database: Database) -> None:
+    (table,) = add_tables(database, ["a"])
+    worker = add_worker(database)
+    for kind in (JobKind.COMPACT, JobKind.INDEX, JobKind.CONVERT):
+        request(database, table, kind)
+        with statements_of(database) as statements:
+            assignment = claim(database, worker)
+        assert assignment is not None
+        assert not any("SET table_claimed_at" in statement for statement, _ in statements)
+        finish(database, assignment.job.id, 1, "failed", error=FATAL)
 
 
 def test_a_higher_priority_goes_before_any_turn(database: Database) -> None:

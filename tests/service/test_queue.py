@@ -13,7 +13,7 @@ from sqlmodel import col, select
 from service.auth.models import SYSTEM
 from service.db.database import Database, new_id
 from service.errors import ConflictError, InvalidError
-from service.jobs import assignments, attempts, claims, queue
+from service.jobs import assignments, attempts, claims, fair_share, queue
 from service.jobs.contract import (
     AddressRange,
     AddressRangeRequest,
@@ -29,7 +29,7 @@ from service.policies.models import AttachmentRequest, PolicyRequest
 from service.policies.service import attach_policy, create_policy
 from service.records.catalogs import Catalog
 from service.records.health import TableHealth
-from service.records.jobs import Event, Job, JobKind, JobStatus
+from service.records.jobs import Attempt, Event, Job, JobKind, JobStatus
 from service.records.policies import Level
 from service.records.system import SystemState
 from service.records.tables import AddressCounter, EnrolledTable
@@ -1002,6 +1002,37 @@ def test_a_claim_passes_by_a_job_that_another_claim_looks_at(database: Database)
             assignment = claims.claim(meanwhile, SETTINGS, claims.Ask(SYSTEM, worker), START)
     assert assignment is not None
     assert assignment.job.id == second
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("database_kind", ["postgresql"])
+def test_of_catalogs_whose_first_job_others_look_at_the_next_one_comes_in_their_turn(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when other claims hold all that this one has chosen among."""
+    tables = add_tables(database, ["a", "b"])
+    (other,) = add_tables(database, ["c"], "other")
+    first, second = (request(database, table, priority=1) for table in tables)
+    request(database, other)
+    monkeypatch.setattr(fair_share, "_jobs_in_turn", lambda _: select(Job).where(Job.id == "none"))
+    with database.write() as session:
+        queue.lock_job(session, first)
+        with database.write() as meanwhile:
+            meanwhile.execute(text("SET LOCAL lock_timeout = '1ms'"))
+            (found,) = fair_share.next_jobs(meanwhile, 1, START)
+    assert found.job.id == second
+
+
+@pytest.mark.parametrize(("after", "seconds"), [(0.25, 0.25), (-5, 0)])
+def test_an_attempt_took_no_less_than_nothing_by_a_clock_that_was_set_back(
+    database: Database, after: float, seconds: float
+) -> None:
+    (table,) = add_tables(database, ["a"])
+    job_id = request(database, table)
+    assert claim(database, add_worker(database)) is not None
+    finish(database, job_id, 1, "succeeded", START + timedelta(seconds=after))
+    with database.read() as session:
+        assert session.get_one(Attempt, (job_id, 1)).seconds == seconds
 
 
 @pytest.mark.integration

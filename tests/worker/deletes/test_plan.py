@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -11,10 +13,11 @@ from pyroaring import BitMap64
 
 from tests.delete_files import write_deletes
 from tests.worker.deletes.files import data_file, delete_file
+from worker.contract.control_plane import AnnouncedPlan
 from worker.deletes.existing import ExistingDeletes
 from worker.deletes.locations import DeleteFileLocations
 from worker.deletes.merge import DeleteGranularity, plan_deletes
-from worker.deletes.stage import _deletes_by_scope, _deletes_of
+from worker.deletes.stage import DeletesStage, _deletes_by_scope, _deletes_of
 from worker.io.storage import Storage
 from worker.table.files import DataFile, DeleteFile, DeleteFiles, PartitionKey
 
@@ -228,3 +231,13 @@ def test_format_version_one_is_refused() -> None:
 )
 def test_granularity_is_the_tables_and_file_by_default(properties: dict[str, str], granularity: str) -> None:
     assert DeleteGranularity.of_table(properties) == granularity
+
+
+def test_what_was_announced_is_told_again_only_where_the_service_decides_about_a_head() -> None:
+    plan = AnnouncedPlan(number=1, tasks=0, files_per_task=0, location="s3://lake/t")
+    job: Any = Mock(reporter=Mock(seconds_ahead=0.0))
+    stage: Any = Mock(_locations=[(None, 2)], _announced=plan, _told=None, _job=job)
+    for only_on, told in ((None, 1), (None, 1), (7, 2), (7, 3)):
+        DeletesStage.announce(stage, None, only_on)
+        assert job.reporter.announce.call_count == told
+    assert job.reporter.confirm_lease.call_count == 1

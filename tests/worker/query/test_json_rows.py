@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from decimal import Decimal
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -43,6 +44,16 @@ def test_a_moment_of_any_year_is_told_as_it_is_asked_for(
     rows = json_rows(pa.table({"k": values}), Schema(types.NestedField(1, "k", kind)))
     assert rows == [{"k": in_json}, {"k": None}]
     assert keys_of_json(key_set(kind), [{"k": in_json}]).column(1).to_pylist() == [value]
+
+
+def test_zones_and_words_are_understood() -> None:
+    """Further forms of what `json_rows` writes in one."""
+    asked: list[dict[str, Any]] = [{"k": f"1970-01-01T00:00:00{zone}"} for zone in ("Z", "+01:30", "-01:30")]
+    keys = keys_of_json(key_set(types.TimestamptzType()), asked)
+    assert keys.column(1).to_pylist() == [minutes * 60 * 10**6 for minutes in (0, -90, 90)]
+    asked = [{"k": word} for word in (True, False, "true", "false")]
+    keys = keys_of_json(key_set(types.BooleanType()), asked)
+    assert keys.column(1).to_pylist() == [True, False, True, False]
 
 
 def test_moments_in_nested_columns_are_of_any_year() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from py4j.java_gateway import JavaObject
@@ -498,6 +499,18 @@ def test_an_error_while_the_catalog_swaps_leaves_the_state_unknown(new_plan: New
     # What was not committed can be, once the catalog is well again.
     commit_row_delta(plan.java_table, plan.delta)
     assert len(plan.rows) == 8
+
+
+def test_a_commit_whose_end_is_not_known_says_if_memory_was_short(
+    new_plan: NewPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next attempt commits less at a time then."""
+    plan = new_plan()
+    full = Mock(side_effect=MemoryError("of Java"))
+    monkeypatch.setattr(worker.table.commit, "raise_lack_of_memory", full)
+    with failing_commits(plan, "BEFORE", "ABORT"), pytest.raises(MemoryError, match="of Java"):
+        commit_row_delta(plan.java_table, plan.delta)
+    assert full.called
 
 
 def test_a_commit_whose_answer_was_lost_is_found_in_the_history(new_plan: NewPlan) -> None:

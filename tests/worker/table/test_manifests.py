@@ -233,6 +233,17 @@ def test_what_was_read_before_is_not_read_again(tmp_path: Path, monkeypatch: pyt
     assert len(read) == 2, "what files mean follows from the spec"
 
 
+def test_paths_of_all_snapshots_come_from_the_manifests_that_were_not_read_before(tmp_path: Path) -> None:
+    metadata, snapshot = planning.make_snapshot(tmp_path, data_files=3, delete_files=1)
+    io, read = PyArrowFileIO(), set[str]()
+    every = all_snapshots.paths_of_all_snapshots(metadata, io)
+    assert all_snapshots.paths_of_all_snapshots(metadata, io, read) == every
+    assert len(read) == 2
+    lists = {snapshot.manifest_list, *read}
+    assert lists < every
+    assert all_snapshots.paths_of_all_snapshots(metadata, io, read) == lists
+
+
 def test_of_what_a_plan_has_read_a_commit_gets_what_there_is_room_for() -> None:
     kept = manifests.ReadFiles(5)
     for path, content in (("a", b"123"), ("b", b"456"), ("a", b"123"), ("c", b"78")):
