@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from dataclasses import asdict
@@ -56,6 +56,8 @@ SLOT_CLAIM_WAIT_SECONDS = 5.0
 """Of a worker that shares its process: no signal ends the wait, so its answer is awaited."""
 SETTLE_SECONDS = 0.5
 """What the service is about to grant when a claim's connection is closed, it has granted by then."""
+_NOTICED_SECONDS = 0.5
+"""A signal that comes just before its thread begins to wait, or to another thread, does not end the wait."""
 HAND_BACK_SECONDS = 10.0
 """Of a process that is asked to stop, for a job in a thread of its own to notice."""
 
@@ -331,12 +333,14 @@ def run_workers(workers: Sequence[Worker], names: Sequence[str]) -> None:
         return
     with ThreadPoolExecutor(len(workers), "slot") as threads:
         running = [threads.submit(worker.run, name) for worker, name in zip(workers, names, strict=True)]
-        for ended in as_completed(running):
-            if ended.exception() is not None:
+        left = set(running)
+        while left:
+            ended, left = wait(left, _NOTICED_SECONDS, FIRST_COMPLETED)
+            if any(one.exception() is not None for one in ended):
                 for worker in workers:
                     worker.end()
-    for ended in running:
-        ended.result()
+    for one in running:
+        one.result()
 
 
 def end_at_once(runner: TaskRunner, why: str) -> None:
