@@ -45,7 +45,7 @@ def paths_of_all_snapshots(
     new = {path: one for path, one in manifests.items() if path not in read_before}
     for files, deletes in _entries(metadata, io, new, may_be_gone=may_be_gone):
         needed.update(files.paths(), deletes.paths())
-    read_before |= new.keys()
+    read_before.update(new)
     return needed
 
 
