@@ -183,7 +183,7 @@ def test_the_latest_jobs_tell_what_all_tell(
 def test_a_table_s_jobs_are_those_that_began_of_whatever_branch(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queue, "_MOST_ASKED", 2)
+    monkeypatch.setattr(queue, "_MOST_ASKED", 1)
     table, branch, other = add_tables(database, ["a", "a", "b"])
     worker, ours, foreign = add_worker(database), set[str](), set[str]()
     for number, (each, dry_run) in enumerate(
