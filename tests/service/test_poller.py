@@ -80,12 +80,17 @@ def polling(
     service: Running,
     poll_interval_seconds: float | None = None,
     monotonic: Callable[[], float] = time.monotonic,
+    *,
+    notes_all: bool = True,
 ) -> Iterator[tuple[Poller, WatchedCatalogs]]:
+    """notes_all: each look that finds nothing new, and not each sixth."""
     settings = service.settings
     if poll_interval_seconds is not None:
         settings = settings.model_copy(update={"poll_interval_seconds": poll_interval_seconds})
     catalogs = WatchedCatalogs(settings)
     poller = Poller(service.database, settings, catalogs, monotonic)
+    if notes_all:
+        poller._noted_seconds = 0.0
     yield poller, catalogs
     catalogs.go_on.set()
     poller.stop()
@@ -529,7 +534,7 @@ def test_another_table_whose_metadata_file_has_the_same_name_is_seen(
 def test_that_nothing_has_changed_is_noted_now_and_then(service: Running, iceberg: IcebergCatalog) -> None:
     now = 1000.0
     table = settled(service, iceberg)
-    with polling(service, poll_interval_seconds=10, monotonic=lambda: now) as (poller, catalogs):
+    with polling(service, 10, lambda: now, notes_all=False) as (poller, catalogs):
         tick_until(poller, lambda: health(service, table)["measured_at"] is not None)
         noted = {health(service, table)["measured_at"]}
         for _ in range(18):
