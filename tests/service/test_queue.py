@@ -180,10 +180,11 @@ def test_the_latest_jobs_tell_what_all_tell(
     assert (told == last_job()) is (history in ("ccccccc", "cciccc", "cf"))
 
 
+@pytest.mark.parametrize("most", [1, 2])
 def test_a_table_s_jobs_are_those_that_began_of_whatever_branch(
-    database: Database, monkeypatch: pytest.MonkeyPatch
+    database: Database, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
-    monkeypatch.setattr(queue, "_MOST_ASKED", 1)
+    monkeypatch.setattr(queue, "_MOST_ASKED", most)
     table, branch, other = add_tables(database, ["a", "a", "b"])
     worker, ours, foreign = add_worker(database), set[str](), set[str]()
     for number, (each, dry_run) in enumerate(
