@@ -27,7 +27,7 @@ MetadataLocations = dict[Identifier, str]
 """Tables that are not there, or whose location is not known, are left out."""
 
 AT_ONCE = {
-    CatalogType.SQL: 10_000,
+    CatalogType.SQL: 1_000_000,
     CatalogType.GLUE: 10_000,
     CatalogType.HIVE: 500,
     CatalogType.REST: 25,

@@ -88,8 +88,9 @@ class Watch(Message):
     is_told: bool
     """The last change of the table was told by a notification, and not found out by a poll."""
     polled_every_seconds: float
-    """The table is polled about this often, whoever tells of it: less often while its changes are told. In a
-    REST or hadoop catalog, where each table costs a request, also less often the longer it has been quiet."""
+    """The table is polled about this often at least, whoever tells of it: less often while its changes are
+    told. In a REST or hadoop catalog, where each table costs a request, also less often the longer it has
+    been quiet; in a SQL catalog, whose one answer tells of all, as often as any table that goes along."""
     awaited_until: datetime | None
     """A commit was told that was not there yet: the table is looked at again some times until then; null if
     none is awaited."""

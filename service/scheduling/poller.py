@@ -61,9 +61,6 @@ _READ_SINGLY = 10_000
 """Events after a start: of those before the last of them, none comes any more, whoever writes them."""
 _SILENCES = 20
 """Of a catalog, that a poll may last in all: the first of a table may have thousands of manifests to read."""
-_ALONG = 0.75
-"""Of the interval: what has its turn within that goes along where one answer tells of all tables, so that few
-such answers are asked for."""
 _LOOKED_AT_ONCE = 500
 """Rows in one transaction."""
 _POLLED = (
@@ -206,10 +203,12 @@ class _Tracked:
         self.heard += 1
         self.wake_at = 0.0
 
-    def rest(self, now: float, moment: datetime) -> None:
+    def rest(self, now: float, moment: datetime, *, goes_along: bool) -> None:
         """Until something may be due, as far as that is known. Clocks may jump, so no longer than to the next
-        poll."""
-        self.wake_at = min(self.next_at, self.fresh_until or self.next_at)
+        poll, or than to that of all with which it goes along."""
+        self.wake_at = self.fresh_until or self.next_at
+        if not goes_along:
+            self.wake_at = min(self.wake_at, self.next_at)
         if self.decide_at is not None:
             self.wake_at = min(self.wake_at, now + (self.decide_at - moment).total_seconds())
         if self.news != self.polled:
@@ -227,6 +226,8 @@ class _Lane:
 
     threads: ThreadPoolExecutor
     type: CatalogType
+    interval: float
+    """Seconds."""
     tables: dict[str, _Tracked] = field(default_factory=dict)
     busy: int = 0
     """Polls under way or waiting."""
@@ -235,6 +236,8 @@ class _Lane:
     sweeps: int = 0
     settled: deque[str] = field(default_factory=deque)
     """Tables whose metadata locations are to be compared, what waits longest first; new with each tick."""
+    together_at: float = 0.0
+    """When the metadata locations of those that go along are compared next."""
     failures: int = 0
     next_at: float = 0.0
 
@@ -243,6 +246,11 @@ class _Lane:
         return [
             (key, table) for key, table in self.tables.items() if table.wake_at <= at and not table.is_busy
         ]
+
+    def goes_along(self, table: _Tracked) -> bool:
+        """Whether its metadata location is compared when those of all others are, and has no turn of its own:
+        where one answer tells of all, turns of thousands cost more than that."""
+        return self.type in TOLD_TOGETHER and not table.again and table.pace.seconds >= self.interval
 
 
 class Poller:
@@ -384,7 +392,7 @@ class Poller:
     def _lane(self, catalog_id: str, kind: CatalogType) -> _Lane:
         if catalog_id not in self._lanes:
             threads = ThreadPoolExecutor(self._settings.polls_per_catalog, f"poller-{catalog_id[:8]}")
-            self._lanes[catalog_id] = _Lane(threads, kind)
+            self._lanes[catalog_id] = _Lane(threads, kind, self._settings.poll_interval_seconds)
         return self._lanes[catalog_id]
 
     def _hear(self) -> set[str]:
@@ -426,11 +434,11 @@ class Poller:
         if self._is_stopping or now < lane.next_at:
             return
         due: list[tuple[bool, bool, float, str]] = []
-        settled: list[tuple[float, bool, str]] = []
+        settled: list[tuple[float, str]] = []
         for table_id, table in lane.awake(now):
             is_settled = table.is_settled(moment)
-            if is_settled and now >= table.next_at:
-                settled.append((table.next_at, bool(table.again), table_id))
+            if is_settled and now >= table.next_at and not lane.goes_along(table):
+                settled.append((table.next_at, table_id))
             if is_settled and now < table.fresh_until:
                 continue
             has_news = table.news != table.polled
@@ -442,15 +450,13 @@ class Poller:
         room = max(self._room(lane), sum(not is_untold for is_untold, *_ in due))
         for *_, table_id in heapq.nsmallest(room, due):
             self._start_poll(lane, table_id)
-        # Those whose turn comes soon go along with others alone, and not with those that are looked at again.
-        if lane.type in TOLD_TOGETHER and any(not is_again for _, is_again, _ in settled):
-            until = now + _ALONG * self._settings.poll_interval_seconds
-            settled += (
-                (table.next_at, bool(table.again), table_id)
-                for table_id, table in lane.awake(until)
-                if now < table.next_at <= until and table.is_settled(moment)
-            )
-        lane.settled = deque(table_id for *_, table_id in sorted(settled))
+        lane.settled = deque(table_id for _, table_id in sorted(settled))
+        has_thread = lane.sweeps < self._settings.polls_per_catalog
+        if now >= lane.together_at and lane.type in TOLD_TOGETHER and has_thread:
+            along = {table_id: table for table_id, table in lane.tables.items() if lane.goes_along(table)}
+            seconds = min((table.pace.seconds for table in along.values()), default=lane.interval)
+            lane.together_at = now + _about(seconds)
+            lane.settled.extend(along)
         self._start_sweeps(catalog_id, lane, moment)
 
     def _room(self, lane: _Lane) -> int:
@@ -483,8 +489,12 @@ class Poller:
             while lane.settled and len(chosen) < AT_ONCE[lane.type]:
                 table_id = lane.settled.popleft()
                 table = lane.tables.get(table_id)
-                if table is not None and not table.is_busy and table.is_settled(moment):
+                if table is None or table.is_busy:
+                    continue
+                if table.is_settled(moment):
                     table.is_busy, chosen[table_id] = True, table
+                else:
+                    table.wake_at = 0.0
             if chosen:
                 lane.sweeps += 1
                 lane.threads.submit(self._sweep, catalog_id, lane, chosen)
@@ -518,17 +528,19 @@ class Poller:
                 lane.settled.clear()
             for table_id, table in tables.items():
                 table.is_busy = False
-                if table_id not in moved:
-                    table.again = max(table.again - 1, 0)
-                table.next_at = now + self._interval(table, moment)
                 if table_id in moved:
                     table.fresh_until = table.next_at = 0.0
                     table.tells = False
                     if table.identifier in states:  # it has moved
                         self._start_at_once(lane, table_id, table)
-                elif table.is_notified:
-                    self._start_at_once(lane, table_id, table)
-                table.rest(now, moment)
+                elif table.is_notified or table.wake_at <= now or not lane.goes_along(table):
+                    table.again = max(table.again - 1, 0)
+                    table.next_at = now + self._interval(table, moment)
+                    if table.is_notified:
+                        self._start_at_once(lane, table_id, table)
+                else:
+                    continue
+                table.rest(now, moment, goes_along=lane.goes_along(table))
             if not self._is_stopping:
                 self._start_sweeps(catalog_id, lane, moment)
 
@@ -572,7 +584,9 @@ class Poller:
             if found.metadata_state is not None:
                 table.note_at = now + self._noted_seconds
                 table.fresh_until = now + found.read_within * random.uniform(0.5, 1)  # noqa: S311 - no secret
-            table.rest(now, moment)
+            if goes_along := lane.goes_along(table):
+                lane.together_at = min(lane.together_at, table.next_at)
+            table.rest(now, moment, goes_along=goes_along)
             if found.is_reachable:
                 lane.failures, lane.next_at = 0, 0.0
                 if table.is_notified:  # while it was polled
@@ -583,7 +597,7 @@ class Poller:
                 lane.next_at = now + min(doubled, _LONGEST_BACKOFF_SECONDS)
 
     def _interval(self, table: _Tracked, moment: datetime) -> float:
-        usual = table.pace.every_seconds(moment) * random.uniform(0.9, 1.1)  # noqa: S311 - no secret
+        usual = _about(table.pace.every_seconds(moment))
         return min(_AGAIN_SECONDS[-table.again], usual) if table.again else usual
 
     def _pace(self, kind: CatalogType, polled: Polled, basis: _Basis) -> Pace:
@@ -631,3 +645,7 @@ class Poller:
                 check_location(self._settings, location)
             with self._catalogs.reading(catalog, tuple(table.identifier)):
                 return loaded, measure(loaded, table.branch, self._cache, since)
+
+
+def _about(seconds: float) -> float:
+    return seconds * random.uniform(0.9, 1.1)  # noqa: S311 - no secret

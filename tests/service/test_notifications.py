@@ -181,11 +181,9 @@ def test_where_commits_are_told_tables_are_polled_less_often(
     monkeypatch.setattr("service.scheduling.poller.random.uniform", lambda low, high: (low + high) / 2)
     table = enrolled(service, iceberg)
     with polling(service) as (poller, catalogs):
-        tracked = None
 
         def look(count: int) -> float:
             """When the table is polled next, after so many polls, in intervals."""
-            nonlocal tracked
             tick_until(poller, lambda: catalogs.loads["local.db.t"] == count and not busy(poller))
             (lane,) = poller._lanes.values()
             tracked = lane.tables[table["id"]]
@@ -213,8 +211,8 @@ def test_where_commits_are_told_tables_are_polled_less_often(
             shown = person.open(f"/tables/{table['id']}").text
         assert "notified; polled every 6 h" in shown
         iceberg.delete_keys("db.t", [3])  # of which nobody tells
-        assert tracked is not None
-        tracked.next_at = tracked.wake_at = 0.0
+        (lane,) = poller._lanes.values()
+        lane.together_at = 0.0
         assert look(5) == 1
         iceberg.delete_keys("db.t", [4])
         notify(service, f"/tables/{table['id']}/notifications")
@@ -331,8 +329,7 @@ def test_what_is_looked_for_soon_is_asked_for_together_and_without_the_rest(
     with polling(service, monotonic=lambda: now.monotonic) as (poller, _):
         let_ticks_pass(poller)
         (lane,) = poller._lanes.values()
-        quiet = lane.tables[tables[-1]["id"]]
-        quiet.next_at = quiet.wake_at = now.monotonic + SELDOM / 2  # soon enough to go along with others
+        lane.together_at = now.monotonic + SELDOM / 2
         for table in tables[:2]:
             notify(service, f"/tables/{table['id']}/notifications")
         let_ticks_pass(poller)

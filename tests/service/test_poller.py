@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -836,9 +837,10 @@ def test_what_is_heard_of_is_read_at_once_and_without_what_it_tells(
     assert "events.message" not in heard
 
 
-def test_what_tells_of_all_tables_is_asked_once_for_those_whose_turn_comes_soon(
+def test_what_tells_of_all_tables_is_asked_once_for_all_of_them(
     service: Running, iceberg: IcebergCatalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """But for those that have turns of their own, such as one of which it is told that it has changed."""
     service.register(iceberg)
     for number in range(3):
         iceberg.create(f"db.t{number}")
@@ -850,20 +852,36 @@ def test_what_tells_of_all_tables_is_asked_once_for_those_whose_turn_comes_soon(
         compared.append({table.identifier[-1] for table in tables.values()})
         sweep(poller, catalog_id, lane, tables)
 
-    monkeypatch.setattr(Poller, "_sweep", note)
-    with polling(service, poll_interval_seconds=3600) as (poller, catalogs):
+    now = 1000.0
+    with polling(service, 10, lambda: now) as (poller, catalogs):
         tick_until(poller, lambda: catalogs.loads.total() == 3)
+        now += 12
         let_ticks_pass(poller)
+        monkeypatch.setattr(Poller, "_sweep", note)
         (lane,) = poller._lanes.values()
         tables = {table.identifier[-1]: table for table in lane.tables.values()}
-        for number, table in enumerate(tables.values()):
-            table.next_at = table.wake_at = time.monotonic() + 1000 * (number + 1)
+        tables["t1"].again = 1
+        tables["t1"].next_at = tables["t1"].wake_at = now
+        tables["t2"].pace = replace(tables["t2"].pace, seconds=100)
         let_ticks_pass(poller)
-        assert not compared
-        (first, second, _) = tables
-        tables[first].next_at = tables[first].wake_at = 0
+        assert compared == [{"t1"}]
+        now += 8
         let_ticks_pass(poller)
-        assert compared == [{first, second}]
+        assert compared == [{"t1"}]
+        now += 4
+        let_ticks_pass(poller)
+        assert compared == [{"t1"}, set(tables)]
+        for table in tables.values():
+            table.pace = replace(table.pace, seconds=60)
+        now += 12
+        let_ticks_pass(poller)
+        del compared[:]
+        now += 52
+        let_ticks_pass(poller)
+        assert not compared, "all are told of"
+        now += 15
+        let_ticks_pass(poller)
+        assert compared == [set(tables)]
         assert catalogs.loads.total() == 3
 
 
