@@ -51,11 +51,17 @@ def read_health(session: Session, table_id: str) -> tuple[TableHealth, HealthSam
 
 
 def record_sample(
-    session: Session, health: TableHealth, found: Judged, last: HealthSample | None, now: datetime
+    session: Session,
+    settings: Settings,
+    health: TableHealth,
+    found: Judged,
+    last: HealthSample | None,
+    looked_at: datetime | None,
+    now: datetime,
 ) -> None:
     """Append a sample if the figures changed, or if the last one is a while ago.
 
-    last: the table's last sample, as `keep_last_look` has left it.
+    last: the table's last sample. looked_at: when it was looked at before.
     """
     shape: dict[str, Any] = health.reader_shapes.get("now", {})
     # A row and no object: making that takes longer than writing it.
@@ -76,13 +82,17 @@ def record_sample(
         "small_manifests": health.small_manifests,
         **{name: shape.get(name, 0) for name in _OF_SHAPE},
     }
-    if (
-        last is None
-        or any(getattr(last, name) != sample[name] for name in _COMPARED)
-        or now - last.at >= timedelta(seconds=_SAMPLE_SECONDS)
-    ):
+    if last is not None and looked_at is not None:
+        last = _keep_last_look(session, settings, last, looked_at, sample, now)
+    is_recent = last is not None and now - last.at < timedelta(seconds=_SAMPLE_SECONDS)
+    if last is None or not is_recent or not _is_same(last, sample):
         placed = _placed(last, now, health.pending_equality_deletes, sample["lag_seconds"])
         session.connection().execute(_ADD, sample | placed)
+
+
+def _is_same(last: HealthSample, sample: dict[str, Any]) -> bool:
+    """But for what grows by itself."""
+    return all(getattr(last, name) == sample[name] for name in _COMPARED)
 
 
 def unseen_after(settings: Settings) -> timedelta:
@@ -90,32 +100,36 @@ def unseen_after(settings: Settings) -> timedelta:
     return timedelta(seconds=max(_UNSEEN_SECONDS, _MISSED_POLLS * settings.poll_interval_seconds))
 
 
-def keep_last_look(
-    session: Session, settings: Settings, health: TableHealth, last: HealthSample | None, now: datetime
-) -> HealthSample | None:
+def _keep_last_look(
+    session: Session,
+    settings: Settings,
+    last: HealthSample,
+    looked_at: datetime,
+    sample: dict[str, Any],
+    now: datetime,
+) -> HealthSample:
     """Append a sample of the last look at a table in which nothing but ages had changed until then; returns
     the last sample.
 
     While that is so, tables are not measured. Without it, history would show neither how long the lag became,
     nor when at the earliest there came what is new; nor that nobody has looked since: then the sample's
-    status is `unknown`.
+    status is `unknown`. Where nothing is new, what is seen now tells as much.
     """
-    if last is None or health.measured_at is None:
-        return last
-    is_unseen = now - health.measured_at > unseen_after(settings)
+    is_unseen = now - looked_at > unseen_after(settings)
     ages = {name: age for name in _AGES if (age := getattr(last, name))}
-    since = max(health.measured_at - last.at, timedelta())
-    if is_unseen or since >= timedelta(seconds=_SAMPLE_SECONDS if ages else _QUIET_SECONDS):
+    since = max(looked_at - last.at, timedelta())
+    is_late = since >= timedelta(seconds=_SAMPLE_SECONDS if ages else _QUIET_SECONDS)
+    if is_unseen or (is_late and not _is_same(last, sample)):
         grown = {
             "id": None,
             "at": last.at + since,
             "status": HealthStatus.UNKNOWN.value if is_unseen else last.status,
             **{name: age + since.total_seconds() for name, age in ages.items()},
         }
-        sample = HealthSample(**last.model_dump() | grown)
-        append_sample(session, last, sample)
+        kept = HealthSample(**last.model_dump() | grown)
+        append_sample(session, last, kept)
         session.flush()
-        return sample
+        return kept
     return last
 
 

@@ -19,7 +19,7 @@ from service.db.database import FOR_UPDATE, utc_now
 from service.errors import IcestreamError
 from service.index_health.models import AGE_LIMITS_SECONDS
 from service.index_health.reader_cost import store_reader_cost, store_savings
-from service.index_health.samples import keep_last_look, read_health, record_sample
+from service.index_health.samples import read_health, record_sample
 from service.index_health.service import RecentJobs, begins_to_lag_at, judged, recent_jobs, store_status
 from service.index_health.status import overdue_at
 from service.jobs.events import record_table_event
@@ -126,7 +126,7 @@ def store_look(
     paused = pause_reason(table, catalog, is_system_paused=bool(is_paused))
     known = Known(policy, paused, jobs)
     health, last_sample = read_health(session, table_id)
-    last_sample = keep_last_look(session, settings, health, last_sample, now)
+    looked_at = health.measured_at
     if health.poll_error is not None:
         record_table_event(session, table_id, "poll.recovered", "The table can be read again.", now)
         health.poll_error = None
@@ -165,7 +165,7 @@ def store_look(
     if note is not None:
         health.last_poll = note(polled)
     more = health.count_pending()
-    record_sample(session, health, status, last_sample, now)
+    record_sample(session, settings, health, status, last_sample, looked_at, now)
     write_events(session, scheduled.told)
     add_pending(session, table_id, more, now)
     return polled

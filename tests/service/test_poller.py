@@ -810,8 +810,6 @@ def test_a_look_that_finds_the_same_works_out_no_costs_anew_and_makes_a_row_of_a
     monkeypatch.setattr("service.reader_cost.seconds_of", Mock(side_effect=AssertionError("it is known")))
     monkeypatch.setattr(samples, "HealthSample", Mock(side_effect=AssertionError("objects are slow")))
     monkeypatch.setattr(samples, "_SAMPLE_SECONDS", 0)
-    with service.database.write() as session:
-        session.get_one(TableHealth, table["id"]).measured_at = None  # or the last look is kept
     service.poll(table["id"])
     with service.database.read() as session:
         first, second = session.exec(select(HealthSample).order_by(col(HealthSample.id))).all()

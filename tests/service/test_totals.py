@@ -16,7 +16,7 @@ from sqlmodel import Session, col, func, select
 from service.auth.models import SYSTEM
 from service.db.database import Database
 from service.index_health import summary
-from service.index_health.samples import keep_last_look, read_health, record_sample
+from service.index_health.samples import read_health, record_sample
 from service.index_health.service import judged
 from service.index_health.summary import total_pending
 from service.jobs.conversions import converted_since
@@ -41,12 +41,12 @@ def sample(database: Database, table_id: str, deletes: int, now: datetime) -> No
     """As a poll of the table does it."""
     with database.write() as session:
         table, (health, last) = get_table(session, table_id, for_update=True), read_health(session, table_id)
-        last = keep_last_look(session, SETTINGS, health, last, now)
+        looked_at = health.measured_at
         health.measured_at, health.pending_equality_deletes = now, deletes
         health.pending_equality_delete_files = min(deletes, 1)
         status = judged(table, health, effective_policy(session, table), (), None, now)
         more = health.count_pending()
-        record_sample(session, health, status, last, now)
+        record_sample(session, SETTINGS, health, status, last, looked_at, now)
         add_pending(session, table_id, more, now)
 
 
