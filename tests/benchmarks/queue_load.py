@@ -363,6 +363,7 @@ def measure_polling(
                     ages, unseen = _watch(database, enrolled, seconds)
                     typer.echo(f"they were watched for {time.monotonic() - watched_at:.0f} s")
                     told, claimed = _tell(url, database, enrolled)
+                    _pause_told(url, enrolled)
                 finally:
                     stop.set()
                 watched_seconds = time.monotonic() - watched_at
@@ -560,6 +561,13 @@ def _tell(
     return unseen, unclaimed
 
 
+def _pause_told(url: str, enrolled: Mapping[str, tuple[_Group, str]]) -> None:
+    """Their jobs failed, and would be tried again."""
+    for table_id, (group, _) in enrolled.items():
+        if group.is_told:
+            _post(url, f"tables/{table_id}/pause")
+
+
 def _post(url: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
     request = Request(f"{url}/api/v1/{path}", json.dumps(body).encode() if body else None, method="POST")
     request.add_header("Authorization", f"Bearer {KEY}")
@@ -674,8 +682,8 @@ def _report_polling(polling: Polling) -> str:
         "others, the less often the longer it has been quiet. Of a look that finds nothing new, each sixth",
         "is noted, as the ages below have it.",
         f"Then commits to {len(polling.told_seconds)} of the SQL tables are told, one after the other. Each",
-        "adds an equality delete that is to be converted at once; no other policy starts a job. At last the",
-        "service is started again, and left alone.",
+        "adds an equality delete that is to be converted at once, by a job that fails; no other policy",
+        "starts a job. At last these tables are paused, and the service is started again, and left alone.",
         "",
         f"| tables | {' | '.join(kinds)} |",
         f"|---|{'---:|' * len(kinds)}",
