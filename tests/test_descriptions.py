@@ -1,8 +1,9 @@
 """The words of the OpenAPI document, which /docs and the command line show: each text is a sentence.
 
 No program knows English. What can be told is that a text begins and ends as sentences do, does not lean on
-the name of its field ("Of the table."), is no clause ("When it ended."), and commands something or has a
-verb of its own ("The table that it is about." has none).
+the name of its field ("Of the table.", "It took this long."), is no clause ("When it ended."), says how large
+a number is by its unit, and commands something or has a verb of its own ("The table that it is about." has
+none).
 """
 
 import json
@@ -13,15 +14,15 @@ from typing import Any
 from service.command.openapi import DOCUMENT
 
 VERBS = re.compile(
-    r"\b(allow|allows|answered|are|asks|attaches|be|became|becomes|begin|begins|belong|belongs|call|came|"
-    r"changes|comes|commits|committed|contains|converts|counts|covers|decided|deleted|deletes|did|do|"
-    r"does|ended|ends|enrols|erases|expire|expires|failed|follows|get|gets|give|gives|go|goes|got|grows|had|"
-    r"hands|happened|has|hashed|have|hides|hold|holds|inherits|is|keep|keeps|know|knows|leaves|left|lie|"
-    r"lies|limits|list|look|looked|made|make|makes|match|matched|matches|matter|may|means|measured|must|"
-    r"named|names|need|needs|open|opens|point|put|ran|read|registered|remove|removes|repeats|reported|"
-    r"requested|resolves|run|said|saw|say|says|sets|shows|signs|spent|stands|start|started|starts|"
-    r"stay|stays|stops|succeeded|switched|take|takes|tell|tells|told|took|used|wait|waits|was|went|were|"
-    r"work|works|write|writes)\b"
+    r"\b(allow|allows|answered|are|asks|attaches|be|became|becomes|begin|begins|belong|belongs|call|called|"
+    r"came|changes|comes|commits|committed|contains|converts|counts|covered|covers|decided|deleted|"
+    r"deletes|did|do|does|ended|ends|enrols|erased|erases|expire|expires|failed|follows|gave|get|gets|"
+    r"give|gives|go|goes|got|grows|had|hands|happened|has|hashed|have|hides|hold|holds|inherits|is|keep|"
+    r"keeps|know|knows|leaves|left|lie|lies|limits|list|look|looked|made|make|makes|match|matched|"
+    r"matches|matter|may|means|measured|must|named|names|need|needs|open|opens|point|put|ran|read|"
+    r"registered|remove|removes|repeats|reported|requested|resolves|run|said|saw|say|says|sets|shows|"
+    r"signs|spent|stands|start|started|starts|stay|stays|stops|succeeded|switched|take|takes|tell|tells|"
+    r"told|took|tried|tries|used|wait|waits|was|went|were|work|works|write|writes|wrote)\b"
 )
 """A verb that is missing is to be added, unless it is a noun as well, as `runs` is."""
 COMMANDS = re.compile(
@@ -33,9 +34,11 @@ CLAUSE = re.compile(r"(How|Until when|What|When|Where|Whether|Which|Who|Whose|Wh
 SUBORDINATE = re.compile(r"\b(as it|how|that|what|when|where|whether|which|who|whoever|whose|why)\b")
 """Each of these words has a verb of its own."""
 LEANING = re.compile(
-    r"(After|Also|And|Another|As|Because|Before|Between|By|False|For|From|If|In|Into|Its|More|Not|Of|On|Read|Since"
-    r"|Such|That|The same|Their|Then|Those|To|True|Under|Which|With|Without|Written)\b"
+    r"(After|Also|And|Another|As|Because|Before|Between|By|False|For|From|If|In|Into|It|Its|More|Not|Of|On|Read|"
+    r"Since|Such|That|The same|Their|Then|They|Those|To|True|Under|Which|With|Without|Written)\b"
+    r"|This (did|does|is|says|was) (how|what|when|where|whether|who|why) (it|its|they)\b"
 )
+UNMEASURED = re.compile(r"\bso many\b|\b(so|this) (large|long|much|often|old|widely)\b", re.IGNORECASE)
 
 
 def descriptions(node: Any, path: str = "") -> Iterator[tuple[str, str]]:
@@ -59,7 +62,7 @@ def fault_of(text: str) -> str | None:
         return "it leans on what is not said here"
     if CLAUSE.match(text):
         return "it is a part of a sentence"
-    if re.search(r"\bso (many|much)\b", text, re.IGNORECASE):
+    if UNMEASURED.search(text):
         return "it says of no number how large it is"
     first = re.split(r"[.:;?](?:\s|$)", re.sub(r"`[^`]*`", "X", text))[0]
     words = first.partition(" ")[2]
@@ -82,6 +85,7 @@ def test_what_is_no_sentence_is_found() -> None:
         "What went wrong, and why.",
         "Whether it runs; null means no.",
         "The index has so many rows.",
+        "The step took this long.",
         "The sorted runs of an index.",
         "no capital is here.",
         "It has no end",
@@ -92,6 +96,8 @@ def test_what_is_no_sentence_is_found() -> None:
         "Another one is made.",
         "Such as it is.",
         "With it, all is well.",
+        "It took this many seconds.",
+        "This is why it failed.",
     ):
         assert fault_of(text) == "it leans on what is not said here"
     assert fault_of("The key columns have these names.") is None

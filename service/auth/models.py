@@ -88,7 +88,7 @@ class ApiKeyRequest(Message):
     name: str = ModelField(min_length=1, max_length=200)
     """People know the key by its name, which need not be unique."""
     role: Role
-    """The key may do this."""
+    """The key may do what this role allows."""
     scopes: list[Scope] | None = ModelField(default=None, min_length=1)
     """The key may call only what these scopes name: headings of /docs, where `write` includes `read`; null is
     all that its role may. A key with scopes cannot sign in a browser."""
@@ -116,7 +116,7 @@ class RotationRequest(Message):
     )
 
     grace_seconds: int = ModelField(ge=0, le=30 * 24 * 3600)
-    """The old secret stays good beside the new one for this long; 0 ends it at once."""
+    """The old secret stays good beside the new one for this many seconds; 0 ends it at once."""
     expires_at: UtcTime | None = None
     """The key expires at this time from now on; left out, the time stays as it is."""
     prefix: str | None = None
@@ -131,27 +131,27 @@ class ApiKeyView(Message):
     name: str
     """The name is as it was given when the key was made."""
     role: Role
-    """The key may do this."""
+    """The key may do what this role allows."""
     scopes: list[Scope] | None
-    """Only these parts of it are meant; null for all."""
+    """The key may use these parts alone of what its role allows; null for all."""
     tables: list[str] | None
     """The tables whose keys may be asked for, by patterns of their full names; null for all."""
     state: KeyState
-    """This says whether it can be used."""
+    """The key can be used while it is `active`."""
     prefix: str
     """First characters of the key, to tell keys apart."""
     created_at: datetime
-    """It was made at this time."""
+    """The key was made at this time."""
     created_by: str
-    """It was made by the holder of this name."""
+    """The key was made by the holder of this name."""
     expires_at: datetime | None
     """The key ends at this time; null for never."""
     last_used_at: datetime | None
-    """It was last used at this time, give or take five minutes; null for never."""
+    """The key was last used at this time, give or take five minutes; null for never."""
     revoked_at: datetime | None
-    """It was revoked at this time; null if it was not."""
+    """The key was revoked at this time; null if it was not."""
     rotated_at: datetime | None
-    """It got its present secret at this time; null if that is its first."""
+    """The key got its present secret at this time; null if that is its first."""
     previous_expires_at: datetime | None
     """The secret before the last rotation is good until this time."""
 
@@ -160,7 +160,7 @@ class CreatedApiKey(ApiKeyView):
     """This is a new API key, or one that got a new secret."""
 
     key: str
-    """It is shown once; only its hash is stored."""
+    """The secret of the key is shown this once; only its hash is stored."""
 
 
 class Me(Message):
@@ -169,9 +169,9 @@ class Me(Message):
     name: str
     """The caller is called so: by the name of the API key, or of the person who signed in."""
     role: Role
-    """The caller may do this."""
+    """The caller may do what this role allows."""
     scopes: list[Scope] | None
-    """Only these parts of it are meant; null for all."""
+    """The caller may use these parts alone of what the role allows; null for all."""
     kind: str
     """The credentials are an `api_key`, a `session` or of another kind."""
 
@@ -200,21 +200,21 @@ class AuditEntryView(Message):
     """This is what somebody did, or was not allowed to do."""
 
     id: int
-    """The id grows with every entry."""
+    """The id of the entry is larger than those of earlier entries."""
     at: datetime
-    """It was recorded at this time."""
+    """The entry was written at this time."""
     principal: str
-    """This is the name of who did it: of an API key, of a person who signed in, or `icestream` for the
-    service itself."""
+    """The action was one by the holder of this name: that of an API key, of a person who signed in, or
+    `icestream` for the service itself."""
     role: str
     """The caller had this role then."""
     action: str
     """The action has a name, such as `table.enroll`."""
     target: str
-    """It was done to this: a name, an id, or the path that was called."""
+    """The action was done to this: a name, an id, or the path that was called."""
     outcome: Literal["allowed", "denied"]
-    """This says whether it was allowed."""
+    """The action was `allowed` or `denied`."""
     request_id: str | None
     """The request that did it had this X-Request-ID; null for what the service did by itself."""
     fields: dict[str, Any]
-    """This is what else is known about it, such as `dry_run` or the `reason` of a denial."""
+    """The entry has more about the action here, such as `dry_run` or the `reason` of a denial."""

@@ -38,7 +38,7 @@ class CatalogRequest(ClosedMessage):
     name: Name
     """The name is unique among catalogs, and has letters, digits and `_.-`."""
     type: CatalogType
-    """The catalog is of this type."""
+    """The catalog is of this type, as PyIceberg names them."""
     properties: dict[str, str] = ModelField(default_factory=dict)
     """These are PyIceberg's properties for this type. Secrets are references: `env:NAME` or `file:/path`.
     Those with `index.` before their names, as in `index.s3.access-key-id`, are for the index warehouse
@@ -58,7 +58,7 @@ class CatalogPatch(ClosedMessage):
     )
 
     name: Name | None = None
-    """It gets this new name; ids and enrolled tables stay."""
+    """The catalog gets this new name; ids and enrolled tables stay."""
     properties: dict[str, str | None] | None = None
     """Properties to set, or with null to remove."""
     index_warehouse: str | None = None
@@ -74,9 +74,9 @@ class CatalogError(Message):
     title: str
     """The title says in short what is the matter."""
     detail: str
-    """This is what happened, in words."""
+    """The detail says in words what happened."""
     remedy: str
-    """This is what to do about it."""
+    """The remedy says what to do about the problem."""
 
 
 class CatalogHealthView(Message):
@@ -84,20 +84,21 @@ class CatalogHealthView(Message):
     requests and checks."""
 
     status: CatalogStatus
-    """This is the status of the catalog."""
+    """The catalog has this status, as its latest requests have shown."""
     since: datetime | None
-    """It has had this status since then: since its first answer, or since what failed first; null while the
-    status is unknown."""
+    """The catalog has had its status since this time: since its first answer, or since what failed first;
+    null while the status is unknown."""
     answered_at: datetime | None
-    """It answered last at this time; null if it never did."""
+    """The catalog last answered at this time; null if it never did."""
     latency_seconds: float | None
-    """A request took this long lately, on average, with what was read after it; null before an answer."""
+    """A request took this many seconds lately, on average, with what was read after it; null before an
+    answer."""
     error: CatalogError | None
-    """This is what failed since it answered last; null if nothing did."""
+    """Requests have failed with this error since the catalog last answered; null if none has."""
     requests: int
     """The catalog was sent this many requests so far."""
     tables: dict[HealthStatus, int]
-    """This counts its enrolled tables with each health."""
+    """The catalog has this many enrolled tables of each health."""
 
 
 class CatalogView(Message):
@@ -108,7 +109,7 @@ class CatalogView(Message):
     name: str
     """The name is unique among catalogs."""
     type: CatalogType
-    """The catalog is of this type."""
+    """The catalog is of this type, as PyIceberg names them."""
     properties: dict[str, str]
     """The properties have references instead of secrets."""
     index_warehouse: str | None
@@ -120,11 +121,11 @@ class CatalogView(Message):
     version: int
     """Counts its changes; also its ETag."""
     created_at: datetime
-    """It was registered at this time."""
+    """The catalog was registered at this time."""
     updated_at: datetime
-    """It was changed last at this time."""
+    """The registration was last changed at this time."""
     health: CatalogHealthView
-    """This is how it does."""
+    """The catalog was seen to do like this whenever it was asked for something."""
 
 
 StepName = Literal[
@@ -143,36 +144,36 @@ class CheckStep(Message):
     """This is one thing that was tried."""
 
     name: StepName
-    """This is what it was about."""
+    """The step tried this, such as to `connect`."""
     status: Literal["ok", "failed", "skipped"]
-    """It is `skipped` if there was nothing to do, or if it rests on a step that failed."""
+    """The step is `skipped` if there was nothing to do, or if it rests on one that failed."""
     detail: str
-    """This is what was seen, in words."""
+    """The detail says in words what the step saw."""
     remedy: str | None
-    """This is what to do about it; null unless it failed."""
+    """The remedy says what to do about a step that failed; null for others."""
     seconds: float
-    """It took this long."""
+    """The step took this many seconds."""
 
 
 class CatalogCheck(Message):
     """This says whether the catalog can be used, what it shows, and what fails."""
 
     ok: bool
-    """This says whether no step failed."""
+    """The catalog can be used if this is true: no step has failed."""
     status: Literal["ok", "warning", "unreachable", "unusable"]
-    """It is `warning` if the catalog answered, and shows no tables; `unreachable` if it does not show its
-    tables; `unusable` if it does, but they can't be read, or the index warehouse can't be written to."""
+    """The catalog is `ok`; `warning` if it answered, and shows no tables; `unreachable` if it does not show
+    its tables; `unusable` if it does, but they can't be read, or the index warehouse can't be written to."""
     explanation: str
-    """This is what was seen, in words: of the first step that failed, if one did."""
+    """The explanation says in words what was seen: by the first step that failed, if one did."""
     remedy: str | None
-    """This is what to do about it; null if there is nothing to do."""
+    """The remedy says what to do about what was seen; null if there is nothing to do."""
     namespaces: list[str]
     """The namespaces are listed as dotted names."""
     tables: list[str]
     """These are the first tables that were found, as dotted names."""
     table_count: int
-    """It shows this many tables in all."""
+    """The catalog shows this many tables in all."""
     seconds: float
-    """It took this long in all."""
+    """All steps together took this many seconds."""
     steps: list[CheckStep]
     """The steps are in the order in which they were tried."""

@@ -45,7 +45,7 @@ class StandingPatternPatch(ClosedMessage):
     policy: str | None = None
     """Tables to come get the policy of this name or id; null inherits."""
     paused: bool | None = None
-    """While true, it enrols nothing."""
+    """While true, the pattern enrols no tables."""
 
 
 class StandingPatternView(Message):
@@ -54,40 +54,40 @@ class StandingPatternView(Message):
     id: str
     """The id names the pattern in later calls."""
     catalog_id: str
-    """It is compared with the catalog of this id."""
+    """The pattern is compared with tables of the catalog of this id."""
     catalog: str
-    """It is compared with the catalog of this name."""
+    """The pattern is compared with tables of the catalog of this name."""
     pattern: str
     """The pattern of dotted names is written as for a shell."""
     exclude: list[str]
-    """It leaves out tables that match these patterns."""
+    """Tables that match these patterns are left out."""
     branch: str
-    """It enrols this branch."""
+    """This branch of each table is enrolled."""
     policy: str | None
-    """It attaches the policy of this name; null means inherited."""
+    """Each table gets the policy of this name; null means inherited."""
     publish: Staging | None
-    """It has published this staging branch on the branch; null for what the policy says."""
+    """This staging branch of each table is published on its branch; null for what its policy says."""
     paused: bool
-    """While true, it enrols nothing."""
+    """While true, the pattern enrols no tables."""
     version: int
     """Counts its changes; also its ETag."""
     created_by: str
-    """It was made by the holder of this name."""
+    """The pattern was made by the holder of this name."""
     created_at: datetime
-    """It was made at this time."""
+    """The pattern was made at this time."""
     updated_at: datetime
-    """It was changed last at this time."""
+    """The pattern was last changed at this time."""
     evaluated_at: datetime | None
-    """It was last compared with the catalog at this time; null means never."""
+    """The pattern was last compared with the catalog at this time; null means never."""
     matched: int
-    """This many tables matched when it was last compared."""
+    """This many tables matched when the pattern was last compared with the catalog."""
     enrolled: int
-    """It has enrolled this many tables so far."""
+    """The pattern has enrolled this many tables so far."""
     error: dict[str, Any] | None
-    """This is why the catalog could not be looked at then: `type`, `detail` and `remedy`; null if it
-    could."""
+    """The last comparison failed with this error (`type`, `detail` and `remedy`), since the catalog could not
+    be looked at; null if it could."""
     failures: list[PatternMiss]
-    """These tables match and could not be enrolled then, with the reason; they are tried again."""
+    """These tables matched and could not be enrolled, with the reason; they are tried again."""
 
 
 class Candidate(Message):
@@ -98,7 +98,7 @@ class Candidate(Message):
     name: str
     """The name is the identifier with dots."""
     summary: str
-    """This is what it holds, in words."""
+    """The summary says in words what equality deletes the table holds."""
     table_id: str | None
     """The branch main of the table is enrolled under this id; null if it is not."""
     format_version: int | None
@@ -112,16 +112,17 @@ class Candidate(Message):
     data_files: int
     """The table has this many data files."""
     read_seconds: float
-    """A full read takes Spark this long now, in seconds of processor time, as a model estimates it."""
+    """A full read of the table takes this many seconds of Spark's processor time now, as a model estimates
+    it."""
     read_overhead_seconds: float
     """This part of `read_seconds` goes for deletes and small files; for deletes alone if the table has
     partitions."""
     oldest_at: datetime | None
-    """The oldest of them was committed at this time; null without any."""
+    """The oldest of the equality delete files was committed at this time; null without any."""
     key_sets: list[list[str]]
-    """The equality deletes go by these columns."""
+    """The equality deletes name rows by these columns: a list for each key set."""
     problem: PatternMiss | None
-    """This is why it cannot be looked at, enrolled or converted in full; null if it can."""
+    """The table cannot be looked at, enrolled or converted in full for this reason; null if it can."""
 
 
 class CandidatePage(Message):

@@ -54,53 +54,53 @@ class PlannedTable(Message):
     """This is a table that an erasure would be of."""
 
     table_id: str
-    """The id names the enrolment."""
+    """The table is enrolled under this id."""
     table: str
     """The table's name is written with dots."""
     catalog: str
-    """The catalog has this name."""
+    """The table is in the catalog of this name."""
     branch: str
     """The rows of this branch are deleted; snapshots of others only hold them."""
     refused_because: str | None
-    """This is why the erasure would be refused because of this table; null if it would not."""
+    """The erasure would be refused because of this table for this reason; null if it would not."""
 
 
 class ErasurePlan(Message):
     """This is what an erasure would be: nothing was queued, and no key is kept."""
 
     dry_run: Literal[True] = True
-    """It is a dry run's answer."""
+    """The answer is one of a dry run, which is always true here."""
     tables: list[PlannedTable]
-    """Each of these would have a job."""
+    """The erasure would have a job for each of these tables."""
 
 
 class ErasureTableView(Message):
     """One table's part of an erasure says how far it has come."""
 
     table_id: str
-    """The id names the enrolment."""
+    """The table is enrolled under this id."""
     table_uuid: str
     """Iceberg knows the table by this id."""
     table: str
     """The table's name is written with dots."""
     catalog: str
-    """The catalog has this name."""
+    """The table is in the catalog of this name."""
     branch: str
     """The rows of this branch are deleted."""
     job_id: str
-    """This job does it."""
+    """The job of this id erases the keys from the table."""
     status: JobStatus
-    """This is how far the job has come."""
+    """The job has come this far."""
     waiting_for: str | None
-    """This is why a queued job does not run yet, in words."""
+    """A queued job does not run yet for this reason, in words; null for other jobs."""
     cancelled_because: str | None
-    """This is why the job was cancelled, or is to stop; null if it is not."""
+    """The job was cancelled, or is to stop, for this reason; null if it is not."""
     started_at: datetime | None
     """The first attempt was started at this time; null before."""
     ended_at: datetime | None
-    """It ended at this time; null before."""
+    """The job ended at this time; null before."""
     error: dict[str, object] | None
-    """This is why it failed: code, title, detail and remedy; null if it did not."""
+    """The job failed with this error: code, title, detail and remedy; null if it did not."""
     counts: KeyCounts | None
     """This counts the keys in each state, as the worker saw them; null as long as it has not reported."""
 
@@ -109,13 +109,13 @@ class ErasureSummary(Message):
     """This is an erasure, and how far it has come."""
 
     id: str
-    """The id names the erasure."""
+    """The erasure is named by this id in later calls."""
     requested_by: str
-    """It was asked for by the holder of this name."""
+    """The erasure was asked for by the holder of this name."""
     created_at: datetime
-    """It was asked for at this time."""
+    """The erasure was asked for at this time."""
     note: str | None
-    """The note is as it was given."""
+    """The request gave this note, such as a ticket's number; null if it gave none."""
     pattern: str | None
     """The tables matched this pattern; null if they were named."""
     keys: int | None
@@ -125,12 +125,12 @@ class ErasureSummary(Message):
     key_columns: list[str] | None
     """These columns make the key; null for what each table says."""
     expire_snapshots: bool
-    """This says whether snapshots are expired that nobody holds."""
+    """The snapshots that still reach the rows are expired if nobody holds them and this is true."""
     status: JobStatus
-    """This is how far its jobs have come. Once all have ended: `succeeded` if each has; else `failed` if one
-    has, or `cancelled`."""
+    """The jobs of the erasure have come this far. Once all have ended: `succeeded` if each has; else `failed`
+    if one has, or `cancelled`."""
     jobs: dict[JobStatus, int]
-    """This counts its jobs by status; a status that none has is left out."""
+    """The erasure has this many jobs of each status; a status that none has is left out."""
 
 
 class ErasureView(ErasureSummary):
@@ -147,7 +147,7 @@ class ReceiptKey(Message):
     """This is the HMAC-SHA256 of the key as it was sent, with ICESTREAM_ERASURE_SECRET, in hexadecimal
     digits."""
     state: KeyState
-    """This is what is known of it."""
+    """The key is in this state: `gone`, say, if it was in no file that is left."""
     held_by: list[int]
     """These are the numbers in `held`, from 0, of what holds it or keeps it from being known."""
 
@@ -156,27 +156,27 @@ class ReceiptTable(Message):
     """This is what became of the keys in one table, as its worker reported."""
 
     table_id: str
-    """The id names the enrolment."""
+    """The table is enrolled under this id."""
     table_uuid: str
     """Iceberg knows the table by this id."""
     table: str
     """The table's name is written with dots."""
     catalog: str
-    """The catalog has this name."""
+    """The table is in the catalog of this name."""
     branch: str
     """The rows of this branch were deleted."""
     job_id: str
-    """This job did it."""
+    """The job of this id erased the keys from the table."""
     status: JobStatus
-    """This is how the job has ended, or how far it is."""
+    """The job has ended like this, or has come this far."""
     cancelled_because: str | None
-    """This is why the job was cancelled; null if it was not."""
+    """The job was cancelled for this reason; null if it was not."""
     error: dict[str, object] | None
-    """This is why it failed; null if it did not."""
+    """The job failed with this error: code, title, detail and remedy; null if it did not."""
     started_at: datetime | None
     """The first attempt was started at this time; null before."""
     ended_at: datetime | None
-    """It ended at this time; null before."""
+    """The job ended at this time; null before."""
     counts: KeyCounts | None
     """This counts the keys in each state; null if nothing is known, as of a job that has not succeeded."""
     report: ErasureReport | None
@@ -189,21 +189,21 @@ class Receipt(Message):
     """This is what an erasure came to, as far as was seen, and no more."""
 
     erasure_id: str
-    """It is about the erasure of this id."""
+    """The receipt is about the erasure of this id."""
     complete: bool
-    """This says whether all jobs had ended; only then it stays as it is."""
+    """The receipt stays as it is once this is true: all jobs had ended."""
     issued_at: datetime
-    """The time at which it was made."""
+    """The receipt was made at this time."""
     icestream_version: str
-    """The service that made it has this version."""
+    """The service that made the receipt has this version."""
     requested_by: str
     """The erasure was asked for by the holder of this name."""
     requested_at: datetime
     """The erasure was asked for at this time."""
     note: str | None
-    """The note is as it was given."""
+    """The request gave this note, such as a ticket's number; null if it gave none."""
     expire_snapshots: bool
-    """This says whether snapshots were to be expired that nobody held."""
+    """The snapshots that still reached the rows were to be expired if nobody held them and this is true."""
     key_columns: list[str] | None
     """These columns make the key; null for what each table says."""
     keys: Amount | None

@@ -36,11 +36,11 @@ class Problem(Message):
     status: int
     """The answer has this HTTP status."""
     detail: str
-    """This happened this time."""
+    """The detail says in words what happened this time."""
     remedy: str
-    """This is what to do about it."""
+    """The remedy says what to do about the problem."""
     instance: str
-    """This path was called."""
+    """The request that failed called this path."""
     request_id: str | None = None
     """The request has this id in the answer's header X-Request-ID, in the log and in the audit log."""
 
@@ -53,7 +53,7 @@ PROBLEM_RESPONSES: dict[int | str, dict[str, Any]] = {
         "description": "The control database does not answer: send the request again.",
         "headers": {
             "Retry-After": {
-                "description": "Wait this long in seconds.",
+                "description": "Send the request again after this many seconds.",
                 "schema": {"type": "integer"},
             }
         },

@@ -51,11 +51,11 @@ class AssignedJob(Message):
     """This is the job that an assignment is about."""
 
     id: str
-    """The id names the job."""
+    """The job has this id."""
     kind: str
-    """This is what it does."""
+    """The job is of this kind, such as `convert`."""
     dry_run: bool
-    """This says whether it only says what it would do."""
+    """The worker is to change nothing, and to report what it would do, if this is true."""
     parameters: dict[str, Any]
     """The parameters are as they were requested."""
 
@@ -64,7 +64,7 @@ class AssignedTable(Message):
     """This is the table that an assignment is about."""
 
     id: str
-    """The id names the enrolment."""
+    """The table is enrolled under this id."""
     identifier: list[str]
     """The identifier has the namespace's parts, then the table's name."""
     table_uuid: str
@@ -72,9 +72,9 @@ class AssignedTable(Message):
     location: str
     """The table was here when the service looked at it last."""
     branch: str
-    """The branch that is to be worked on."""
+    """This branch of the table is to be worked on."""
     staging_branch: str | None
-    """This branch is published on it; null if there is none."""
+    """This staging branch is published on the table's branch; null if there is none."""
     key_sets: list[list[str]]
     """The declared keys are lists of column names."""
     seen_equality_field_ids: list[list[int]]
@@ -88,14 +88,14 @@ class AssignedTable(Message):
 
 
 class AssignedCatalog(Message):
-    """This is what it takes to open the catalog."""
+    """This is what a worker opens the catalog with."""
 
     name: str
-    """The catalog has this name."""
+    """The worker opens the catalog under this name."""
     type: str
     """The type is `sql`, `rest`, `hive`, `glue` or `hadoop`."""
     properties: dict[str, str]
-    """Secret references are not resolved here."""
+    """These are PyIceberg's properties, with secret references that are not resolved yet."""
 
 
 class AssignedIndex(Message):
@@ -111,28 +111,29 @@ class ProgressReport(Message):
     """This is how far an attempt has come."""
 
     stage: Name
-    """This is what it does now."""
+    """The attempt is at this stage, such as `read`."""
     done: Amount | None = None
-    """This much of it is done."""
+    """The stage has done this many of its units; null if that is not known."""
     total: Amount | None = None
-    """There is this much of it in all."""
+    """The stage has this many units in all; null if that is not known."""
     unit: Name | None = None
-    """It counts these, such as `files`."""
+    """The stage counts these units, such as `files`; null if it counts nothing."""
     message: Words | None = None
-    """A message says the same in words, or more."""
+    """A message says in words how far the stage is, or more; null if there is none."""
 
 
 class EventReport(Message):
     """This happened in an attempt, or is a line of the worker's log."""
 
     kind: Literal["message", "log"] = "message"
-    """The kind says which of both it is: they become events `job.message` and `job.log`."""
+    """The event is a `message` about the job or a line of the worker's `log`: they become events
+    `job.message` and `job.log`."""
     level: Literal["info", "warning", "error"] = "info"
-    """This is how grave it is."""
+    """The event is as grave as this says."""
     message: Words
-    """This is what happened, in words."""
+    """The message says in words what happened."""
     fields: dict[Name, JsonValue] = ModelField(default_factory=dict, max_length=100)
-    """The fields say the same for programs."""
+    """The fields say for programs what the message says in words."""
 
 
 class AnnouncedPlan(Message):
@@ -144,9 +145,9 @@ class AnnouncedPlan(Message):
     number: int = ModelField(ge=0, lt=PLANS_AT_MOST)
     """The attempt's plans are counted by this number."""
     tasks: int = ModelField(ge=0, le=99_999)
-    """This many tasks write, so far."""
+    """This many tasks write delete files, so far."""
     files_per_task: int = ModelField(default=500, ge=0, le=500)
-    """Each of them writes this many delete files at most; no worker writes more than the default."""
+    """Each of the tasks writes this many delete files at most; no worker writes more than the default."""
     removes: Place | None = None
     """This is a delete file, or a data file, that the commit removes; none as long as no commit is about to
     be made."""
@@ -154,7 +155,7 @@ class AnnouncedPlan(Message):
     """The commit needs the branch to have this head, -1 for that of an empty table, if it removes no equality
     delete file; none as long as no commit is about to be made."""
     data_files: int = ModelField(default=0, ge=0, le=100_000)
-    """This many new data files have names."""
+    """This many new data files have names, so far."""
     has_folder: bool = False
     """The new data files lie in a folder of the plan's own, whatever they are named."""
     expires: list[SnapshotId] = ModelField(default_factory=list, max_length=EXPIRED_AT_MOST)
@@ -171,7 +172,7 @@ class EndedAttempt(AttemptId):
     """This is what an attempt that ended had announced, and may have left in the table's location."""
 
     plans: list[AnnouncedPlan]
-    """The attempt had announced these."""
+    """The attempt had announced these plans."""
 
 
 class AddressRangeRequest(Message):
@@ -184,9 +185,9 @@ class AddressRangeRequest(Message):
     )
 
     rows: int = ModelField(ge=1, le=2**40)
-    """This many row addresses are to be reserved."""
+    """The attempt needs this many row addresses."""
     at_least: int = ModelField(default=0, ge=0, le=MAX_ADDRESS)
-    """The range begins here or later: above every address that the index already has.
+    """The range begins with this row address or a larger one: above all that the index already has.
 
     No further than 2^44 above all that were reserved before.
     """
@@ -196,7 +197,7 @@ class AddressRange(Message):
     """These row addresses now belong to the attempt alone."""
 
     base_address: int
-    """The range begins with this address."""
+    """The range begins with this row address."""
 
 
 class HeartbeatRequest(Message):
@@ -212,14 +213,14 @@ class HeartbeatRequest(Message):
     )
 
     progress: ProgressReport | None = None
-    """This is how far the attempt has come; null for no change."""
+    """The attempt has come this far; null for no change."""
     events: list[EventReport] = ModelField(default_factory=list, max_length=NAMED_AT_MOST)
     """These events happened since the last heartbeat."""
     plan: AnnouncedPlan | None = None
     """A plan is announced so that the files of an attempt that dies can be found, and removed once no commit
     needs them."""
     addresses: AddressRangeRequest | None = None
-    """These row addresses are reserved, as by a call of their own."""
+    """The attempt needs this range of row addresses, as by a call of its own; null if it needs none."""
 
 
 class HeartbeatAnswer(Message):
@@ -230,9 +231,9 @@ class HeartbeatAnswer(Message):
     lease_expires_at: datetime
     """The attempt is given up at this time without a further heartbeat."""
     cancel_requested: bool
-    """This says whether the worker is to stop."""
+    """The worker is to stop and to report the attempt as `cancelled` if this is true."""
     addresses: AddressRange | None = None
-    """This was reserved, if the heartbeat asked for it."""
+    """This range of row addresses was reserved; null if the heartbeat asked for none."""
 
 
 class ErrorReport(Message):
@@ -241,13 +242,13 @@ class ErrorReport(Message):
     code: Name
     """Programs know the error by its code, such as `worker_lost`."""
     title: Words
-    """The title says the same in words."""
+    """The title says in short what the error is."""
     detail: Words
-    """This is what happened."""
+    """The detail says in words what happened."""
     remedy: Words
-    """This is what to do about it."""
+    """The remedy says what to do about the error."""
     retryable: bool = False
-    """This says whether another attempt may succeed."""
+    """The job may be tried again, and may succeed then, if this is true."""
 
 
 class IndexReport(Message):
@@ -256,21 +257,23 @@ class IndexReport(Message):
     iceberg_snapshot_id: SnapshotId | None
     """Head of the table's branch that was looked at; null for an empty table."""
     key_sets: list[KeySetReport] = ModelField(max_length=1000)
-    """This is what the index of each key set is like."""
+    """The index of each key set is listed as it is."""
     layouts: list[IndexLayout] = ModelField(default_factory=list, max_length=LAYOUTS_AT_MOST)
-    """This is what these indexes look like from within."""
+    """The sorted runs and partitions of each of these indexes are listed."""
     unconvertible: list[UnconvertibleDelete] = ModelField(default_factory=list, max_length=NAMED_AT_MOST)
-    """These equality delete files stay, each with its reason."""
+    """These equality delete files stay in the table, each with its reason."""
     pending_equality_delete_files: Files
-    """This many equality delete files are live."""
+    """The table has this many live equality delete files."""
     pending_equality_deletes: Amount
     """The pending equality delete files have this many rows."""
     small_data_files: Files = 0
     """This many data files are small, and would be rewritten; 0 unless the policy has them rewritten."""
     deleted_data_files: Files = 0
-    """This many data files have enough deleted rows to be rewritten, likewise."""
+    """This many data files have enough deleted rows to be rewritten; 0 unless the policy has them
+    rewritten."""
     small_delete_files: Files = 0
-    """This many position delete files are small enough to be rewritten, likewise."""
+    """This many position delete files are small enough to be rewritten; 0 unless the policy has them
+    rewritten."""
     partitions: Files | None = None
     """This many partitions have data files; null if the worker does not count them."""
     covers_head: bool = False
@@ -296,15 +299,15 @@ class FinishRequest(Message):
         )
     )
     status: Literal["succeeded", "failed", "cancelled", "released"]
-    """The status `released` hands the job back."""
+    """The attempt has ended like this; `released` hands the job back."""
     result: JobResult | None = None
-    """This is what was done."""
+    """The job did this, or a dry run would do it; null if the attempt did not succeed."""
     error: ErrorReport | None = None
-    """This is why it failed."""
+    """The attempt failed with this error; null if it did not."""
     health: IndexReport | None = None
-    """This is what is true of table and index now."""
+    """The worker found this to be true of the table and its indexes; null if it did not look."""
     stages: list[StageReport] = ModelField(default_factory=list, max_length=1000)
-    """This is where the attempt's time went, however it ended."""
+    """The time of the attempt went into these stages, however it ended."""
     rows: Amount = 0
     """The tasks went through this many of the planned rows."""
     bytes: Amount = 0
@@ -322,31 +325,31 @@ class Assignment(Message):
     """All that a worker has to know for one attempt."""
 
     job: AssignedJob
-    """This is what is to be done."""
+    """The attempt is one at this job."""
     traceparent: str | None
     """The call that asked for the job has this trace, as W3C's Trace Context writes it; null if that was no
     trace."""
     attempt: int
-    """This is the number of the attempt: every report names it, and a late one is refused."""
+    """The attempt has this number: every report names it, and a late one is refused."""
     previous_attempts: list[AttemptView]
-    """This is how earlier attempts at the job ended."""
+    """These are the earlier attempts at the job, with how they ended."""
     ended_attempts: list[EndedAttempt]
-    """This is what earlier attempts at jobs of the table may have left; only jobs that may remove it get
-    it."""
+    """These earlier attempts at jobs of the table may have left files; only jobs that may remove them are
+    told."""
     lease_seconds: float
-    """The attempt is given up without a heartbeat for this long."""
+    """The attempt is given up if it sends no heartbeat for this many seconds."""
     lease_expires_at: datetime
     """The attempt would be given up at this time if it sent no heartbeat."""
     timeout_seconds: float
-    """The worker ends the attempt after this long, or the service takes it away; 0 for any time."""
+    """The worker ends the attempt after this many seconds, or the service takes it away; 0 for any time."""
     table: AssignedTable
-    """The table that is to be worked on."""
+    """The job works on this table."""
     catalog: AssignedCatalog
     """The table belongs to this catalog."""
     index: AssignedIndex
-    """The index lies here."""
+    """The indexes of the table lie there, and are kept as this says."""
     policy: EffectivePolicy
-    """This is what holds for the table."""
+    """The table's policy has these values."""
     allowed_locations: list[str]
     """The worker opens no file beyond these places, whatever is named by catalog and table."""
     allowed_hosts: list[str]

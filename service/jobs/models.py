@@ -19,7 +19,7 @@ class SystemView(Message):
     paused: bool
     """While true, no job of any table starts."""
     version: str
-    """The service has this version."""
+    """The service has this version of Icestream."""
 
 
 RequestableKind = Literal[
@@ -62,7 +62,7 @@ class ExpireParameters(ClosedMessage):
     older_than_seconds: SnapshotAge | None = None
     """Snapshots that are older expire, unless something holds them; the policy's age if left out."""
     retain_last: SnapshotsRetained | None = None
-    """So many snapshots of each branch stay, however old they are; as the policy says if left out."""
+    """This many snapshots of each branch stay, however old they are; as the policy says if left out."""
 
 
 class SortField(ClosedMessage):
@@ -85,7 +85,7 @@ class RewriteDataFilesParameters(ClosedMessage):
     sort_order: Annotated[list[SortField], ModelField(max_length=100)] | None = None
     """Sort by these columns; by the table's own sort order if left out."""
     target_file_size_bytes: TargetFileSize | None = None
-    """New data files are about this large; 0 is what the table says."""
+    """New data files have about this many bytes; 0 is what the table says."""
     min_input_files: Annotated[int, ModelField(ge=2, le=10**9)] | None = None
     """Small data files are rewritten where a partition has this many of them."""
     size_ratio: SizeRatio | None = None
@@ -102,7 +102,7 @@ class RewritePositionDeleteFilesParameters(ClosedMessage):
     out, the policy says."""
 
     target_file_size_bytes: TargetFileSize | None = None
-    """New delete files are about this large; 0 is what the table says."""
+    """New delete files have about this many bytes; 0 is what the table says."""
     min_input_files: Annotated[int, ModelField(ge=2, le=10**9)] | None = None
     """Small delete files are rewritten where a partition has this many of them."""
 
@@ -146,7 +146,7 @@ class JobRequest(ClosedMessage):
     )
 
     kind: RequestableKind
-    """This is what is to be done."""
+    """The job is to be of this kind."""
     dry_run: bool = False
     """Change nothing. Of a conversion: say what it would do, what it would read and write, and how long it
     would take. Of a publication: say what it would publish. Of maintenance: say what would go, or be written
@@ -179,23 +179,23 @@ class AttemptView(Message):
     attempt: int
     """The attempts at a job are counted from 1."""
     worker_id: str
-    """This worker ran it."""
+    """The worker of this id ran the attempt."""
     worker_name: str
-    """The worker has this name."""
+    """The worker that ran the attempt has this name."""
     status: AttemptStatus
-    """This is how it ended, or says that it runs."""
+    """The attempt runs, or ended like this."""
     started_at: datetime
-    """A worker took it at this time."""
+    """A worker took the job at this time."""
     ended_at: datetime | None
-    """It ended at this time; null while it runs."""
+    """The attempt ended at this time; null while it runs."""
     lease_expires_at: datetime
-    """It would have been given up at this time without a further heartbeat."""
+    """The attempt is, or would have been, given up at this time without a further heartbeat."""
     error: dict[str, Any] | None
-    """This is why it failed: code, title, detail and remedy; null if it did not."""
+    """The attempt failed with this error: code, title, detail and remedy; null if it did not."""
     seconds: float
-    """It ran for this long; 0 while it runs."""
+    """The attempt ran for this many seconds; 0 while it runs."""
     stages: list[StageReport]
-    """This is where the time went, as its worker measured it; none of an attempt that was lost."""
+    """The time of the attempt went into these stages, as its worker measured it; none if it was lost."""
     rows: int
     """The tasks went through this many of the planned rows."""
     bytes: int
@@ -209,56 +209,56 @@ class Caveat(Message):
     title: str
     """The title says in short what is the matter."""
     detail: str
-    """This is the first item that it is about, with the reason."""
+    """The detail names the first item that was not done, or is to be looked at, with the reason."""
     remedy: str
-    """This is what to do."""
+    """The remedy says what to do about it."""
     did_nothing: bool
-    """This says whether, because of that, nothing at all was done, or would be."""
+    """The job did nothing at all because of that, or would do nothing, if this is true."""
 
 
 class JobView(Message):
     """A job, and the attempts that were made at it."""
 
     id: str
-    """The id names the job."""
+    """The job is named by this id in later calls."""
     kind: JobKind
-    """This is what it does."""
+    """The job is of this kind, such as `convert`."""
     dry_run: bool
-    """This says whether it only says what it would do."""
+    """The job changes nothing, and tells what it would do, if this is true."""
     table_id: str
     """The job works on the table of this id."""
     table: str
     """The table's name is written with dots."""
     catalog: str
-    """The catalog has this name."""
+    """The table is in the catalog of this name."""
     branch: str
     """The job works on this branch of the table."""
     status: JobStatus
-    """This is how far the job has come."""
+    """The job has come this far."""
     parameters: dict[str, Any]
     """The parameters are as they were requested."""
     trigger: str
-    """This is `request`, or the sentence of the policy trigger that made it."""
+    """The job was made by this: `request`, or the sentence of the policy trigger."""
     requested_by: str
     """The job was requested by this name; `policy` if it started by itself."""
     created_at: datetime
-    """It was queued at this time."""
+    """The job was queued at this time."""
     available_at: datetime
-    """No worker takes it before: later than `created_at` after a failed attempt."""
+    """No worker takes the job before this time: later than `created_at` after a failed attempt."""
     run_at: datetime | None
-    """It was asked to start at this time at the earliest; null for at once."""
+    """The request asked for a start at this time at the earliest; null for at once."""
     priority: int
     """The waiting jobs of the highest priority run first; it is the policy's unless the request names one."""
     started_at: datetime | None
     """The first attempt was started at this time; null before."""
     ended_at: datetime | None
-    """It ended at this time; null before."""
+    """The job ended at this time; null before."""
     waiting_for: str | None
-    """This is why a queued job does not run yet, in words."""
+    """A queued job does not run yet for this reason, in words; null for other jobs."""
     cancel_requested: bool
-    """This says whether it is to stop at the next heartbeat."""
+    """The job is to stop at its next heartbeat if this is true."""
     retry_of: str | None
-    """It repeats this job; null if it repeats none."""
+    """The job repeats the job of this id; null if it repeats none."""
     trace_id: str | None
     """The OpenTelemetry trace of its request, its wait and its attempts; null if it has none."""
     max_attempts: int
@@ -268,11 +268,11 @@ class JobView(Message):
     attempts: list[AttemptView]
     """The attempts are listed oldest first."""
     progress: dict[str, Any] | None
-    """This is what the running attempt last reported; null if nothing."""
+    """The running attempt last reported this of how far it is; null if nothing."""
     caveat: Caveat | None
     """This is what a job that succeeded asks of somebody all the same; null if there is nothing."""
     result: dict[str, Any] | None
-    """This is what it did, or a dry run would do; null before it succeeded. Of a job that writes rows by key:
+    """The job did this, or a dry run would do it; null before it succeeded. Of a job that writes rows by key:
     `rows_added`, `rows_deleted`, `rows_left_out`, the numbers of these rows in the request (`left_out`, from
     0), and the snapshots before and after. Of a publication: `staged_snapshots`, the last of which is
     `published_snapshot_id`, `rows_added`, `rows_deleted`, the table's snapshots before and after, and the
@@ -294,7 +294,7 @@ class JobView(Message):
     in the middle; null if there were none.
     """
     error: dict[str, Any] | None
-    """This is why it failed: code, title, detail and remedy; null if it did not."""
+    """The job failed with this error: code, title, detail and remedy; null if it did not."""
 
 
 class BulkRequest(ClosedMessage):
@@ -307,7 +307,7 @@ class BulkRequest(ClosedMessage):
     )
 
     action: Literal["cancel", "retry"]
-    """This is done with each of the jobs."""
+    """The action is done with each of the jobs."""
     job_ids: Annotated[list[str], ModelField(min_length=1, max_length=100)]
     """The jobs have these ids; one that is named twice counts once."""
 
@@ -318,9 +318,10 @@ class BulkItem(Message):
     job_id: str
     """The job has this id, as the request has it."""
     job: JobView | None
-    """This is the job as it is after the action, or the new job of a retry; null if it was refused."""
+    """The job is shown as it is after the action, or the new job of a retry; null if the action was
+    refused."""
     problem: Problem | None
-    """This is why it was refused."""
+    """The action was refused with this problem; null if it was done."""
 
 
 class BulkResult(Message):
@@ -341,20 +342,20 @@ class EventView(Message):
     """This happened to a job or a table."""
 
     id: int
-    """The id grows with every event."""
+    """The id of the event is larger than those of earlier events."""
     at: datetime
-    """It happened at this time."""
+    """The event happened at this time."""
     kind: str
     """The kind of the event is a name such as `job.queued`, `job.progress` or `decision.skip`."""
     level: EventLevel
-    """This is how grave it is."""
+    """The event is as grave as this says."""
     message: str
-    """This is what happened, in words."""
+    """The message says in words what happened."""
     table_id: str | None
-    """It is about this table; null if about none."""
+    """The event is about the table that is enrolled under this id; null if about none."""
     job_id: str | None
-    """It is about this job; null if about none."""
+    """The event is about the job of this id; null if about none."""
     attempt: int | None
-    """This is the attempt that it is about; null if about none."""
+    """The event is about the attempt of this number; null if about none."""
     fields: dict[str, Any]
     """The fields say the same for programs; what there is depends on `kind`."""

@@ -70,7 +70,7 @@ class Match(Message):
     """This is a place of a row that has the key."""
 
     data_file: str
-    """This data file holds the row."""
+    """The row is in the data file at this path."""
     position: Amount
     """The row has this position in the file, counted from 0."""
     partition: dict[str, JsonValue]
@@ -78,9 +78,9 @@ class Match(Message):
     data_sequence_number: Amount
     """The file has this data sequence number."""
     live: bool
-    """This says whether the row is seen by readers of the snapshot."""
+    """Readers of the snapshot see the row if this is true."""
     deleted_by: str | None
-    """This delete file hides the row; none does for a live one."""
+    """The row is hidden by the delete file at this path; null for a live one."""
     row: dict[str, JsonValue] | None = None
     """The row has the columns that were selected."""
 
@@ -89,7 +89,7 @@ class KeyMatches(Message):
     """This is what rows there are that have one key."""
 
     key: dict[str, JsonValue]
-    """The key is as it was asked for."""
+    """The key is given as the question has it."""
     matches: list[Match]
     """The matches are all rows with the key in data files of the snapshot, deleted ones too."""
 
@@ -108,9 +108,10 @@ class LookupAnswer(Message):
     data_files_from_index: Amount
     """This many data files of the snapshot were answered for by the index."""
     data_files_scanned: Amount
-    """This many were read, since the index does not cover them."""
+    """This many data files of the snapshot were read, since the index does not cover them."""
     rows_scanned: Amount
-    """This many rows were read for that, and for the keys that pending deletes of another key have."""
+    """This many rows were read: of data files that the index does not cover, and for the keys that pending
+    deletes of another key have."""
     results: list[KeyMatches]
     """There is one result for each key, in the order of the question."""
 
@@ -159,7 +160,7 @@ class EarlierSnapshots(StrEnum):
 
 
 class NotTold(Message):
-    """This is why it can't be told what rows a key had in a snapshot."""
+    """This is why nobody can tell what rows a key had in a snapshot."""
 
     code: str
     """Programs know the reason by its code: the name of a problem, such as `out-of-time`."""
@@ -173,31 +174,32 @@ class KeyInSnapshot(Message):
     snapshot_id: int
     """The snapshot has this id."""
     committed_at: datetime | None
-    """It was committed at this time, as it says itself; null for what is no time."""
+    """The snapshot was committed at this time, as its metadata says; null for what is no time."""
     operation: str | None
-    """It was a change of this kind, as it says itself: `append`, `overwrite`, `delete` or `replace`."""
+    """The snapshot has this operation, as its metadata says: `append`, `overwrite`, `delete` or `replace`."""
     change: KeyChange | None
-    """This is what it did to the live rows of the key; null where its own rows or those before it are not
+    """The snapshot did this to the live rows of the key; null where its own rows or those before it are not
     known."""
     matches: list[Match] | None
     """These are all rows with the key in data files of the snapshot, deleted ones too; null where they are
     not known."""
     not_told: NotTold | None
-    """This is why the matches are not known; null where they are."""
+    """The matches are not known for this reason; null where they are."""
     data_files_from_index: Amount | None
     """This many data files of the snapshot were answered for by the index; null where nothing is known."""
     data_files_scanned: Amount | None
-    """This many were read, since the index does not cover them; null where nothing is known."""
+    """This many data files of the snapshot were read, since the index does not cover them; null where nothing
+    is known."""
     rows_scanned: Amount | None
-    """This many rows were read for that, and for the keys that pending deletes of another key have; null
-    where nothing is known."""
+    """This many rows were read: of data files that the index does not cover, and for the keys that pending
+    deletes of another key have; null where nothing is known."""
 
 
 class KeyHistory(Message):
     """This is what rows a key had in the newest snapshots."""
 
     key: dict[str, JsonValue]
-    """The key is as it was asked for."""
+    """The key is given as the question has it."""
     key_columns: list[str]
     """The key is made of these columns."""
     head_age_seconds: float
@@ -206,7 +208,7 @@ class KeyHistory(Message):
     """These are the snapshots of the branch, the newest first: each is the parent of the one before it in the
     list."""
     earlier_snapshots: EarlierSnapshots
-    """This says whether there were earlier ones."""
+    """The oldest of these snapshots has others before it, or none, as this says."""
 
 
 class ServerRefusal(Message):
@@ -221,4 +223,4 @@ class ServerRefusal(Message):
     detail: str = ""
     """The same with what it is about."""
     remedy: str = ""
-    """This is what to do about it."""
+    """The remedy says what to do about it."""

@@ -51,7 +51,7 @@ class Received(Message):
     """The answer to a signed notification tells nothing of the service's tables."""
 
     received: int
-    """It named this many tables and files."""
+    """The notification named this many tables and files."""
 
 
 class SenderRequest(ClosedMessage):
@@ -81,17 +81,18 @@ class SenderView(Message):
     catalog: str
     """The sender names tables of the catalog of this name."""
     secret: str
-    """The reference names what it signs with."""
+    """The reference names the key that the sender signs with."""
     created_by: str
-    """This person or key made it."""
+    """The sender was registered by the holder of this name."""
     created_at: datetime
-    """It was made at this time."""
+    """The sender was registered at this time."""
     last_heard_at: datetime | None
-    """A notification of it was taken last at this time, within a minute; null if none was yet."""
+    """A notification of the sender was last taken at this time, within a minute; null if none was yet."""
     last_refused_at: datetime | None
-    """A notification to its address was refused last at this time, within a minute; null if none was yet."""
+    """A notification to the sender's address was last refused at this time, within a minute; null if none was
+    yet."""
     last_refusal: str | None
-    """It was refused then for this reason, in words."""
+    """A notification was last refused for this reason, in words; null if none was yet."""
 
 
 class Notified(Message):

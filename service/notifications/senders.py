@@ -84,7 +84,9 @@ class Signed(Guard):
         ] = None,
         _timestamp: Annotated[
             str | None,
-            Header(alias="webhook-timestamp", description="It was signed at this second since 1970."),
+            Header(
+                alias="webhook-timestamp", description="The message was signed at this second since 1970."
+            ),
         ] = None,
         _signature: Annotated[
             str | None,

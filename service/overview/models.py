@@ -15,9 +15,9 @@ class Concern(Message):
     title: str
     """The title says in short what is the matter."""
     detail: str
-    """This is what happened, in words; empty if the title says it all."""
+    """The detail says in words what happened; empty if the title says it all."""
     remedy: str | None
-    """This is what to do about it; null if nothing else is known than to look."""
+    """The remedy says what to do about it; null if nothing else is known than to look."""
     path: str
     """The page about it has this path, at the service's address."""
     severity: Literal["error", "warning"] = "warning"
@@ -28,29 +28,30 @@ class Overview(Message):
     """These are sums over all tables as of their last polls, and what needs attention."""
 
     version: str
-    """The service has this version."""
+    """The service has this version of Icestream."""
     paused: bool
     """While true, no job of any table starts."""
     tables: dict[HealthStatus, int]
-    """This counts the enrolled tables with each health."""
+    """The service has this many enrolled tables of each health."""
     catalogs: dict[CatalogStatus, int]
-    """This counts the registered catalogs with each status."""
+    """The service has this many registered catalogs of each status."""
     pending_equality_deletes: int
     """The live equality delete files of all tables have this many rows."""
     pending_equality_delete_files: int
-    """This many equality delete files are live."""
+    """All tables together have this many live equality delete files."""
     lag_seconds: float
-    """This is the age of the oldest live equality delete file; 0 when there is none."""
+    """The oldest live equality delete file of all tables is this many seconds old; 0 when there is none."""
     read_seconds: float
-    """A full read of each table takes this long altogether, in seconds of Spark's processor time, as a model
+    """A full read of each table takes this many seconds altogether, of Spark's processor time, as a model
     estimates it; the health of a table has more."""
     read_overhead_seconds: float
     """This part of `read_seconds` goes for deletes and small files."""
     read_before_seconds: float
-    """The reads took this long before there were last fewer data files, equality delete files or deletion
-    vectors, of each table where that was so."""
+    """The full reads took this many seconds before there were last fewer data files, equality delete files or
+    deletion vectors, of each table where that was so."""
     point_read_seconds: float
-    """Looking for one key in each table takes this long altogether, likewise."""
+    """Looking for one key in each table takes this many seconds altogether, of Spark's processor time, as a
+    model estimates it."""
     point_read_overhead_seconds: float
     """This part of `point_read_seconds` goes for deletes and small files."""
     delete_files: int
@@ -61,25 +62,26 @@ class Overview(Message):
     small_data_files: int
     """This many data files are small, where policies have them rewritten, as the last jobs saw them."""
     small_delete_files: int
-    """This many position delete files are small, likewise."""
+    """This many position delete files are small, where policies have them rewritten, as the last jobs saw
+    them."""
     small_manifests: int
     """This many manifests are smaller than they should be."""
     snapshots: int
-    """The tables have this many snapshots."""
+    """All tables together have this many snapshots."""
     read_avoided_seconds: float
-    """The part would be larger by this much had no job taken away what deletes and small files cost since
-    each table was enrolled."""
+    """The full reads would take this many seconds more had no job taken away what deletes and small files
+    cost since each table was enrolled."""
     read_saved_seconds: float
-    """Full reads were spared this much altogether since each table was enrolled, as many of them as policies
-    say."""
+    """Full reads were spared this many seconds altogether since each table was enrolled, as many of them as
+    policies say."""
     maintenance_seconds: float
-    """Jobs that maintain tables have taken this long since these were enrolled."""
+    """Jobs that maintain tables have taken this many seconds since these were enrolled."""
     staged_rows: int
     """This many rows and row-level deletes of staging branches are not published."""
     running_jobs: int
-    """This many jobs run."""
+    """Workers run this many jobs now."""
     queued_jobs: int
-    """This many jobs wait."""
+    """The queue has this many jobs that wait for a worker or for their time."""
     alive_workers: int
     """This many workers were heard of lately, and can run jobs."""
     concerns: list[Concern]
@@ -90,7 +92,7 @@ class Run(Message):
     """This is an attempt at a job of the table."""
 
     job_id: str
-    """The job has this id."""
+    """The attempt is one at the job of this id."""
     kind: JobKind
     """The job is of this kind."""
     dry_run: bool
@@ -117,16 +119,16 @@ class Waiting(Message):
     dry_run: bool
     """The job changes nothing if this is true."""
     since: datetime
-    """The job was made at this time, or its last attempt ended then."""
+    """The job has waited since this time, at which it was made or its last attempt ended."""
     available_at: datetime
-    """No worker takes the job before."""
+    """No worker takes the job before this time."""
 
 
 class TableTimeline(Message):
     """This is how one table did, with a value for each interval."""
 
     table_id: str
-    """The table has this id."""
+    """The table is enrolled under this id."""
     table: str
     """The table's name has dots between its parts."""
     catalog: str
@@ -138,7 +140,8 @@ class TableTimeline(Message):
     before the first look, or while nobody could look at the table for ten minutes, or twenty polls
     if these take longer."""
     lag_seconds: list[float | None]
-    """The oldest live equality delete file was this old at most; null where the deletes are null."""
+    """The oldest live equality delete file was this many seconds old at most; null where the deletes are
+    null."""
     runs: list[Run]
     """These attempts ran at some time of the span, the oldest first: of all jobs that have not ended, and of
     40 others at most, half of which ended last, while the rest took longest among the last 200."""
@@ -147,7 +150,7 @@ class TableTimeline(Message):
     waiting: list[Waiting]
     """These jobs wait now and did in the span, those that have waited longest first; 5 at most."""
     waiting_jobs: int
-    """This is the number of jobs that wait now and did in the span."""
+    """The table has this many jobs that wait now and did in the span."""
 
 
 class Timeline(Message):

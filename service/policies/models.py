@@ -269,7 +269,7 @@ class PolicyRequest(ClosedMessage):
     description: str = ""
     """People read here what the policy is for."""
     settings: PolicySettings
-    """This is what it says; values left out are inherited where it is attached."""
+    """The policy says these values; those left out are inherited where it is attached."""
 
 
 class PolicyPatch(ClosedMessage):
@@ -282,11 +282,11 @@ class PolicyPatch(ClosedMessage):
     )
 
     name: Name | None = None
-    """It gets this new name; attachments stay."""
+    """The policy gets this new name; attachments stay."""
     description: str | None = None
     """People read here what the policy is for."""
     settings: PolicySettings | None = None
-    """The policy has all these settings then, and no others."""
+    """The policy has these settings from now on, and no others."""
 
 
 class PolicyView(Message):
@@ -299,15 +299,15 @@ class PolicyView(Message):
     description: str
     """People read here what the policy is for."""
     built_in: bool
-    """This says whether it comes with the service and cannot be changed."""
+    """The policy comes with the service and cannot be changed if this is true."""
     settings: dict[str, Any]
-    """This is what it says; values left out are inherited."""
+    """The policy says these values; those left out are inherited."""
     version: int
     """Counts its changes; also its ETag."""
     created_at: datetime
-    """It was made at this time."""
+    """The policy was made at this time."""
     updated_at: datetime
-    """It was changed last at this time."""
+    """The policy was last changed at this time."""
 
 
 class AttachmentRequest(ClosedMessage):
@@ -322,7 +322,7 @@ class AttachmentRequest(ClosedMessage):
     )
 
     level: Level
-    """The policy holds this widely."""
+    """The policy is attached at this level: it holds for everything in one such place."""
     catalog: str | None = None
     """The catalog is given by name or id."""
     namespace: list[str] | None = None
@@ -350,13 +350,13 @@ class AttachmentView(Message):
     """This is a policy at the place that it holds for."""
 
     level: Level
-    """It holds this widely."""
+    """The policy is attached at this level: it holds for everything in one such place."""
     catalog: str | None
     """The catalog has this name; null at the levels of system and table."""
     namespace: list[str] | None
     """The namespace is given by its parts; null at other levels."""
     table_id: str | None
-    """It holds for the table of this id; null at other levels."""
+    """The policy holds for the table that is enrolled under this id; null at other levels."""
     table: str | None
     """The name of this table has its catalog before it, with dots; null at other levels."""
     policy: str
@@ -371,7 +371,7 @@ class ValueSource(Message):
     """This is a policy at the place that it is attached to, or a table that says a value itself."""
 
     level: Level
-    """It holds this widely."""
+    """The value comes from this level."""
     place: str
     """The place is given in words, such as `catalog local`."""
     policy: str | None
@@ -384,19 +384,19 @@ class EffectiveValue(Message):
     value: Any
     """The value has the type that the policy gives it."""
     source: ValueSource
-    """The value comes from there."""
+    """The value comes from this policy or enrolment."""
 
 
 class EffectivePolicyView(Message):
     """This is the policy of a table, with the source of each value."""
 
     table_id: str
-    """It holds for the table of this id."""
+    """The table is enrolled under this id."""
     policy: str
-    """This policy is attached nearest to the table."""
+    """The policy that is attached nearest to the table has this name."""
     effective: EffectivePolicy
-    """These are all values that hold."""
+    """The table's policy has these values, inherited ones too."""
     values: dict[str, EffectiveValue]
     """Every value is listed by its dotted name, with the place that sets it."""
     explanation: list[str]
-    """The sentences say what holds."""
+    """The sentences say of each value which policy or enrolment it comes from."""

@@ -67,7 +67,7 @@ StagingBranch = Annotated[str, AfterValidator(_check_staging_branch)]
 
 class _JobSection(ClosedMessage):
     enabled: bool | None = None
-    """This says whether such jobs start by themselves."""
+    """While true, such jobs start by themselves, as the triggers say."""
 
 
 class IndexPolicy(_JobSection):
@@ -76,11 +76,12 @@ class IndexPolicy(_JobSection):
     data_files: Count | None = None
     """Index as soon as this many data files are new."""
     rows: Count | None = None
-    """The new data files have this many rows."""
+    """Index as soon as the new data files have this many rows."""
     bytes: Count | None = None
-    """Size of new files, with the delete files that were committed beside them."""
+    """Index as soon as the new data files have this many bytes, with the delete files that were committed
+    beside them."""
     age_seconds: Seconds | None = None
-    """Index when there is anything new and the last index job is this long ago."""
+    """Index when there is anything new and the last index job is this many seconds ago."""
     cron: Cron | None = None
     """Index what is new at these moments, too."""
 
@@ -89,19 +90,19 @@ class ConvertPolicy(_JobSection):
     """This says when equality deletes are converted: whichever of the triggers comes first."""
 
     delete_files: Count | None = None
-    """This many equality delete files are live."""
+    """Convert as soon as this many equality delete files are live."""
     deletes: Count | None = None
-    """The live equality delete files have this many rows."""
+    """Convert as soon as the live equality delete files have this many rows."""
     bytes: Count | None = None
-    """The live equality delete files have this many bytes."""
+    """Convert as soon as the live equality delete files have this many bytes."""
     age_seconds: Seconds | None = None
-    """The oldest live equality delete file is so old."""
+    """Convert as soon as the oldest live equality delete file is this many seconds old."""
     when: ConvertWhen | None = None
     """Jobs start as soon as any of these is `reached`; or, but for the age, when it is `worthwhile`: readers
     have paid as much as a conversion costs, or a read is about to cost more than `max_read_ratio` allows. For
     the same reasons, data files are rewritten then, where the policy lets them be."""
     reads_per_day: Annotated[float, ModelField(ge=0, le=1e9)] | None = None
-    """The table is read in full this often, about, for what is worthwhile."""
+    """The table is read in full about this many times a day, for what is worthwhile."""
     max_read_ratio: Annotated[float, ModelField(ge=1.01, le=1e6)] | None = None
     """Over time, a full read may cost this many times what it would if the table had just been rewritten, for
     what is worthwhile."""
@@ -128,11 +129,12 @@ class PublishPolicy(ClosedMessage):
     """This staging branch is published on the branch of each table that does not say so itself; empty for
     none."""
     enabled: bool | None = None
-    """This says whether such jobs start by themselves."""
+    """While true, such jobs start by themselves, as the triggers say."""
     rows: Count | None = None
-    """This many rows and row-level deletes are staged."""
+    """Publish as soon as this many rows and row-level deletes are staged."""
     age_seconds: Seconds | None = None
-    """The oldest staged snapshot is so old; 0 publishes whatever a look at the table finds."""
+    """Publish as soon as the oldest staged snapshot is this many seconds old; 0 publishes whatever a look at
+    the table finds."""
     cron: Cron | None = None
     """Publish what is staged at these moments, too."""
 
@@ -143,11 +145,11 @@ class CompactPolicy(_JobSection):
     sorted_runs: Annotated[int, ModelField(ge=2)] | None = None
     """An index is compacted when it has this many sorted runs."""
     dead_ratio: Annotated[float, ModelField(gt=0, le=1)] | None = None
-    """This is the share of entries that point to files which are gone."""
+    """An index is compacted when this share of its entries is of files which are gone."""
     dead_bytes: Count | None = None
-    """The dead entries have this many bytes, by their share of the index's size."""
+    """An index is compacted when its dead entries have this many bytes, by their share of its size."""
     min_interval_seconds: Seconds | None = None
-    """Two compactions are at least so far apart, because each rewrites a part of the index."""
+    """Two compactions are at least this many seconds apart, because each rewrites a part of the index."""
     cron: Cron | None = None
     """The index is compacted at these moments, too, and files that nothing needs any more are deleted."""
 
@@ -158,11 +160,12 @@ class VerifyPolicy(_JobSection):
     data_files: Count | None = None
     """Verify once this many data files are new since the last verification."""
     rows: Count | None = None
-    """The data files have this many rows since the last verification."""
+    """Verify once the data files that are new since the last verification have this many rows."""
     bytes: Count | None = None
-    """Size of these, with the delete files that were committed beside them."""
+    """Verify once the data files that are new since the last verification have this many bytes, with the
+    delete files that were committed beside them."""
     age_seconds: Annotated[float, ModelField(ge=60, le=31_536_000)] | None = None
-    """Verify an index that was not verified for this long."""
+    """Verify an index that was not verified for this many seconds."""
     cron: Cron | None = None
     """The index is verified at these moments, too."""
 
@@ -171,22 +174,22 @@ class ExpireSnapshotsPolicy(_JobSection):
     """This says when snapshots are let go that are old enough: whichever of the triggers comes first."""
 
     older_than_seconds: Seconds | None = None
-    """Snapshots that are older than this expire, unless something holds them."""
+    """Snapshots that are older than this many seconds expire, unless something holds them."""
     retain_last: Annotated[int, ModelField(ge=1, le=1_000_000)] | None = None
     """This many snapshots of each branch stay, however old they are."""
     snapshots: Count | None = None
-    """The table has this many snapshots."""
+    """Expire snapshots as soon as the table has this many."""
     age_seconds: Seconds | None = None
-    """The oldest snapshot that no branch and no tag names is so old."""
+    """Expire snapshots as soon as the oldest that no branch and no tag names is this many seconds old."""
     min_interval_seconds: Seconds | None = None
-    """Two such jobs are at least so far apart, because each reads the table's manifests."""
+    """Two such jobs are at least this many seconds apart, because each reads the table's manifests."""
     cron: Cron | None = None
     """Snapshots that are old enough expire at these moments, too."""
     windows: list[Window] | None = None
     """Jobs of the kind start by themselves only while one of these is open; empty: as the schedule says."""
     max_seconds_per_day: Seconds | None = None
-    """The table's jobs of the kind may run for this long in a day; 0 for any time. Once it is spent, none of
-    them starts by itself until the day turns."""
+    """The table's jobs of the kind may run for this many seconds a day; 0 for any time. Once they are spent,
+    none of them starts by itself until the day turns."""
 
 
 class RewriteDataFilesPolicy(_JobSection):
@@ -196,8 +199,8 @@ class RewriteDataFilesPolicy(_JobSection):
     strategy: RewriteStrategy | None = None
     """Put rows together as they come (`binpack`), or `sort` them as the table's sort order says."""
     target_file_size_bytes: TargetFileSize | None = None
-    """New data files are about this large, and those below three quarters of it are small; 0 is what the
-    table says."""
+    """New data files have about this many bytes, and those below three quarters of it are small; 0 is what
+    the table says."""
     min_input_files: Annotated[int, ModelField(ge=2, le=10**9)] | None = None
     """Small data files are rewritten where a partition has this many of them."""
     size_ratio: SizeRatio | None = None
@@ -208,55 +211,55 @@ class RewriteDataFilesPolicy(_JobSection):
     max_bytes: Count | None = None
     """One job writes data files of this many bytes anew at most, in one commit."""
     small_data_files: Count | None = None
-    """This many data files are small, where a partition has enough of them."""
+    """Rewrite as soon as this many data files are small, where a partition has enough of them."""
     deleted_data_files: Count | None = None
-    """This many data files have at least that share of deleted rows."""
+    """Rewrite as soon as this many data files have at least that share of deleted rows."""
     min_interval_seconds: Seconds | None = None
-    """Two such jobs are at least so far apart."""
+    """Two such jobs are at least this many seconds apart."""
     cron: Cron | None = None
     """Data files are rewritten at these moments, too, if there are such files."""
     windows: list[Window] | None = None
     """Jobs of the kind start by themselves only while one of these is open; empty: as the schedule says."""
     max_seconds_per_day: Seconds | None = None
-    """The table's jobs of the kind may run for this long in a day; 0 for any time. Once it is spent, none of
-    them starts by itself until the day turns."""
+    """The table's jobs of the kind may run for this many seconds a day; 0 for any time. Once they are spent,
+    none of them starts by itself until the day turns."""
 
 
 class RewritePositionDeleteFilesPolicy(_JobSection):
     """This says when small position delete files of a table of format version 2 are rewritten as few."""
 
     target_file_size_bytes: TargetFileSize | None = None
-    """New delete files are about this large, and those below three quarters of it are small; 0 is what the
-    table says."""
+    """New delete files have about this many bytes, and those below three quarters of it are small; 0 is what
+    the table says."""
     min_input_files: Annotated[int, ModelField(ge=2, le=10**9)] | None = None
     """Small delete files are rewritten where a partition has this many of them."""
     small_delete_files: Count | None = None
-    """This many position delete files are small, where a partition has enough of them."""
+    """Rewrite as soon as this many position delete files are small, where a partition has enough of them."""
     min_interval_seconds: Seconds | None = None
-    """Two such jobs are at least so far apart."""
+    """Two such jobs are at least this many seconds apart."""
     cron: Cron | None = None
     """Position delete files are rewritten at these moments, too, if any are small."""
     windows: list[Window] | None = None
     """Jobs of the kind start by themselves only while one of these is open; empty: as the schedule says."""
     max_seconds_per_day: Seconds | None = None
-    """The table's jobs of the kind may run for this long in a day; 0 for any time. Once it is spent, none of
-    them starts by itself until the day turns."""
+    """The table's jobs of the kind may run for this many seconds a day; 0 for any time. Once they are spent,
+    none of them starts by itself until the day turns."""
 
 
 class RewriteManifestsPolicy(_JobSection):
     """This says when small manifests of a table's branch main are rewritten as few large ones."""
 
     manifests: Annotated[int, ModelField(ge=2, le=10**9)] | None = None
-    """The head of the branch has this many small manifests."""
+    """Rewrite as soon as the head of the branch has this many small manifests."""
     min_interval_seconds: Seconds | None = None
-    """Two such jobs are at least so far apart, because each rewrites what was written since."""
+    """Two such jobs are at least this many seconds apart, because each rewrites what was written since."""
     cron: Cron | None = None
     """Small manifests are written anew at these moments, too, if there are any."""
     windows: list[Window] | None = None
     """Jobs of the kind start by themselves only while one of these is open; empty: as the schedule says."""
     max_seconds_per_day: Seconds | None = None
-    """The table's jobs of the kind may run for this long in a day; 0 for any time. Once it is spent, none of
-    them starts by itself until the day turns."""
+    """The table's jobs of the kind may run for this many seconds a day; 0 for any time. Once they are spent,
+    none of them starts by itself until the day turns."""
 
 
 class SchedulePolicy(ClosedMessage):
@@ -270,10 +273,10 @@ class SchedulePolicy(ClosedMessage):
     priority: Annotated[int, ModelField(ge=-100, le=100)] | None = None
     """The waiting jobs of the highest priority run first."""
     idle_pause_seconds: Seconds | None = None
-    """A pause follows a job that found nothing to do, unless the table changes; doubled with each further
-    one."""
+    """A pause of this many seconds follows a job that found nothing to do, unless the table changes; doubled
+    with each further one."""
     max_idle_pause_seconds: Seconds | None = None
-    """The pause does not grow beyond this."""
+    """The pause after jobs that found nothing to do does not grow beyond this many seconds."""
 
 
 class RetryPolicy(ClosedMessage):
@@ -283,16 +286,16 @@ class RetryPolicy(ClosedMessage):
     max_attempts: Annotated[int, ModelField(ge=1, le=100)] | None = None
     """The job has failed after this many failed attempts."""
     backoff_seconds: Seconds | None = None
-    """A pause comes before the second attempt; doubled with each further one."""
+    """A pause of this many seconds comes before the second attempt; doubled with each further one."""
     max_backoff_seconds: Seconds | None = None
-    """Backoff does not grow beyond this."""
+    """The pause between attempts does not grow beyond this many seconds."""
     timeout_seconds: Seconds | None = None
-    """An attempt that has run this long is ended, and counts as failed; 0 for no limit."""
+    """An attempt that has run this many seconds is ended, and counts as failed; 0 for no limit."""
     pause_seconds: Seconds | None = None
-    """A pause follows a failed job, before the next of its kind starts by itself; doubled with each further
-    failure."""
+    """A pause of this many seconds follows a failed job, before the next of its kind starts by itself;
+    doubled with each further failure."""
     max_pause_seconds: Seconds | None = None
-    """The pause does not grow beyond this."""
+    """The pause after failed jobs does not grow beyond this many seconds."""
 
 
 class BudgetPolicy(ClosedMessage):
@@ -301,13 +304,13 @@ class BudgetPolicy(ClosedMessage):
     """
 
     table_seconds_per_day: Seconds | None = None
-    """All jobs of the table may run for this long; counted when an attempt ends."""
+    """All jobs of the table may run for this many seconds; counted when an attempt ends."""
     table_bytes_per_day: Amount | None = None
-    """All jobs of the table may read and write this much, as the workers report it."""
+    """All jobs of the table may read and write this many bytes, as the workers report it."""
     catalog_seconds_per_day: Seconds | None = None
-    """All jobs of all tables of the catalog may run for this long."""
+    """All jobs of all tables of the catalog may run for this many seconds."""
     catalog_bytes_per_day: Amount | None = None
-    """All jobs of all tables of the catalog may read and write this much."""
+    """All jobs of all tables of the catalog may read and write this many bytes."""
 
 
 class ResourcesPolicy(ClosedMessage):

@@ -33,7 +33,7 @@ class KeySetReport(Message):
     """This is what the index of one key set is like."""
 
     equality_field_ids: FieldIds
-    """The key has these field ids."""
+    """The key columns have these field ids."""
     columns: Columns
     """The key columns have these names."""
     generation: Amount = 0
@@ -41,7 +41,7 @@ class KeySetReport(Message):
     source: Name | None = None
     """The key set was found in this way: declared, identifier fields or equality deletes."""
     files_covered: Files
-    """It covers this many data files."""
+    """The index covers this many data files."""
     files_total: Files
     """The table has this many data files."""
     coverage: Ratio
@@ -53,7 +53,7 @@ class KeySetReport(Message):
     sorted_runs: SortedRuns
     """The index has this many sorted runs; a lookup reads all of them."""
     dead_ratio: Ratio
-    """This is the share of entries that point to files which are gone, 0 to 1."""
+    """This share of the index's entries is of files which are gone, 0 to 1."""
 
     @model_validator(mode="after")
     def _check_files(self) -> Self:
@@ -74,8 +74,8 @@ class SortedRunReport(Message):
     bytes: SummedAmount
     """The files of the run have this many bytes."""
     dead_ratio: Ratio
-    """This is the share of its entries that point to files which are gone, 0 to 1; where row addresses of
-    runs interleave, that of all of these runs together."""
+    """This share of the run's entries is of files which are gone, 0 to 1; where row addresses of runs
+    interleave, that of all of these runs together."""
 
 
 class PartitionReport(Message):
@@ -100,7 +100,7 @@ class IndexLayout(Message):
     """This tells what is inside the index of one key set."""
 
     equality_field_ids: FieldIds
-    """The key has these field ids."""
+    """The key columns have these field ids."""
     runs: list[SortedRunReport] = ModelField(max_length=RUNS_AT_MOST)
     """These are the largest sorted runs, the largest first."""
     partitions: list[PartitionReport] = ModelField(max_length=PARTITIONS_AT_MOST)
@@ -118,7 +118,7 @@ class KeySetLeftOut(Message):
     reason: Words
     """The reason says why it can't be indexed."""
     remedy: Words | None = None
-    """This is what to do about it."""
+    """The remedy says what to do so that the key can be indexed; null if nothing can be done."""
 
 
 class DeviatingDelete(Message):
@@ -129,7 +129,7 @@ class DeviatingDelete(Message):
     code: Name | None = None
     """Programs know the rule by its code."""
     reason: Words
-    """This is how the reader did so."""
+    """The reader deviates as this says, in words."""
 
 
 class UnconvertibleDelete(Message):
@@ -140,9 +140,9 @@ class UnconvertibleDelete(Message):
     code: Name | None = None
     """Programs know the reason by its code."""
     reason: Words
-    """This is why it stays."""
+    """The file stays in the table for this reason, in words."""
     remedy: Words | None = None
-    """This is what to do about it."""
+    """The remedy says what to do so that the file can be converted; null if nothing is known."""
 
 
 class UnreadableFile(Message):
@@ -160,7 +160,7 @@ class StageReport(Message):
     name: Name
     """The part is named, such as `plan` or `lookup`."""
     seconds: Seconds
-    """It took this long."""
+    """The part took this many seconds."""
     rows: Amount = 0
     """The tasks went through this many of the planned rows."""
     tasks_in_driver: Amount = 0
@@ -170,9 +170,9 @@ class StageReport(Message):
     failed_tasks: Amount = 0
     """This many tasks failed; Spark runs each of them again, up to four times."""
     task_seconds: Seconds = 0
-    """The tasks ran for this long, all together."""
+    """The tasks ran for this many seconds, all together."""
     gc_seconds: Seconds = 0
-    """The executors' JVMs spent this long on garbage collection meanwhile, as Spark counts it."""
+    """The executors' JVMs spent this many seconds on garbage collection meanwhile, as Spark counts it."""
     spilled_bytes: Amount = 0
     """This many bytes were written to the executors' disks for lack of memory."""
     shuffled_bytes: Amount = 0
@@ -208,41 +208,43 @@ class KeySetResult(Message):
     """This is what a job did with one key set; each kind of job tells some of this."""
 
     equality_field_ids: FieldIds = ModelField(default_factory=list)
-    """The key has these field ids."""
+    """The key columns have these field ids."""
     columns: Columns = ModelField(default_factory=list)
     """The key columns have these names."""
     generation: Amount = 0
-    """The indexes of the key set are counted."""
+    """The index was one of this generation: another key type begins a new one."""
     source: Name = ""
-    """A conversion used `index` or `scan`."""
+    """The rows of a conversion's keys were looked for by `index`, `scan` or `index_and_scan`; empty for other
+    jobs."""
     reason: Words = ""
     """The source was chosen for this reason, in words."""
     keys: Amount = 0
-    """Keys that were looked for."""
+    """The equality deletes had this many keys to look for."""
     key_ranges: Amount = 0
-    """They were sorted into this many ranges."""
+    """The keys were sorted into this many ranges."""
     matches: Amount = 0
-    """This many rows were found."""
+    """The keys were found in this many rows."""
     row_groups_read: Amount = 0
     """This many row groups of index and data files were read."""
     row_groups_total: Amount = 0
-    """These files have this many row groups in all."""
+    """The files that were read have this many row groups in all."""
     bytes_read: Amount = 0
     """This many bytes of index and data files were read."""
     data_files_from_index: Amount = 0
     """The rows of this many data files were known from the index."""
     data_files_scanned: Amount = 0
-    """This many data files were read."""
+    """This many data files were scanned for the keys."""
     predicted_index_seconds: Seconds = 0
-    """A lookup in the index, for data files that it covers, was predicted to take this long, in one thread; 0
-    where there was nothing to choose from."""
+    """A lookup in the index, for data files that it covers, was predicted to take this many seconds, in one
+    thread; 0 where there was nothing to choose from."""
     predicted_scan_seconds: Seconds = 0
-    """A scan of these data files was predicted to take this long, likewise."""
+    """A scan of the data files that the index covers was predicted to take this many seconds, in one thread;
+    0 where there was nothing to choose from."""
     index_seconds: Seconds = 0
-    """The lookup took this long, in seconds of all its tasks; with the sorting of keys, if they were too many
-    to be held at once."""
+    """The lookup took this many seconds of all its tasks together; with the sorting of keys, if they were too
+    many to be held at once."""
     scan_seconds: Seconds = 0
-    """The scan took this long, likewise."""
+    """The scan took this many seconds of all its tasks together."""
     files_indexed: Amount = 0
     """Data files that the index covers now, and did not before."""
     files_unreadable: Amount = 0
@@ -276,25 +278,26 @@ class KeySetResult(Message):
     files_no_longer_live: Amount = 0
     """This many data files of the index are no longer in the table."""
     rows_checked: Amount = 0
-    """This many rows were compared, or their keys were."""
+    """This many rows of data files were compared with the index, or their keys were."""
     entries_checked: Amount = 0
-    """This many entries were compared."""
+    """This many entries of the index were compared with the data files."""
     entries_without_file: Amount = 0
-    """This many entries belong to no data file."""
+    """This many entries of the index belong to no data file."""
     differences: Amount = 0
     """This many differences between the index and the data files were found."""
     examples: list[Words] = ModelField(default_factory=list, max_length=1000)
-    """The first of them in words."""
+    """The first of the differences are listed in words."""
     rebuilt: bool = False
-    """This says whether the index was rebuilt."""
+    """The index was rebuilt if this is true."""
     duplicate_keys: Amount = 0
     """This many keys have more than one live row."""
     duplicate_rows: Amount = 0
-    """The keys with more than one live row have this many of them in all."""
+    """The keys with more than one live row have this many of these rows in all."""
     report: Place = ""
-    """The Parquet files that list these keys have paths like this, with a `*` in the name; empty for none."""
+    """The Parquet files that list the keys with more than one live row have paths like this, with a `*` in
+    the name; empty for none."""
     duplicates: list[DuplicateKey] = ModelField(default_factory=list, max_length=100)
-    """The first of these keys are listed in their order."""
+    """The first of the keys with more than one live row are listed in their order."""
 
 
 KeyNumbers = Annotated[list[Amount], ModelField(max_length=10_000)]
@@ -326,35 +329,35 @@ class HeldKeys(Message):
     """This is what holds some keys, or keeps it from being known whether they are gone."""
 
     holder: Name
-    """This is what holds them: a `tag`, `branch`, `retention`, `snapshot`, `writer`, `orphan_file`,
+    """The keys are held by this: a `tag`, `branch`, `retention`, `snapshot`, `writer`, `orphan_file`,
     `metadata`, `unreadable_file` or `index`."""
     name: Place | None = None
-    """The holder has this name: of a tag, say."""
+    """The holder has this name: that of a tag, say; null if it has none."""
     snapshot_id: SnapshotId | None = None
-    """This snapshot holds the file with the keys; null if none does."""
+    """The snapshot of this id holds the file with the keys; null if none does."""
     until: AwareDatetime | None = None
-    """Retention lets go at this time."""
+    """The holder lets the keys go at this time, as retention does; null if no time is known."""
     reason: Words
-    """This is why it holds them."""
+    """The holder holds the keys for this reason, in words."""
     remedy: Words
-    """This is what to do about it."""
+    """The remedy says what to do so that the keys can go."""
     keys: KeyNumbers
-    """These keys are held, given by their numbers."""
+    """The keys that are held are given by their numbers in the request, from 0."""
 
 
 class ErasureReport(Message):
     """This is what became of the keys of an erasure in one table: never more than was seen."""
 
     keys: Amount
-    """This many keys were asked for."""
+    """The request had this many keys."""
     rows_deleted: Amount = 0
     """This many rows that the branch had shown were deleted."""
     snapshot_id_deleted: SnapshotId | None = None
-    """This snapshot deleted them; null if there were none."""
+    """The snapshot of this id deleted these rows; null if there were none."""
     snapshot_id_rewritten: SnapshotId | None = None
     """This snapshot put new data files in the place of those that had held rows of the keys."""
     data_files_rewritten: Amount = 0
-    """This many data files were replaced."""
+    """This many data files were replaced by new ones without these rows."""
     bytes_rewritten: Amount = 0
     """The data files that were replaced had this many bytes."""
     bytes_written: Amount = 0
@@ -370,15 +373,15 @@ class ErasureReport(Message):
     looked_at: AwareDatetime
     """The look through all files began at this time: what came later was not looked at."""
     snapshot_id_looked_at: SnapshotId | None = None
-    """The branch had this head then; null for a table without a snapshot."""
+    """The branch had this head when the look through all files began; null for a table without a snapshot."""
     counts: KeyCounts
-    """The keys are counted here by their state."""
+    """This many keys are in each state."""
     held: list[HeldKeys] = ModelField(default_factory=list, max_length=1000)
-    """This is what holds keys, or could not be looked through."""
+    """These holders hold keys, or could not be looked through."""
     invisible: KeyNumbers = ModelField(default_factory=list)
-    """These keys are invisible, given by their numbers."""
+    """The keys that are invisible are given by their numbers in the request, from 0."""
     unknown: KeyNumbers = ModelField(default_factory=list)
-    """Too little is known of these keys, given by their numbers."""
+    """The keys of which too little is known are given by their numbers in the request, from 0."""
 
     @model_validator(mode="after")
     def _check_keys(self) -> Self:
@@ -399,24 +402,24 @@ class StoppedAt(Message):
     code: Name | None = None
     """Programs know the reason by its code."""
     reason: Words
-    """This is why it can't be published."""
+    """The snapshot, or the branch, can't be published for this reason, in words."""
     remedy: Words | None = None
-    """This is what to do about it."""
+    """The remedy says what to do so that publication goes on; null if nothing is known."""
 
 
 class HeldSnapshots(Message):
     """These snapshots are old enough to expire, and something holds them."""
 
     holder: Name
-    """This is what holds them: a `tag`, `branch`, `retention`, `snapshot` or `writer`."""
+    """The snapshots are held by this: a `tag`, `branch`, `retention`, `snapshot` or `writer`."""
     name: Place | None = None
-    """The holder has this name: of a tag, say."""
+    """The holder has this name: that of a tag, say; null if it has none."""
     reason: Words
-    """This is why it holds them."""
+    """The holder holds the snapshots for this reason, in words."""
     snapshots: Amount
-    """This many snapshots are held by it."""
+    """The holder holds this many snapshots."""
     until: AwareDatetime | None = None
-    """The holder lets go at this time."""
+    """The holder lets the snapshots go at this time; null if no time is known."""
 
 
 class ExpiryReport(Message):
@@ -427,23 +430,23 @@ class ExpiryReport(Message):
     snapshots_left: Amount = 0
     """The table has this many snapshots now."""
     snapshots_held: Amount = 0
-    """This many of these are old enough, and something holds them."""
+    """This many snapshots are old enough, and something holds them."""
     data_files_deleted: Amount = 0
     """This many data files were deleted, since no snapshot needs them any more."""
     delete_files_deleted: Amount = 0
-    """This many delete files were deleted."""
+    """This many delete files were deleted, since no snapshot needs them any more."""
     manifests_deleted: Amount = 0
-    """This many manifests were deleted."""
+    """This many manifests were deleted, since no snapshot needs them any more."""
     manifest_lists_deleted: Amount = 0
-    """This many manifest lists were deleted."""
+    """This many manifest lists were deleted, since no snapshot needs them any more."""
     statistics_files_deleted: Amount = 0
-    """This many files with statistics were deleted."""
+    """This many statistics files were deleted, since no snapshot needs them any more."""
     files_of_lost_attempts_deleted: Amount = 0
     """This many files were deleted that an attempt which was lost had left."""
     files_kept_elsewhere: Amount = 0
     """This many files lie outside the table's location, or where indexes are: they stay."""
     held: list[HeldSnapshots] = ModelField(default_factory=list, max_length=1000)
-    """This is what holds snapshots that are old enough."""
+    """These holders hold snapshots that are old enough."""
 
 
 class DataFilesReport(Message):
@@ -452,18 +455,19 @@ class DataFilesReport(Message):
     data_files_rewritten: Amount = 0
     """This many data files were written anew."""
     data_files_added: Amount = 0
-    """This many data files are in their place; of a dry run as their sizes let expect."""
+    """This many new data files are in the place of the rewritten ones; of a dry run as their sizes let
+    expect."""
     bytes_rewritten: Amount = 0
     """The data files that were written anew had this many bytes."""
     bytes_added: Amount = 0
     """The new data files have this many bytes; a dry run does not know."""
     delete_files_removed: Amount = 0
-    """This many position delete files and deletion vectors went with them."""
+    """This many position delete files and deletion vectors of the rewritten data files were removed."""
     data_files_left_out: Amount = 0
     """This many data files stay as they are: equality deletes that can't be converted apply to them, or the
     table names them twice."""
     files: list[Place] = ModelField(default_factory=list, max_length=1000)
-    """A dry run names these, the first thousand."""
+    """A dry run names the data files that would be rewritten, the first thousand."""
 
 
 class DeleteFilesReport(Message):
@@ -472,13 +476,13 @@ class DeleteFilesReport(Message):
     delete_files_rewritten: Amount = 0
     """This many position delete files were written anew."""
     delete_files_added: Amount = 0
-    """This many position delete files are in their place."""
+    """This many new position delete files are in the place of the rewritten ones."""
     bytes_rewritten: Amount = 0
     """The delete files that were written anew had this many bytes."""
     bytes_added: Amount = 0
     """The new delete files have this many bytes; a dry run does not know."""
     files: list[Place] = ModelField(default_factory=list, max_length=1000)
-    """A dry run names these, the first thousand."""
+    """A dry run names the delete files that would be rewritten, the first thousand."""
 
 
 class ManifestsReport(Message):
@@ -487,7 +491,7 @@ class ManifestsReport(Message):
     manifests_rewritten: Amount = 0
     """This many manifests of the branch's head were written anew."""
     manifests_added: Amount = 0
-    """This many manifests are in their place."""
+    """This many new manifests are in the place of the rewritten ones."""
     manifests_left: Amount = 0
     """The branch's head has this many manifests now."""
     bytes_rewritten: Amount = 0
@@ -502,8 +506,8 @@ class OrphanFilesReport(Message):
     files_in_location: Amount = 0
     """This many files lie in the table's location, of whatever kind."""
     orphan_files: Amount = 0
-    """This many are orphans, of the hundred thousand largest that may be such; of a removal, of those that
-    its dry run has listed."""
+    """This many files are orphans, of the hundred thousand largest that may be such; of a removal, of those
+    that its dry run has listed."""
     orphan_bytes: Amount = 0
     """The orphans have this many bytes."""
     files: list[Place] = ModelField(default_factory=list, max_length=1000)
@@ -511,27 +515,27 @@ class OrphanFilesReport(Message):
     bytes_listed: Amount = 0
     """The files that are listed have this many bytes."""
     files_deleted: Amount = 0
-    """This many files were deleted."""
+    """This many orphan files were deleted."""
     bytes_deleted: Amount = 0
-    """They had this many bytes."""
+    """The orphan files that were deleted had this many bytes."""
     files_failed: Amount = 0
-    """This many could not be deleted, such as for lack of a permission."""
+    """This many orphan files could not be deleted, such as for lack of a permission."""
     files_kept: Amount = 0
-    """This many of those that the dry run has listed were left: they are needed by now, were written again,
-    or are gone."""
+    """This many files that the dry run has listed were left: they are needed by now, were written again, or
+    are gone."""
 
 
 class ReaderReport(Message):
     """This is one of the engines in the policy, and its view of the table."""
 
     reader: Place
-    """The policy names it like this."""
+    """The policy names the engine like this, with a version or without."""
     before: Literal["reads", "refuses", "unknown"]
-    """The table with equality deletes is this to it."""
+    """The engine `reads` or `refuses` the table with its equality deletes, or that is `unknown`."""
     after: Literal["reads", "refuses", "unknown"]
-    """The converted table is this to it."""
+    """The engine `reads` or `refuses` the table once it is converted, or that is `unknown`."""
     source: Place = ""
-    """It is known from there."""
+    """The page or file that says so is this; empty if nothing is known."""
 
 
 class JobResult(Message):
@@ -539,24 +543,24 @@ class JobResult(Message):
     ignored."""
 
     dry_run: bool = False
-    """This says whether it only says what it would do."""
+    """The job changed nothing, and tells what it would do, if this is true."""
     iceberg_snapshot_id: SnapshotId | None = None
-    """This is the head of the branch, as a job on the index saw it."""
+    """The branch had this head when a job on the index looked at it."""
     iceberg_snapshot_id_before: SnapshotId | None = None
     """The branch had this head before a conversion."""
     iceberg_snapshot_id_after: SnapshotId | None = None
-    """It committed this snapshot last."""
+    """The last snapshot that the job committed has this id; null if it committed none."""
     equality_delete_files_removed: Amount = 0
     """A conversion removed this many equality delete files from the table, a rewriting of data files did
     before it, or an erasure since they were in its way."""
     equality_deletes_resolved: Amount = 0
     """The equality delete files that were removed had this many rows."""
     rows_deleted: Amount = 0
-    """This many rows are deleted by position now."""
+    """This many rows were deleted by position."""
     data_files_touched: Amount = 0
     """This many data files got new deletes."""
     delete_files_added: Amount = 0
-    """This many deletion vectors and position delete files were added."""
+    """This many deletion vectors and position delete files were added to the table."""
     delete_files_removed: Amount = 0
     """This many older delete files were removed, because the new ones include them."""
     deletion_vectors_added: Amount = 0
@@ -574,15 +578,15 @@ class JobResult(Message):
     left_out: list[Amount] = ModelField(default_factory=list, max_length=NAMED_AT_MOST)
     """These rows were left out, by their numbers in the request, from 0."""
     data_files_added: Amount = 0
-    """This many data files were added."""
+    """This many data files were added to the table."""
     staging_branch: Place | None = None
-    """This branch was published."""
+    """The publication was one of this staging branch; null for other jobs."""
     staged_snapshots: Amount = 0
-    """This many snapshots of it were published."""
+    """This many snapshots of the staging branch were published."""
     published_snapshot_id: SnapshotId | None = None
-    """This is the last of these; null if there were none."""
+    """The last staged snapshot that was published has this id; null if there were none."""
     skipped_snapshot_id: SnapshotId | None = None
-    """Nothing of this one was published, as the request said; null if it named none."""
+    """Nothing of the staged snapshot of this id was published, as the request said; null if it named none."""
     files_cleared: Amount = 0
     """This many published files were taken off the staging branch."""
     renewed: bool = False
@@ -590,44 +594,44 @@ class JobResult(Message):
     stopped_at: StoppedAt | None = None
     """Publication has stopped at this staged snapshot; null if nothing stopped it."""
     expiry: ExpiryReport | None = None
-    """This is what an expiry of snapshots did."""
+    """An expiry of snapshots did this; null for other jobs."""
     data_files: DataFilesReport | None = None
-    """This is what a rewriting of data files did."""
+    """A rewriting of data files did this; null for other jobs."""
     delete_files: DeleteFilesReport | None = None
-    """This is what a rewriting of position delete files did."""
+    """A rewriting of position delete files did this; null for other jobs."""
     manifests: ManifestsReport | None = None
-    """This is what a rewriting of manifests did."""
+    """A rewriting of manifests did this; null for other jobs."""
     orphans: OrphanFilesReport | None = None
-    """This is what a removal of orphan files did."""
+    """A removal of orphan files did this; null for other jobs."""
     erasure: ErasureReport | None = None
-    """This is what a job of an erasure has done and seen."""
+    """A job of an erasure has done and seen this; null for other jobs."""
     commits: Amount = 0
     """A conversion made this many snapshots."""
     estimated_seconds: Seconds | None = None
-    """The conversion that a dry run foretells would take this long."""
+    """The conversion would take this many seconds, as its dry run foretells; null for other jobs."""
     index_tables_deleted: Amount = 0
     """This many tables were deleted with an index that was dropped."""
     key_sets: list[KeySetResult] = ModelField(default_factory=list, max_length=1000)
-    """This is what was done with each key set."""
+    """The job did this with each key set."""
     key_sets_not_indexed: list[KeySetLeftOut] = ModelField(default_factory=list, max_length=1000)
     """An index job left out these key sets."""
     unconvertible: list[UnconvertibleDelete] = ModelField(default_factory=list, max_length=NAMED_AT_MOST)
-    """These equality delete files stay."""
+    """These equality delete files stay in the table, each with its reason."""
     deviations: list[DeviatingDelete] = ModelField(default_factory=list, max_length=NAMED_AT_MOST)
     """These equality delete files were applied wrongly by other readers."""
     readers: list[ReaderReport] = ModelField(default_factory=list, max_length=100)
     """These are the readers in the policy, and their views of the table."""
     decisions: list[Words] = ModelField(default_factory=list, max_length=NAMED_AT_MOST)
-    """The job decided this, in words."""
+    """The job decided this, in sentences."""
     stages: list[StageReport] = ModelField(default_factory=list, max_length=1000)
-    """This is where its time went."""
+    """The time of the job went into these stages."""
 
 
 class EstimateReport(Message):
     """How long the job that a dry run is of would take, by what earlier ones took on the table."""
 
     seconds: Seconds
-    """It would take this long."""
+    """The job would take this many seconds."""
     jobs: Amount
     """This many earlier jobs of its kind tell so."""
     off_by: float | None = None

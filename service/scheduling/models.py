@@ -13,17 +13,17 @@ class PlannedJob(Message):
     """This says when jobs of a kind will start."""
 
     kind: JobKind
-    """Jobs of this kind are planned."""
+    """The plan is for jobs of this kind."""
     starts_at: datetime | None
-    """One would start next at this time, by itself or because it is queued already; null if none would."""
+    """A job would start next at this time, by itself or because it is queued already; null if none would."""
     why: str | None
-    """This trigger starts it; or it is the queued job and what that waits for, or the job that runs before
-    it; null if none would start."""
+    """The job starts by this trigger; or this is the queued job and what that waits for, or the job that runs
+    before it; null if none would start."""
     then_at: list[datetime]
-    """Up to 288 more would start at these times, if each succeeds and leaves nothing to do, and nothing is
-    written."""
+    """Up to 288 more jobs would start at these times, if each succeeds and leaves nothing to do, and nothing
+    is written."""
     now: str
-    """The scheduler has decided this at this moment."""
+    """The scheduler has decided this at this moment, in words."""
     cron_at: list[datetime]
     """The policy's cron expression comes at these times; a job starts if there is anything to do by then."""
 
@@ -33,7 +33,7 @@ class PolicyPreview(Message):
     meanwhile."""
 
     table_id: str
-    """The id of the table that is looked at."""
+    """The table is enrolled under this id."""
     from_time: datetime
     """The preview begins at this time, which is now."""
     until_time: datetime
@@ -43,7 +43,7 @@ class PolicyPreview(Message):
     windows_open_at: list[datetime]
     """Windows open at these times; none without windows."""
     jobs: list[PlannedJob]
-    """There is one for each kind of job that policies start."""
+    """The preview has one plan for each kind of job that policies start."""
 
 
 class ReplayRequest(ClosedMessage):
@@ -54,7 +54,7 @@ class ReplayRequest(ClosedMessage):
     )
 
     settings: PolicySettings
-    """These are tried: all settings of the policy, as a change of it would have them."""
+    """The replay tries these settings: all those of the policy, as a change of it would have them."""
     policy: str | None = None
     """The settings are those of this policy, by name or id, which holds for the table or something above it;
     null: of one that is attached to the table itself."""
@@ -66,11 +66,11 @@ class ReplayedJobs(Message):
     kind: JobKind
     """The jobs are of this kind."""
     jobs: int
-    """This many succeeded."""
+    """This many jobs of the kind succeeded."""
     seconds: float
-    """They ran for this long, all together."""
+    """The jobs ran for this many seconds, all together."""
     bytes_written: int
-    """This many bytes were written by them, into the table or its index."""
+    """The jobs wrote this many bytes into the table or its index."""
 
 
 class ReadSeconds(Message):
@@ -79,9 +79,9 @@ class ReadSeconds(Message):
     at: datetime
     """The read begins at this time."""
     seconds: float
-    """It takes this many seconds of Spark's processor time."""
+    """The read takes this many seconds of Spark's processor time."""
     fresh_seconds: float
-    """It would take this many, had the table just been rewritten."""
+    """The read would take this many seconds of Spark's processor time, had the table just been rewritten."""
 
 
 class ReplayedInterval(Message):
@@ -90,34 +90,34 @@ class ReplayedInterval(Message):
     begins_at: datetime
     """The interval begins at this time, and ends where the next one begins."""
     pending_equality_deletes: int
-    """This many equality deletes were pending in it at most."""
+    """The table had this many pending equality deletes in the interval at most."""
     lag_seconds: float
-    """The oldest one was this old at most."""
+    """The oldest pending equality delete was this many seconds old in the interval at most."""
     jobs: int
-    """This many jobs ended in it, of all kinds."""
+    """This many jobs of all kinds ended in the interval."""
 
 
 class ReplayedOutcome(Message):
     """This is what came of a table in a span of time, or would have."""
 
     jobs: list[ReplayedJobs]
-    """These jobs ran, by kind."""
+    """The span had these jobs, by kind."""
     lag_seconds_median: float
-    """Half of the time, the oldest equality delete was younger than this."""
+    """The oldest pending equality delete was younger than this many seconds half of the time."""
     lag_seconds_max: float
-    """At most, it was this old."""
+    """The oldest pending equality delete was this many seconds old at most."""
     bytes_written: int
     """This many bytes were written by jobs, all together."""
     write_amplification: float | None
-    """This is how many bytes were written for each that is a writer's, these included; null without any."""
+    """The writer and the jobs wrote this many bytes for each byte of the writer's; null if it wrote none."""
     delete_files_written: int
     """This many deletion vectors and position delete files were written by conversions."""
     delete_files_rewritten: int
-    """This many of these took the place of one that their data file had."""
+    """This many of these delete files took the place of one that their data file had."""
     read_seconds: float | None
     """A full read takes this many seconds of Spark's processor time, on average over time."""
     read_ratio: float | None
-    """This is how many times as long it takes as it would, had the table just been rewritten."""
+    """A full read takes this many times as long as it would, had the table just been rewritten."""
     reads: list[ReadSeconds]
     """This is what a full read costs over time, at a hundred moments at most."""
     intervals: list[ReplayedInterval]
@@ -128,19 +128,19 @@ class PolicyReplay(Message):
     """This is what a table saw in the last seven days, under other settings, beside what really happened."""
 
     table_id: str
-    """The id of the table that is looked at."""
+    """The table is enrolled under this id."""
     from_time: datetime
     """The replay begins at this time, which is seven days ago unless less is known or more has happened."""
     until_time: datetime
     """The replay ends at this time."""
     happened: ReplayedOutcome
-    """This is what really happened."""
+    """The span really came to this."""
     present: ReplayedOutcome
-    """This is what the replay says of the present policy: how far it is off shows how much it can tell."""
+    """The replay says this of the present policy: how far it is off shows how much it can tell."""
     edited: ReplayedOutcome
-    """This is what the replay says of the settings that are tried."""
+    """The replay says this of the settings that are tried."""
     off: dict[str, float]
-    """This is how many times as much the replay says of the present policy, for each figure, as it really
-    was; what was 0 is left out."""
+    """The replay says this many times as much of the present policy, for each figure, as it really was; what
+    was 0 is left out."""
     estimated_from: list[str]
     """The sentences say what all of this is estimated from."""

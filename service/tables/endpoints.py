@@ -172,7 +172,7 @@ def delete_table(
     drop_index: Annotated[bool, Query(description="The files of its index are deleted, too.")] = False,
     leave_staged: Annotated[
         bool,
-        Query(description="It is removed even if its staging branch has what is not published."),
+        Query(description="The table is removed even if its staging branch has what is not published."),
     ] = False,
     if_match: OptionalIfMatch = None,
 ) -> JobView | None:

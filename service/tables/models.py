@@ -98,7 +98,7 @@ class PatternRequest(ClosedMessage):
     publish: Staging | None = None
     """This staging branch of each table is published on its branch; null for what its policy says."""
     dry_run: bool = False
-    """Show only which tables match."""
+    """Show which tables match, and enrol none."""
 
 
 class TablePatch(ClosedMessage):
@@ -111,7 +111,7 @@ class TablePatch(ClosedMessage):
     )
 
     policy: str | None = None
-    """Null goes back to inheriting."""
+    """The table gets the policy of this name or id; null goes back to inheriting."""
     key_sets: list[KeySet] | None = None
     """The declared keys are lists of column names; null or an empty list for none."""
     publish: Staging | None = None
@@ -122,17 +122,17 @@ class TableView(Message):
     """This is a table as it is enrolled."""
 
     id: str
-    """The id names the enrolment."""
+    """The enrolment is named by this id in later calls."""
     catalog_id: str
-    """The table belongs to this catalog."""
+    """The table is in the catalog of this id."""
     catalog: str
-    """The catalog has this name."""
+    """The table is in the catalog of this name."""
     identifier: list[str]
     """The identifier has the namespace's parts, then the table's name."""
     name: str
     """The name is the identifier with dots."""
     branch: str
-    """The job works on this branch."""
+    """Jobs of the enrolment work on this branch of the table."""
     policy: str | None
     """This policy is attached to this very table; null means inherited."""
     key_sets: list[list[str]]
@@ -146,34 +146,34 @@ class TableView(Message):
     format_version: int
     """The Iceberg table has the format version 2 or 3."""
     location: str
-    """The table lies here."""
+    """The table's metadata and files lie at this place, a URI."""
     index_warehouse: str
-    """The index lies here."""
+    """The table's indexes lie in this warehouse, a URI."""
     paused: bool
     """While true, none of its jobs starts."""
     status: HealthStatus
     """One word says how the table was doing at its last poll."""
     status_reason: str
-    """This is why the status is what it is."""
+    """The table has its status for this reason, in words."""
     what_to_do: str | None
-    """This is what to do about it; null if there is nothing to be done."""
+    """A person should do this about the status; null if nothing is to be done."""
     pending_equality_deletes: int
     """The live equality delete files have this many rows, as of the last poll."""
     pending_equality_delete_files: int
-    """This many equality delete files are live."""
+    """The table has this many live equality delete files."""
     lag_seconds: float
-    """This is the age of the oldest live equality delete file; 0 when there is none."""
+    """The oldest live equality delete file is this many seconds old; 0 when there is none."""
     read_seconds: float
-    """A full read takes Spark this long now, in seconds of processor time, as a model estimates it; the
-    table's health has more."""
+    """A full read of the table takes this many seconds of Spark's processor time now, as a model estimates
+    it; the table's health has more."""
     read_overhead_seconds: float
     """This part of `read_seconds` goes for deletes and small files."""
     measured_at: datetime | None
-    """It was polled last at this time, or up to six intervals later; null before the first time."""
+    """The table was last polled at this time, or up to six intervals later; null before the first time."""
     version: int
     """Counts its changes; also its ETag."""
     created_at: datetime
-    """It was enrolled at this time."""
+    """The table was enrolled at this time."""
     updated_at: datetime
     """The enrolment was changed last at this time."""
 
@@ -186,21 +186,21 @@ class PatternMiss(Message):
     type: str
     """The type says which problem it was, as in problem documents."""
     detail: str
-    """This is what happened."""
+    """The detail says in words what happened."""
     remedy: str
-    """This is what to do about it."""
+    """The remedy says what to do so that the table can be enrolled."""
 
 
 class PatternResult(Message):
     """This is what has become of each table that the pattern matched."""
 
     dry_run: bool
-    """This says whether nothing was enrolled because that was asked for."""
+    """The tables were only looked for, and none was enrolled, if this is true."""
     matched: list[str]
     """Every table that the pattern matched is listed by its dotted name."""
     enrolled: list[TableView]
     """This request has enrolled these tables."""
     already_enrolled: list[TableView]
-    """These tables were enrolled before."""
+    """The pattern matched these tables, which were enrolled before."""
     failed: list[PatternMiss]
-    """These tables could not be enrolled."""
+    """The pattern matched these tables, which could not be enrolled."""

@@ -77,7 +77,7 @@ class WebhookPatch(ClosedMessage):
     url: Url | None = None
     """The receiver gets a POST for each event here, also deliveries that wait."""
     kinds: Kinds | None = None
-    """These events are sent from now on."""
+    """These events, or groups of them, are sent from now on."""
     secret: Secret | None = None
     """The key that signs is given by a reference to it."""
     enabled: bool | None = None
@@ -94,62 +94,62 @@ class WebhookView(Message):
     url: str
     """The receiver gets a POST for each event here."""
     kinds: list[WebhookKind]
-    """These events, or groups of them, are sent."""
+    """The webhook is sent these events, or groups of them."""
     secret: str
     """The key that signs is given by a reference to it."""
     enabled: bool
-    """This says whether events are sent."""
+    """While true, events are sent."""
     disabled_because: str | None
-    """This is why the service switched it off by itself; null if it did not."""
+    """The service switched the webhook off by itself for this reason; null if it did not."""
     version: int
     """Counts its changes; also its ETag."""
     created_by: str
-    """It was made by the holder of this name."""
+    """The webhook was made by the holder of this name."""
     created_at: datetime
-    """It was made at this time."""
+    """The webhook was made at this time."""
     updated_at: datetime
-    """It was changed last at this time."""
+    """The webhook was last changed at this time."""
     pending: int
     """Deliveries that wait to be sent, or to be sent again."""
     dead: int
-    """This many deliveries were given up."""
+    """This many deliveries were given up, and can be sent again."""
     last_delivered_at: datetime | None
-    """The receiver last took one at this time; null if none is known any more."""
+    """The receiver last took an event at this time; null if none is known any more."""
 
 
 class DeliveryView(Message):
     """This is one event that is sent to one webhook."""
 
     id: int
-    """The id grows with every delivery."""
+    """The id of the delivery is larger than those of earlier ones."""
     message_id: str
     """This is `webhook-id` of the request, the same each time that it is sent."""
     webhook_id: str
-    """It is sent to the webhook of this id."""
+    """The event is sent to the webhook of this id."""
     kind: str
     """The event is of a kind such as `job.failed`."""
     table_id: str | None
     """The event is about this table; null if about none."""
     status: DeliveryStatus
-    """This says whether it waits, was taken, or was given up."""
+    """The delivery waits, was taken by the receiver, or was given up."""
     attempts: int
-    """It was sent this many times."""
+    """The event was sent this many times."""
     created_at: datetime
     """The event happened at this time."""
     next_attempt_at: datetime | None
-    """It is sent next at this time; null once it was taken or given up."""
+    """The event is sent next at this time; null once it was taken or given up."""
     ended_at: datetime | None
-    """It was taken or given up at this time; null before."""
+    """The event was taken or given up at this time; null before."""
     status_code: int | None
     """The receiver last answered with this status; null if it did not answer."""
     error: str | None
-    """This is why it was not taken the last time; null if it was."""
+    """The event was not taken the last time for this reason; null if it was."""
     event: dict[str, Any]
-    """This is what is sent: a CloudEvent."""
+    """The body of the request is this, a CloudEvent."""
 
 
 class ResendResult(Message):
     """This is what becomes of deliveries that were given up."""
 
     resent: int
-    """This many are sent again."""
+    """This many deliveries are sent again."""

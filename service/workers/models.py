@@ -23,13 +23,13 @@ class WorkerRequest(Message):
     name: str = ModelField(min_length=1, max_length=200)
     """People know the worker by its name."""
     hostname: str = ModelField(max_length=1000)
-    """It is on this host."""
+    """The worker is on this host."""
     pid: Annotated[int, ModelField(ge=0, le=2**31 - 1)]
-    """The worker has this process id there."""
+    """The worker has this process id on its host."""
     version: Name
     """The worker's software has this version."""
     problem: str | None = ModelField(default=None, max_length=10_000)
-    """This is why it can't run jobs, and ends; null if it can."""
+    """The worker can't run jobs, and ends, for this reason; null if it can."""
 
 
 class WorkerView(Message):
@@ -40,21 +40,21 @@ class WorkerView(Message):
     name: str
     """People know the worker by its name."""
     hostname: str
-    """It is on this host."""
+    """The worker is on this host."""
     pid: int
-    """The worker has this process id there."""
+    """The worker has this process id on its host."""
     version: str
     """The worker's software has this version."""
     problem: str | None
-    """This is why it could not run jobs, in words; null if it can."""
+    """The worker could not run jobs for this reason, in words; null if it can."""
     registered_at: datetime
-    """It registered at this time."""
+    """The worker registered at this time."""
     last_seen_at: datetime
-    """It was heard of last at this time."""
+    """The worker last called the service at this time."""
     alive: bool
-    """This says whether it was heard of within two leases, and can run jobs."""
+    """The worker was heard of within two leases, and can run jobs, if this is true."""
     job_id: str | None
-    """It works on this job now; null if on none."""
+    """The worker works on the job of this id now; null if it runs none."""
 
 
 class ClaimRequest(Message):
@@ -67,7 +67,7 @@ class ClaimRequest(Message):
     )
 
     wait_seconds: float = ModelField(default=20, ge=0, le=60)
-    """The call waits this long for a job if there is none."""
+    """The call waits this many seconds for a job if there is none."""
     given_up: list[AttemptId] = ModelField(default_factory=list, max_length=1000)
     """These are attempts that the worker ran and could not report; others are ignored."""
     is_stopping: bool = False
