@@ -30,12 +30,6 @@ _ERRORS = {"errors": "the findings, each with its `field`, with dots, and a `mes
 _DENIED = {"action": "what was refused, as in the audit log", "target": "what it was to be done to"}
 
 PROBLEMS: dict[str, ProblemType] = {
-    "addresses-out-of-reach": ProblemType(
-        (422,),
-        "These row addresses cannot be reserved",
-        "A table's index has 2^62 row addresses, each of which is used once; these lie far above all before.",
-        "Rebuild the table's index, whose files have impossible row addresses.",
-    ),
     "answer-too-large": ProblemType(
         (422,),
         refusals.ANSWER_TOO_LARGE.title,
@@ -572,6 +566,13 @@ PROBLEMS: dict[str, ProblemType] = {
         "The report is about other keys",
         "The report of an erasure counts as many keys as the job was given; this one does not.",
         "The worker ends the attempt as failed. Use a worker of the service's own version.",
+    ),
+    "row-addresses-out-of-range": ProblemType(
+        (422,),
+        "These row addresses are out of range",
+        "The index of a table has 2^62 row addresses, each of which is used once; the range that was asked "
+        "for goes beyond the last, or begins more than 2^44 above all that were reserved before.",
+        "Rebuild the table's index, whose files have impossible row addresses.",
     ),
     "rows-not-kept": ProblemType(
         (409,),

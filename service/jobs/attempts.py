@@ -123,8 +123,8 @@ CLAIM_ANSWER_LOST = ErrorReport(
     retryable=True,
 )
 _LEAP_AT_MOST = 2**44
-"""Addresses that an index may be ahead of its counter: rows that were indexed since the backup of the control
-database that is in use again."""
+"""Row addresses that an index may be ahead of its counter: rows that were indexed since the backup of the
+control database that is in use again."""
 _WRITES_END_WITHIN = timedelta(minutes=5)
 _UNHEARD_AT_MOST = 3
 """So many attempts in a row that no worker got are no accident: further ones count."""
@@ -214,9 +214,9 @@ def _told(job: Job, events: Sequence[EventReport], now: datetime) -> list[dict[s
 def reserve_addresses(
     session: Session, caller: Principal, job_id: str, attempt: int, request: AddressRangeRequest
 ) -> AddressRange:
-    """Reserve [base, base + rows) for an attempt, at or above `at_least`; no address is granted twice.
+    """Reserve [base, base + rows) for an attempt, at or above `at_least`; no row address is granted twice.
 
-    Raises InvalidError for addresses that no index comes to: those of a table are used up only once.
+    Raises InvalidError for row addresses that no index comes to: those of a table are used up only once.
     """
     job, *_ = _fenced(session, caller, job_id, attempt)
     return _reserve(session, job, request)
@@ -232,7 +232,7 @@ def _reserve(session: Session, job: Job, request: AddressRangeRequest) -> Addres
     base = max(counter.next_address, request.at_least)
     if base > counter.next_address + _LEAP_AT_MOST or base + request.rows > MAX_ADDRESS:
         raise InvalidError(
-            "addresses-out-of-reach",
+            "row-addresses-out-of-range",
             f"{request.rows:,} row addresses from {base:,} on were asked for; those below"
             f" {counter.next_address:,} were reserved before.",
         )

@@ -943,7 +943,7 @@ def test_no_attempt_uses_up_the_row_addresses_of_a_table(database: Database) -> 
     for at_least in (2**45, 2**62):
         with pytest.raises(InvalidError) as refused:
             reserve(10, at_least)
-        assert refused.value.slug == "addresses-out-of-reach"
+        assert refused.value.slug == "row-addresses-out-of-range"
     assert reserve(2**40, 2**44) == 2**44, "as after the loss of the control database"
     with database.write() as session:
         session.execute(update(AddressCounter).values(next_address=2**62 - 10))
