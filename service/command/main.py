@@ -234,16 +234,16 @@ def accept(
     ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the tables there.")] = False,
     yes: api_commands.Yes = False,
-    remove_leftovers: Annotated[
+    clean_up: Annotated[
         bool,
-        typer.Option("--remove-leftovers", help="Remove what earlier runs have left in it, and end."),
+        typer.Option("--clean-up", help="Remove what earlier runs have left in the namespace, and end."),
     ] = False,
     of_run: Annotated[
         list[str] | None,
         typer.Option(
             "--run",
             metavar="RUN",
-            help="With --remove-leftovers: what this run has left, however young it is; may be repeated.",
+            help="With --clean-up: what this run has left, however young it is; may be repeated.",
             show_default="all that began two hours ago or earlier",
         ),
     ] = None,
@@ -262,7 +262,7 @@ def accept(
         location=location,
         reports=report or [],
         runs=of_run or [],
-        flags={"keep": keep, "yes": yes, "remove-leftovers": remove_leftovers},
+        flags={"keep": keep, "yes": yes, "clean-up": clean_up},
     )
 
 

@@ -328,7 +328,7 @@ def test_files_of_a_job_that_nobody_tries_again_are_removed_by_the_next_one(
     assert cluster.wait_for_job(job_id)["status"] == "cancelled"
     assert orphans(subject.table)
     # Whoever removes them may die, too.
-    fault = Fault("leftovers", "after", "kill")
+    fault = Fault("abandoned-files", "after", "kill")
     fired = cluster.inject(fault)
     job_id = cluster.submit(subject.table_id, "compact")
     cluster.wait_until_fired(fired, fault)

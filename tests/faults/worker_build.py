@@ -5,9 +5,9 @@ ICESTREAM_FAULTS_FILE, that a test may write anew at any time; the real worker k
 `stage.NAME`, the calls to the service (`claim`, `heartbeat`, `addresses`, `finish`), and what is written:
 `run` (a file of the index), `snapshot` (any of the index), `entries` and `dictionary` (theirs),
 `delete-file` (one), `delete-files` (all of a task), `iceberg` (the commit), `clearing` (the commit that
-takes published files off their branch), `drop`, `leftovers` (found, to be removed), `removal` (of one
-file). What an action of Iceberg's commits by itself, it commits in the stage of that name. A file `limits`
-beside it gives limits of the worker's to whoever claims a job then.
+takes published files off their branch), `drop`, `abandoned-files` (of dead attempts: found, to be removed),
+`removal` (of one file). What an action of Iceberg's commits by itself, it commits in the stage of that name.
+A file `limits` beside it gives limits of the worker's to whoever claims a job then.
 """
 
 import errno
@@ -183,7 +183,7 @@ def inject() -> None:
     wrap(worker.deletes.stage, "write_planned", "delete-files", disk_full)
     for write in ("_write_position_delete_file", "_write_puffin_file"):
         wrap(worker.deletes.write, write, "delete-file", disk_full)
-    wrap(worker.jobs.files_of_dead_attempts, "written_files", "leftovers", no_answer)
+    wrap(worker.jobs.files_of_dead_attempts, "written_files", "abandoned-files", no_answer)
     wrap(IndexWarehouse, "drop", "drop", no_answer)
     row_delta, stage = worker.table.row_delta.java_row_delta, Job.stage
     worker.table.row_delta.java_row_delta = lambda *arguments: Commit(row_delta(*arguments))

@@ -27,8 +27,9 @@ def is_of_run(name: str) -> bool:
 
 
 @dataclass
-class Leftover:
-    """name: of the table, which may be gone. enrolments: ids. place: of its files, if known."""
+class TableOfRun:
+    """What is there of a table that a run has made. name: of the table, which may be gone. enrolments: ids.
+    place: of its files, if known."""
 
     name: str
     run: str
@@ -49,25 +50,25 @@ class Leftover:
 
 
 @dataclass
-class Leftovers:
+class CleanUpPlan:
     """stays: what has the name of a run and is not removed, with the reason, a sentence each."""
 
-    found: list[Leftover] = field(default_factory=list)
+    to_remove: list[TableOfRun] = field(default_factory=list)
     stays: list[str] = field(default_factory=list)
 
 
-def find(
+def plan_clean_up(
     service: Service,
     lake: Lake,
     namespace: Sequence[str],
     runs: Collection[str] = (),
     now: datetime | None = None,
-) -> Leftovers:
+) -> CleanUpPlan:
     """runs: only of these, however young; without them, of all that are not under way.
 
     Raises LakeError and IcestreamError.
     """
-    leftovers, tables = Leftovers(), lake.table_names(namespace)
+    plan, tables = CleanUpPlan(), lake.table_names(namespace)
     enrolled: dict[str, list[Json]] = {}
     for one in service.items("/tables", catalog=lake.name, namespace=".".join(namespace)):
         if one["identifier"][:-1] == [*namespace]:
@@ -77,18 +78,18 @@ def find(
         if named is None or (runs and named[1] not in runs):
             continue
         if name in tables and _mark_of(lake, [*namespace, name]) != named[1]:
-            leftovers.stays.append(f"{name} can't be opened or is no run's, in spite of its name: it stays.")
+            plan.stays.append(f"{name} can't be opened or is no run's, in spite of its name: it stays.")
         elif not runs and _may_be_under_way(named[2], now or datetime.now(UTC)):
-            leftovers.stays.append(
+            plan.stays.append(
                 f"{name} is of a run that may be under way: it stays. Once that has ended, --run {named[1]}"
-                " --remove-leftovers removes it."
+                " --clean-up removes it."
             )
         else:
             of_table = enrolled.get(name, [])
             place = next((str(one["location"]) for one in of_table), "")
             ids = [str(one["id"]) for one in of_table]
-            leftovers.found.append(Leftover(name, named[1], name in tables, ids, place))
-    return leftovers
+            plan.to_remove.append(TableOfRun(name, named[1], name in tables, ids, place))
+    return plan
 
 
 def _mark_of(lake: Lake, identifier: Sequence[str]) -> str | None:
@@ -106,7 +107,7 @@ def _may_be_under_way(began: str, now: datetime) -> bool:
         return True
 
 
-def remove(one: Leftover, service: Service, lake: Lake, namespace: Sequence[str]) -> None:
+def remove(one: TableOfRun, service: Service, lake: Lake, namespace: Sequence[str]) -> None:
     """Raises LakeError, NotOursError, JobEndedError and IcestreamError."""
     for enrolment in one.enrolments:
         try:

@@ -19,10 +19,10 @@ from rich.status import Status
 
 from icestream.connection import Connection
 from trust.locations import AmbiguousLocationError, parse_location
-from worker.acceptance.earlier_runs import find
+from worker.acceptance.earlier_runs import plan_clean_up
 from worker.acceptance.lake import Lake
 from worker.acceptance.report import ALL_PASSED, FAILED, Outcome, Report, Step
-from worker.acceptance.run import Acceptance, Wanted, problem_of, remove_leftovers, versions_here
+from worker.acceptance.run import Acceptance, Wanted, clean_up, problem_of, versions_here
 from worker.acceptance.service import Service
 from worker.process.redaction import Redaction
 from worker.spark.session import create_spark
@@ -131,8 +131,8 @@ def _run(
     progress: Progress,
     signals: Sequence[signal.Signals],
 ) -> int:
-    if options.remove_leftovers:
-        return remove_found(options, wanted.namespace, service, lake, progress, signals)
+    if options.clean_up:
+        return confirm_and_clean_up(options, wanted.namespace, service, lake, progress, signals)
     acceptance = Acceptance(service, lake, wanted, progress.begins, progress.ended)
     for line in acceptance.plan():
         progress.say(line)
@@ -145,7 +145,7 @@ def _run(
     return report.exit_code if all(are_written) else FAILED
 
 
-def remove_found(
+def confirm_and_clean_up(
     options: argparse.Namespace,
     namespace: Sequence[str],
     service: Service,
@@ -153,20 +153,20 @@ def remove_found(
     progress: Progress,
     signals: Sequence[signal.Signals],
 ) -> int:
-    leftovers = find(service, lake, namespace, options.run)
-    for line in leftovers.stays:
+    plan = plan_clean_up(service, lake, namespace, options.run)
+    for line in plan.stays:
         progress.say(line)
-    if not leftovers.found:
+    if not plan.to_remove:
         progress.say("No run has left anything else there.")
         return ALL_PASSED
     progress.say(f"To be removed from namespace {'.'.join(namespace)} of catalog {lake.name}:")
-    for one in leftovers.found:
+    for one in plan.to_remove:
         progress.say(f"  {one.name}: {one.words}")
     if not options.yes:
         _make_sure(progress, "Nothing was removed.")
     stop_on_signals(signals, service, progress)
     service.stopping = threading.Event()  # nobody sets it: what is removed is waited for
-    all_gone = remove_leftovers(service, lake, namespace, leftovers.found, progress.say)
+    all_gone = clean_up(service, lake, namespace, plan.to_remove, progress.say)
     return ALL_PASSED if all_gone else FAILED
 
 
@@ -182,7 +182,7 @@ def _options() -> argparse.ArgumentParser:
     parser.add_argument("--location")
     parser.add_argument("--report", action="append", default=[])
     parser.add_argument("--run", action="append", default=[])
-    for flag in ("--keep", "--yes", "--remove-leftovers"):
+    for flag in ("--keep", "--yes", "--clean-up"):
         parser.add_argument(flag, action="store_true")
     return parser
 
@@ -208,8 +208,8 @@ def _wanted(options: argparse.Namespace, progress: Progress) -> Wanted:
             one if Path(one).exists() else Path(one).absolute().parent, os.W_OK
         ):
             _refuse(progress, f"--report {one}: it can't be written there.")
-    if options.run and not options.remove_leftovers:
-        _refuse(progress, "--run says whose leftovers are removed: give --remove-leftovers, too.")
+    if options.run and not options.clean_up:
+        _refuse(progress, "--run says whose tables --clean-up removes: give that, too.")
     return Wanted(options.catalog, options.namespace.split("."), options.location, options.keep)
 
 

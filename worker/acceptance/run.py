@@ -23,7 +23,7 @@ from telemetry.plurals import counted
 from trust.locations import is_table_bucket
 from worker.acceptance import checks
 from worker.acceptance.checks import Check
-from worker.acceptance.earlier_runs import Leftover, find, is_of_run, remove, remove_namespace
+from worker.acceptance.earlier_runs import TableOfRun, is_of_run, plan_clean_up, remove, remove_namespace
 from worker.acceptance.lake import PLACES_ARE_GIVEN, Lake, LakeError, NotOursError, lake_error_of
 from worker.acceptance.report import Outcome, Problem, Report, Requests, Step
 from worker.acceptance.service import JobEndedError, Service, StoppedError
@@ -49,7 +49,7 @@ class Wanted:
 
 @dataclass
 class Acceptance:
-    """step_begins, step_done: are told each step. leftovers: what earlier runs have left, by name."""
+    """step_begins, step_done: are told each step. of_earlier_runs: tables that are left of these."""
 
     service: Service
     lake: Lake
@@ -59,7 +59,7 @@ class Acceptance:
     run: str = field(default_factory=lambda: f"a{datetime.now(UTC):%Y%m%d_%H%M%S}_{uuid4().hex[:6]}")
     trials: list[Trial] = field(init=False)
     report: Report = field(init=False)
-    leftovers: list[str] = field(init=False)
+    of_earlier_runs: list[str] = field(init=False)
     _namespace_was_there: bool = field(init=False)
     _has_made_namespace: bool = field(init=False, default=False)
     _tables_before: set[str] = field(init=False)
@@ -76,7 +76,9 @@ class Acceptance:
         self._tables_before = {one for one in lake.table_names(wanted.namespace) if not is_of_run(one)}
         compared = sorted(self._tables_before)[:_COMPARED]
         self._states_before = {name: lake.state_of([*wanted.namespace, name]) for name in compared}
-        self.leftovers = [one.name for one in find(self.service, lake, wanted.namespace).found]
+        self.of_earlier_runs = [
+            one.name for one in plan_clean_up(self.service, lake, wanted.namespace).to_remove
+        ]
         self.trials = [
             self._trial("v2", 2, _BY_REGION),
             self._trial("v3", 3, _PLAIN),
@@ -121,11 +123,9 @@ class Acceptance:
             f"Their files: {place}. Their indexes: in the index warehouse of the catalog.",
             f"A few hundred rows each, through all kinds of jobs. {end}",
         ]
-        if self.leftovers:
-            found = ", ".join(self.leftovers)
-            lines.append(
-                f"Earlier runs have left {found}: `icestream accept --remove-leftovers` removes that."
-            )
+        if self.of_earlier_runs:
+            found = ", ".join(self.of_earlier_runs)
+            lines.append(f"Earlier runs have left {found}: `icestream accept --clean-up` removes that.")
         return lines
 
     # steps
@@ -379,16 +379,16 @@ def _looked_at(check: Check, trial: Trial) -> str:
         raise WrongRowsError(f"The rows can't be read: {problem_of(error).detail}") from error
 
 
-def remove_leftovers(
+def clean_up(
     service: Service,
     lake: Lake,
     namespace: Sequence[str],
-    found: Sequence[Leftover],
+    tables: Sequence[TableOfRun],
     say: Callable[[str], None],
 ) -> bool:
     """Says of each what came of it. False if one is still there."""
     all_gone = True
-    for one in found:
+    for one in tables:
         try:
             remove(one, service, lake, namespace)
             say(f"{one.name} is gone{one.what_may_be_left}.")

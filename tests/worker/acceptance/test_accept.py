@@ -14,9 +14,9 @@ from tests.factories import Catalog, TableBuilder, sqlite_catalog, visible_rows
 from tests.worker.acceptance import lakes
 from tests.worker.acceptance.working import NAMESPACE, Working
 from worker.acceptance.checks import checks_of
-from worker.acceptance.earlier_runs import find
+from worker.acceptance.earlier_runs import plan_clean_up
 from worker.acceptance.report import Outcome, Report, Step
-from worker.acceptance.run import Acceptance, remove_leftovers
+from worker.acceptance.run import Acceptance, clean_up
 from worker.attempt.outcome import Outcome as JobOutcome
 from worker.contract.control_plane import Assignment
 from worker.jobs.pipeline import run_job
@@ -239,12 +239,12 @@ def test_what_a_run_has_left_is_told_by_the_next_one_and_removed_on_request(
     nameless.write_text("no snapshot names it")
     (left,) = (trial.identifier[-1] for trial in acceptance.trials)
     with working.acceptance() as following:
-        assert following.leftovers == []  # it is young, so its run may be under way
+        assert following.of_earlier_runs == []  # it is young, so its run may be under way
         later = datetime.now(UTC) + timedelta(hours=3)
-        found = find(following.service, following.lake, [NAMESPACE], now=later).found
-        assert [(one.name, one.has_table, len(one.enrolments)) for one in found] == [(left, True, 1)]
+        tables = plan_clean_up(following.service, following.lake, [NAMESPACE], now=later).to_remove
+        assert [(one.name, one.has_table, len(one.enrolments)) for one in tables] == [(left, True, 1)]
         said: list[str] = []
-        assert remove_leftovers(following.service, following.lake, [NAMESPACE], found, said.append)
+        assert clean_up(following.service, following.lake, [NAMESPACE], tables, said.append)
         assert said == [f"{left} is gone."]
         assert following.lake.table_names([NAMESPACE]) == {"mine"}
     assert {path for path in files(tmp_path) - before if path.is_file()} == set()

@@ -1,4 +1,4 @@
-"""Leftovers of runs are found by names and marks together, and nothing else is touched."""
+"""What runs have left is found by names and marks together, and nothing else is touched."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from py4j.protocol import Py4JError
 
 from tests.worker.acceptance.fakes import FakeLake, FakeProgress, FakeService, FakeTable, refuse
 from worker.acceptance import main
-from worker.acceptance.earlier_runs import Leftovers, find
+from worker.acceptance.earlier_runs import CleanUpPlan, plan_clean_up
 from worker.acceptance.lake import MARK, Lake
-from worker.acceptance.run import remove_leftovers
+from worker.acceptance.run import clean_up
 
 NAMESPACE = ["accepting"]
 OLD, YOUNG = "a20260101_120000_1f2e3d", "a20260101_150000_1f2e3d"
@@ -26,17 +26,17 @@ def enrolled(name: str, enrolment: str = "t1") -> dict[str, Any]:
     return {"id": enrolment, "identifier": [*NAMESPACE, name], "location": f"s3://lake/{name}"}
 
 
-def found(lake: FakeLake, service: FakeService, runs: Sequence[str] = ()) -> Leftovers:
-    return find(service, lake, NAMESPACE, runs, NOW)  # type: ignore[arg-type]
+def found(lake: FakeLake, service: FakeService, runs: Sequence[str] = ()) -> CleanUpPlan:
+    return plan_clean_up(service, lake, NAMESPACE, runs, NOW)  # type: ignore[arg-type]
 
 
-def remove(lake: FakeLake, service: FakeService, leftovers: Leftovers) -> list[str]:
+def remove(lake: FakeLake, service: FakeService, plan: CleanUpPlan) -> list[str]:
     said: list[str] = []
-    all_gone = remove_leftovers(service, lake, NAMESPACE, leftovers.found, said.append)  # type: ignore[arg-type]
+    all_gone = clean_up(service, lake, NAMESPACE, plan.to_remove, said.append)  # type: ignore[arg-type]
     return [*said, str(all_gone)]
 
 
-def test_only_what_has_both_the_mark_and_the_name_of_a_run_is_a_leftover() -> None:
+def test_only_what_has_both_the_mark_and_the_name_of_a_run_is_removed() -> None:
     tables = {
         "orders": FakeTable("u1", OLD),  # somebody has copied the property
         f"{OLD}_v2": FakeTable("u2", None),
@@ -44,17 +44,17 @@ def test_only_what_has_both_the_mark_and_the_name_of_a_run_is_a_leftover() -> No
         f"{OLD}_v4": FakeTable("u4", OLD),
         f"{OLD}_faults": FakeTable("u5", OLD),
     }
-    leftovers = found(FakeLake(tables), FakeService([enrolled("orders"), enrolled(f"{OLD}_v2")]))
-    assert [one.name for one in leftovers.found] == [f"{OLD}_faults"]
-    assert [said.split()[0] for said in leftovers.stays] == [f"{OLD}_v2", f"{OLD}_v3"]
+    plan = found(FakeLake(tables), FakeService([enrolled("orders"), enrolled(f"{OLD}_v2")]))
+    assert [one.name for one in plan.to_remove] == [f"{OLD}_faults"]
+    assert [said.split()[0] for said in plan.stays] == [f"{OLD}_v2", f"{OLD}_v3"]
 
 
 def test_a_run_that_may_be_under_way_is_left_unless_it_is_named() -> None:
     lake, service = FakeLake({f"{YOUNG}_v2": FakeTable("u1", YOUNG)}), FakeService([enrolled(f"{OLD}_v2")])
-    leftovers = found(lake, service)
-    assert [one.name for one in leftovers.found] == [f"{OLD}_v2"]
-    assert f"--run {YOUNG}" in leftovers.stays[0]
-    assert [one.name for one in found(lake, service, [YOUNG]).found] == [f"{YOUNG}_v2"]
+    plan = found(lake, service)
+    assert [one.name for one in plan.to_remove] == [f"{OLD}_v2"]
+    assert f"--run {YOUNG}" in plan.stays[0]
+    assert [one.name for one in found(lake, service, [YOUNG]).to_remove] == [f"{YOUNG}_v2"]
 
 
 def test_enrolments_of_tables_that_are_gone_files_and_the_namespace_go_too() -> None:
@@ -90,12 +90,12 @@ def test_what_would_be_removed_is_told_and_nothing_is_without_a_yes(monkeypatch:
     given: Any = (options, NAMESPACE, FakeService(), lake, progress, [])
     monkeypatch.setattr("sys.stdin", MagicMock(isatty=lambda: False))
     with pytest.raises(SystemExit):
-        main.remove_found(*given)
+        main.confirm_and_clean_up(*given)
     assert progress.said[-1].endswith("--yes. Nothing was removed.")
     assert f"  {OLD}_v2: a table with its files" in progress.said
     assert list(lake.tables) == [f"{OLD}_v2"]
     options.yes = True
-    assert main.remove_found(*given) == 0
+    assert main.confirm_and_clean_up(*given) == 0
     assert lake.tables == {}
 
 

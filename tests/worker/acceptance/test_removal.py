@@ -23,7 +23,7 @@ from tests.worker.acceptance.fakes import (
 )
 from worker.acceptance.checks import create
 from worker.acceptance.lake import MARK, Lake, LakeError, NotOursError
-from worker.acceptance.main import Progress, remove_found, stop_on_signals
+from worker.acceptance.main import Progress, confirm_and_clean_up, stop_on_signals
 from worker.acceptance.report import Outcome, Step
 from worker.acceptance.run import Acceptance
 
@@ -103,7 +103,7 @@ def test_a_signal_amid_the_removal_does_not_end_it(name: str, signals: Sequence[
     assert [signal.getsignal(one) for one in signals] == [signal.SIG_DFL] * 3
 
 
-def test_a_signal_amid_the_removal_of_leftovers_does_not_end_it(signals: Sequence[signal.Signals]) -> None:
+def test_a_signal_amid_a_clean_up_does_not_end_it(signals: Sequence[signal.Signals]) -> None:
     runs = ("a20260101_120000_1f2e3d", "a20260101_130000_1f2e3d")
     lake, service, progress = FakeLake(), FakeService(), FakeProgress()
     for run in runs:
@@ -111,7 +111,7 @@ def test_a_signal_amid_the_removal_of_leftovers_does_not_end_it(signals: Sequenc
         lake.stored.add(f"s3://lake/{run}/data/1.parquet")
     lake.refuses = lambda name: signal.raise_signal(signal.SIGTERM) if name.startswith(runs[0]) else None
     options: Any = SimpleNamespace(run=[], yes=True)
-    assert remove_found(options, ["accepting"], service, lake, progress, signals) == 0  # type: ignore[arg-type]
+    assert confirm_and_clean_up(options, ["accepting"], service, lake, progress, signals) == 0  # type: ignore[arg-type]
     assert (lake.tables, lake.stored) == ({}, set())
     assert not service.stopping.is_set()  # a job that removes an index is waited for
     assert "Stopping after SIGTERM: what was made is removed. Wait for it." in progress.said

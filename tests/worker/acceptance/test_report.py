@@ -128,7 +128,7 @@ def test_each_version_of_an_order_is_another_row_and_fits_the_columns() -> None:
         (["--namespace=a b"], "--namespace"),
         (["--namespace=a", "--location=relative"], "--location"),
         (["--namespace=a", "--location=s3://lake/../x"], "--location"),
-        (["--namespace=a", "--run=r1"], "--remove-leftovers"),
+        (["--namespace=a", "--run=r1"], "--clean-up"),
         (["--namespace=a", "--report=report.txt"], ".json or .md"),
         (["--namespace=a", "--report=nowhere/report.md"], "no such folder"),
         (["--namespace=a", "--report=folder.md"], "can't be written"),
