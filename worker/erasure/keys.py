@@ -28,7 +28,7 @@ from worker.keys.key_set import KeyColumn, KeySet
 from worker.keys.key_types import from_single_value, to_key_type, to_key_value, to_words
 from worker.lookup.index_lookup import ANY_AGE, DeleteKeys
 from worker.process.errors import JobError
-from worker.table.manifest_values import EntryValues, ListValues
+from worker.table.manifest_values import ManifestEntryBounds, PartitionSummaries
 
 IN_EVERY_PARTITION = -2  # which no key is of: it is looked for in all of them
 _IN_PLACES = re.compile(r"([^/=\s]+)=([^/=\s]+)")
@@ -78,7 +78,7 @@ class ErasedKeys:
         """For tasks: the numbers of matches are above ANY_AGE."""
         return DeleteKeys.numbered(self.batch)
 
-    def in_entry(self, entry: EntryValues, spec: PartitionSpec) -> frozenset[int]:
+    def in_entry(self, entry: ManifestEntryBounds, spec: PartitionSpec) -> frozenset[int]:
         """The keys that an entry of a manifest tells: each of their values is a bound, the partition's, or in
         a path.
 
@@ -104,7 +104,7 @@ class ErasedKeys:
 
         return self._in_all_columns(told)
 
-    def is_former_in(self, entry: EntryValues, spec: PartitionSpec) -> bool:
+    def is_former_in(self, entry: ManifestEntryBounds, spec: PartitionSpec) -> bool:
         """Whether an entry of a manifest tells values of a column that was called like one of the key."""
         return self.former.has_any_of(entry.bounds) or self.is_former_of(spec.fields)
 
@@ -113,7 +113,7 @@ class ErasedKeys:
             field.source_id for field in fields if not isinstance(field.transform, VoidTransform)
         )
 
-    def in_list(self, told: ListValues, spec: PartitionSpec, *, is_named: bool) -> frozenset[int]:
+    def in_list(self, told: PartitionSummaries, spec: PartitionSpec, *, is_named: bool) -> frozenset[int]:
         """The keys that a manifest list tells, by the bounds of partitions in a manifest and by its place.
 
         is_named: by a snapshot, so that its manifests are looked at, too. Bounds of several columns are no
@@ -134,7 +134,7 @@ class ErasedKeys:
 
         return self._in_all_columns(of_column)
 
-    def in_any_bound(self, told: ListValues) -> frozenset[int]:
+    def in_any_bound(self, told: PartitionSummaries) -> frozenset[int]:
         """The keys of which each value may be a bound of some field, whichever that is."""
         bounds = [bound for both in told.bounds for bound in both if bound is not None]
 

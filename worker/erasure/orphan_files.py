@@ -46,7 +46,7 @@ from worker.io.storage import StoredFile, lacks_own_memory
 from worker.keys.read import key_reader
 from worker.process.errors import JobError, Reason
 from worker.table.files import DataFile, DeleteFile, FileContent, PartitionKey
-from worker.table.manifest_values import read_entry_values, read_header, read_list_values
+from worker.table.manifest_values import read_entry_bounds, read_header, read_partition_summaries
 from worker.table.manifests import FILE_PATH_FIELD_ID, Manifest
 
 _NO_PARTITION = PartitionKey(-1, "[]")
@@ -170,7 +170,7 @@ class OrphanFiles:
     def _search_manifest(self, file: StoredFile, spec: PartitionSpec) -> Trace:
         manifest = Manifest(file.location, spec.spec_id, ManifestContent.DATA, 0, None, None)
         found, why = NOTHING, None
-        for entry in read_entry_values(self._storage.io, manifest, spec):
+        for entry in read_entry_bounds(self._storage.io, manifest, spec):
             # As of a removed file: nobody has looked at its rows, and it may be gone.
             found |= self._keys.in_entry(replace(entry, is_removed=True), spec)
             why = FORMER_COLUMN if self._keys.is_former_in(entry, spec) else why
@@ -179,7 +179,7 @@ class OrphanFiles:
     def _search_list(self, file: StoredFile) -> Trace:
         """It does not say which table's it is: what is no key by this table's fields may be one by others."""
         found = NOTHING
-        for told in read_list_values(self._storage.io, file.location):
+        for told in read_partition_summaries(self._storage.io, file.location):
             found |= self._keys.in_path(told.manifest_path)
             if told.bounds and told.partition_spec_id not in self._specs:
                 return Trace(found, _FOREIGN)

@@ -30,7 +30,7 @@ from worker.lookup.index_lookup import ANY_AGE, DeleteKeys
 from worker.process.errors import JobError
 from worker.process.slots import Threads
 from worker.table.files import DataFile, DeleteFile, FileContent
-from worker.table.manifest_values import read_entry_values, read_list_values
+from worker.table.manifest_values import read_entry_bounds, read_partition_summaries
 from worker.table.manifests import Manifest, read_manifest, read_manifest_list
 from worker.table.plan import balanced
 
@@ -238,7 +238,7 @@ class Search:
             location, why = snapshot.manifest_list, None
             try:
                 found = self._keys.in_path(location)
-                for told in read_list_values(storage.io, location):
+                for told in read_partition_summaries(storage.io, location):
                     if (spec := specs.get(told.partition_spec_id)) is not None:
                         found |= self._keys.in_list(told, spec, is_named=True)
                         why = FORMER_COLUMN if self._keys.is_former_of(spec.fields) else why
@@ -251,7 +251,7 @@ class Search:
             try:
                 data_files, deletes = read_manifest(storage.io, manifest, specs)
                 spec = specs[manifest.partition_spec_id]
-                for entry in read_entry_values(storage.io, manifest, spec):
+                for entry in read_entry_bounds(storage.io, manifest, spec):
                     found |= self._keys.in_entry(entry, spec)
                     why = FORMER_COLUMN if self._keys.is_former_in(entry, spec) else why
             except (JobError, FileNotFoundError, LocationNotAllowedError) as error:

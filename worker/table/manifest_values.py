@@ -22,7 +22,7 @@ from worker.process.memory import holding
 from worker.table.avro_files import AvroFile
 from worker.table.manifests import DELETED, Manifest, partition_type_of, partition_values, read_manifest_list
 
-_LIST_VALUES = Schema(
+_PARTITION_SUMMARIES = Schema(
     NestedField(500, "manifest_path", StringType(), required=True),
     NestedField(502, "partition_spec_id", IntegerType(), required=True),
     NestedField(
@@ -98,8 +98,8 @@ def read_file_sequence_numbers(io: FileIO, manifest: Manifest) -> Iterator[tuple
 
 
 @dataclass(frozen=True, slots=True)
-class EntryValues:
-    """What an entry of a manifest says of the values in its file, also where the file was removed.
+class ManifestEntryBounds:
+    """What an entry of a manifest tells of the values in its file, also where the file was removed.
 
     paths: of the file, and of the data file that it names, if it does. bounds: field id -> lower and upper,
     single values as Iceberg serialises them. partition: as `PartitionKey.values`.
@@ -111,7 +111,7 @@ class EntryValues:
     partition: str
 
 
-def read_entry_values(io: FileIO, manifest: Manifest, spec: PartitionSpec) -> Iterator[EntryValues]:
+def read_entry_bounds(io: FileIO, manifest: Manifest, spec: PartitionSpec) -> Iterator[ManifestEntryBounds]:
     """Of each entry of a manifest. Raises as `read_snapshot_files`."""
     file = AvroFile(io, manifest.path)
     with file.told_as_corrupt():
@@ -134,14 +134,14 @@ def read_entry_values(io: FileIO, manifest: Manifest, spec: PartitionSpec) -> It
                 field_id: (low.get(field_id), high.get(field_id)) for field_id in low.keys() | high.keys()
             }
             paths = (path,) if referenced is None else (path, referenced)
-            yield EntryValues(
+            yield ManifestEntryBounds(
                 paths, status == DELETED, bounds, partition_values(values, partition_type, spec)
             )
 
 
 @dataclass(frozen=True, slots=True)
-class ListValues:
-    """What a manifest list says of the values of partitions in a manifest.
+class PartitionSummaries:
+    """The field summaries of a manifest, as its list has them: what the values of partitions in it are.
 
     bounds: of each field of its spec, lower and upper, single values as Iceberg serialises them.
     """
@@ -151,13 +151,13 @@ class ListValues:
     bounds: tuple[tuple[bytes | None, bytes | None], ...]
 
 
-def read_list_values(io: FileIO, location: str) -> list[ListValues]:
+def read_partition_summaries(io: FileIO, location: str) -> list[PartitionSummaries]:
     """Of each manifest of a list. Raises as `read_snapshot_files`."""
     file = AvroFile(io, location)
     with holding(file.held_bytes), file.told_as_corrupt():
         return [
-            ListValues(path, spec_id, tuple((lower, upper) for lower, upper in summaries or ()))
-            for path, spec_id, summaries in file.rows(_LIST_VALUES)
+            PartitionSummaries(path, spec_id, tuple((lower, upper) for lower, upper in summaries or ()))
+            for path, spec_id, summaries in file.rows(_PARTITION_SUMMARIES)
         ]
 
 

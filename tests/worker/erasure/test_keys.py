@@ -21,7 +21,7 @@ from worker.erasure.keys import ErasedKeys, partition_fields
 from worker.erasure.metadata_files import scalars
 from worker.erasure.orphan_files import _json_of
 from worker.keys.key_set import KeyColumn, KeySet
-from worker.table.manifest_values import EntryValues
+from worker.table.manifest_values import ManifestEntryBounds
 
 NONE = FormerColumns()
 _NAMES = {1: {"who"}, 2: {"c2"}}
@@ -46,9 +46,9 @@ def entry(
     is_removed: bool = False,
     partition: str = "[]",
     path: str = "file",
-) -> EntryValues:
+) -> ManifestEntryBounds:
     told = {field_id: (low.encode(), high.encode()) for field_id, (low, high) in bounds.items()}
-    return EntryValues((path,), is_removed, told, partition)
+    return ManifestEntryBounds((path,), is_removed, told, partition)
 
 
 def test_bounds_of_a_live_file_are_no_key_of_several_columns() -> None:

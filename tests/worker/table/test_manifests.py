@@ -84,7 +84,7 @@ def test_the_values_of_entries_are_those_of_their_files(tmp_path: Path) -> None:
     io, specs = PyArrowFileIO(), metadata.specs()
     manifest = manifests.read_manifest_list(io, snapshot)[0]
     files, _ = manifests.read_manifest(io, manifest, specs)
-    entries = list(manifest_values.read_entry_values(io, manifest, specs[manifest.partition_spec_id]))
+    entries = list(manifest_values.read_entry_bounds(io, manifest, specs[manifest.partition_spec_id]))
     assert [(one.paths, one.partition, one.is_removed) for one in entries] == [
         ((file.path,), file.partition.values, False) for file in files
     ]
