@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pyiceberg.io import FileIO
 
-from service.catalogs.egress import addresses_of, check_record
+from service.catalogs.allowlists import addresses_of, check_record
 from service.catalogs.file_io import SETTINGS, GuardedFileIO
 from service.errors import InvalidError, UnreachableError
 from service.records.catalogs import CatalogType

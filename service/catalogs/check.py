@@ -33,7 +33,7 @@ from requests.utils import DEFAULT_CA_BUNDLE_PATH
 from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from service.catalogs import iceberg, sqlite
-from service.catalogs.egress import addresses_of
+from service.catalogs.allowlists import addresses_of
 from service.catalogs.file_io import SETTINGS, GuardedFileIO
 from service.catalogs.iceberg import DATABASE_REMEDY, TableSource, limit_of, name_inside, open_source, redact
 from service.catalogs.models import CatalogCheck, CheckStep, StepName

@@ -44,7 +44,7 @@ from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.exceptions import HTTPError as TransportError
 
 from service.catalogs import sqlite
-from service.catalogs.egress import addresses_of, check_file_io
+from service.catalogs.allowlists import addresses_of, check_file_io
 from service.catalogs.file_io import SETTINGS, GuardedFileIO
 from service.catalogs.observations import count_request
 from service.db.database import bound_waiting

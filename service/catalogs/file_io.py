@@ -14,7 +14,7 @@ from pyiceberg.io import InputFile, InputStream, OutputFile
 from pyiceberg.io.pyarrow import PyArrowFile
 from pyiceberg.typedef import EMPTY_DICT
 
-from service.catalogs.egress import check_file_io, check_location
+from service.catalogs.allowlists import check_file_io, check_location
 from service.settings import Settings
 from stores.avro_readers import packed_blocks, read_header
 from stores.file_io import LocationFileIO

@@ -23,8 +23,8 @@ from pyiceberg.table import StaticTable, Table
 from sqlalchemy import inspect, select
 
 from service.catalogs import sqlite
+from service.catalogs.allowlists import check_reachable, check_record
 from service.catalogs.clients import open_catalog, open_engine
-from service.catalogs.egress import check_reachable, check_record
 from service.catalogs.file_io import SETTINGS, EncryptedFileError, GuardedFileIO
 from service.catalogs.manifests import DamagedManifestError
 from service.catalogs.metadata_locations import Identifier, MetadataLocations, metadata_locations_reader

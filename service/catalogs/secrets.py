@@ -93,7 +93,7 @@ def _names_secret(key: str) -> bool:
 def _has_secret(value: str) -> bool:
     """Whether a URL in it says more than a place: a user, or a query, which may be a signature.
 
-    A database's may name a user without password, and egress.py knows all that its query may say; what
+    A database's may name a user without password, and allowlists.py knows all that its query may say; what
     precedes the `@` of Azure's is a container.
     """
     for scheme, authority, rest in _URL.findall(value):

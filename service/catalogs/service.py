@@ -13,8 +13,8 @@ from sqlmodel.sql.expression import SelectOfScalar
 from service.auth.models import SYSTEM, Principal
 from service.auth.service import authorize
 from service.catalogs import iceberg
+from service.catalogs.allowlists import check_location, check_record
 from service.catalogs.check import CatalogProbe
-from service.catalogs.egress import check_location, check_record
 from service.catalogs.iceberg import IcebergCatalogs
 from service.catalogs.models import CatalogCheck, CatalogPatch, CatalogRequest, CatalogView
 from service.catalogs.secrets import check_properties, mask_secrets

@@ -12,7 +12,7 @@ from sqlmodel import Session, col, select
 
 from service.auth.models import Principal
 from service.auth.service import authorize, require_role
-from service.catalogs.egress import check_location
+from service.catalogs.allowlists import check_location
 from service.catalogs.service import find_catalog
 from service.db.database import FOR_UPDATE, Database, utc_now
 from service.erasures.models import (

@@ -4,7 +4,7 @@ from sqlmodel import Session, col, func, select
 
 from service.auth.models import Principal
 from service.auth.service import authorize
-from service.catalogs.egress import check_location
+from service.catalogs.allowlists import check_location
 from service.db.database import utc_now
 from service.errors import ConflictError
 from service.jobs import queue

@@ -25,7 +25,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlmodel import Session, col
 
 from service import __version__
-from service.catalogs.egress import check_location
+from service.catalogs.allowlists import check_location
 from service.catalogs.iceberg import IcebergCatalogs, budget_seconds
 from service.catalogs.measure import ManifestCache, Measurement, measure
 from service.catalogs.metadata_locations import (

@@ -17,7 +17,7 @@ from sqlmodel import Session, col, select
 
 from service.auth.models import Principal
 from service.auth.service import authorize, require_role
-from service.catalogs.egress import check_location
+from service.catalogs.allowlists import check_location
 from service.catalogs.iceberg import IcebergCatalogs
 from service.catalogs.service import check_index_place, find_catalog, index_warehouse
 from service.db.database import Database, utc_now

@@ -9,7 +9,7 @@ from sqlmodel import Session, col, delete, select
 
 from service.auth.models import Principal
 from service.auth.service import authorize
-from service.catalogs.egress import check_host
+from service.catalogs.allowlists import check_host
 from service.db.database import FOR_UPDATE, new_id, utc_now
 from service.errors import ConflictError, InvalidError, NotFoundError
 from service.http.etags import check_version, store_change

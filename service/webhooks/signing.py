@@ -7,7 +7,7 @@ from datetime import datetime
 
 from standardwebhooks import Webhook as Signer
 
-from service.catalogs.egress import check_reference
+from service.catalogs.allowlists import check_reference
 from service.catalogs.secrets import resolve
 from service.errors import InvalidError
 from service.settings import Settings

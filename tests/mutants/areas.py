@@ -29,7 +29,7 @@ AREAS = (
         "egress",
         (
             *("trust/egress.py", "trust/locations.py", "trust/addresses.py"),
-            *("stores/rest_catalog.py", "service/catalogs/egress.py"),
+            *("stores/rest_catalog.py", "service/catalogs/allowlists.py"),
         ),
         (
             "tests/test_hosts.py",

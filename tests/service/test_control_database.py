@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from service.catalogs.egress import check_reachable, check_record
+from service.catalogs.allowlists import check_reachable, check_record
 from service.errors import InvalidError
 from service.records.catalogs import CatalogType
 from service.settings import Settings
