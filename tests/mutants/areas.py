@@ -64,6 +64,8 @@ AREAS = (
         ),
         (
             "tests/service/test_queue.py",
+            "tests/service/test_queue_races.py",
+            "tests/service/test_ended_jobs.py",
             "tests/service/test_fair_share.py",
             "tests/service/test_owners.py",
             "tests/service/test_queue_machine.py",

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from sqlalchemy import event
@@ -20,6 +20,7 @@ from service.records.workers import Worker
 from service.settings import Settings
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
+LATER = START + timedelta(hours=1)
 SETTINGS = Settings(lease_seconds=30)
 RETRYABLE = ErrorReport(code="x", title="Broken", detail="d", remedy="r", retryable=True)
 FATAL = RETRYABLE.model_copy(update={"retryable": False})

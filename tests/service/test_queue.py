@@ -1,51 +1,40 @@
-"""The queue on both databases, call by call, and real races between threads."""
+"""The queue on both databases, call by call."""
 
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import text, update
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy import update
 from sqlmodel import col, select
 
 from service.auth.models import SYSTEM
-from service.db.database import Database, new_id
+from service.db.database import Database
 from service.errors import ConflictError, InvalidError
-from service.jobs import assignments, attempts, claims, fair_share, queue
+from service.jobs import assignments, attempts, queue
 from service.jobs.contract import (
     AddressRange,
     AddressRangeRequest,
     AnnouncedPlan,
-    Assignment,
     AttemptId,
     EndedAttempt,
     ErrorReport,
     HeartbeatRequest,
 )
 from service.jobs.views import view
-from service.policies.models import AttachmentRequest, PolicyRequest
-from service.policies.service import attach_policy, create_policy
 from service.records.catalogs import Catalog
-from service.records.health import TableHealth
 from service.records.jobs import Attempt, Event, Job, JobKind, JobStatus
-from service.records.policies import Level
 from service.records.system import SystemState
 from service.records.tables import AddressCounter, EnrolledTable
-from service.scheduling import clock, state
-from service.scheduling.state import read_known, table_state
+from service.scheduling import clock
 from service.webhooks.outbox import write_untold
-from tests.patience import wait_until
-from tests.service.conftest import DATABASES
 from tests.service.queue_calls import (
     FATAL,
+    LATER,
     RETRYABLE,
     SETTINGS,
     START,
     add_tables,
     add_worker,
-    at_once,
     claim,
     finish,
     give_up,
@@ -54,8 +43,6 @@ from tests.service.queue_calls import (
     statements_of,
     status_of,
 )
-
-LATER = START + timedelta(hours=1)
 
 
 def test_a_second_request_of_a_kind_finds_the_queued_job(database: Database) -> None:
@@ -134,87 +121,6 @@ def test_a_heartbeat_takes_few_statements_however_much_it_tells(database: Databa
         write_untold(session, [{"kind": "job.succeeded"}])
 
 
-HISTORIES = {
-    "all goes well": "ccccccc",
-    "it has just failed": "cccccf",
-    "it fails again and again": "cffffff",
-    "it found nothing to do": "ccccii",
-    "it never found anything to do": "iiiiii",
-    "one had to be repeated": "ccccrc",
-    "one was idle before": "cciccc",
-    "there are few": "cf",
-}
-
-
-@pytest.mark.parametrize("database_kind", ["sqlite"])
-@pytest.mark.parametrize("history", HISTORIES.values(), ids=HISTORIES)
-def test_the_latest_jobs_tell_what_all_tell(
-    database: Database, history: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """c: it committed something, f: it failed, i: it was idle, r: it committed at the second attempt."""
-    (table,) = add_tables(database, ["a"])
-    worker = add_worker(database)
-    for number, each in enumerate(history):
-        now = START + timedelta(hours=number)
-        job_id = request(database, table, now=now, trigger="the policy")
-        took = timedelta(seconds=10 + 3 * number)
-        for attempt in (1, 2) if each == "r" else (1,):
-            at = now + attempt * timedelta(minutes=20)
-            assert claim(database, worker, at) is not None
-            status = "failed" if each == "f" or (each == "r" and attempt == 1) else "succeeded"
-            error = None if status == "succeeded" else RETRYABLE if each == "r" else FATAL
-            result = {"commits": int(each != "i"), "equality_delete_files_removed": int(each != "i")}
-            finish(database, job_id, attempt, status, at + took, error, result=result)
-        assert job(database, job_id).status == ("failed" if each == "f" else "succeeded")
-
-    def last_job() -> Any:
-        with database.read() as session:
-            row, health = session.get_one(EnrolledTable, table), TableHealth(table_id=table)
-            known = read_known(session, row, LATER)
-            return table_state(session, row, health, known, LATER).last[JobKind.CONVERT]
-
-    told = last_job()
-    monkeypatch.setattr(state, "_says_all", lambda *_: False)
-    assert told == last_job()
-    monkeypatch.setattr(state, "_says_all", lambda *_: True)
-    assert (told == last_job()) is (history in ("ccccccc", "cciccc", "cf"))
-
-
-@pytest.mark.parametrize("most", [1, 2])
-def test_a_table_s_jobs_are_those_that_began_of_whatever_branch(
-    database: Database, monkeypatch: pytest.MonkeyPatch, most: int
-) -> None:
-    monkeypatch.setattr(queue, "_MOST_ASKED", most)
-    table, branch, other = add_tables(database, ["a", "a", "b"])
-    worker, ours, foreign = add_worker(database), set[str](), set[str]()
-    for number, (each, dry_run) in enumerate(
-        [(table, False), (branch, False), (other, False), (table, True)]
-    ):
-        now = START + timedelta(hours=number)
-        job_id = request(database, each, now=now, dry_run=dry_run)
-        assert claim(database, worker, now) is not None
-        finish(database, job_id, 1, "succeeded", now)
-        (foreign if each == other or dry_run else ours).add(job_id)
-    waiting = request(database, table, now=START + timedelta(days=1))
-    with database.read() as session:
-        claimed = {*ours, *foreign, waiting, new_id()}
-        assert queue.jobs_of_table(session, session.get_one(EnrolledTable, table), claimed) == ours
-
-
-@pytest.mark.parametrize("database_kind", ["sqlite"])
-def test_a_rewriting_tells_from_which_share_of_deleted_rows_on_it_took_files(database: Database) -> None:
-    (table,) = add_tables(database, ["a"])
-    how: dict[str, Any] = {"parameters": {"delete_ratio_threshold": 0.02}, "trigger": "the policy"}
-    job_id = request(database, table, JobKind.REWRITE_DATA_FILES, **how)
-    assert claim(database, add_worker(database)) is not None
-    finish(database, job_id, 1, "succeeded", LATER)
-    with database.write() as session:
-        row, health = session.get_one(EnrolledTable, table), session.get_one(TableHealth, table)
-        found = table_state(session, row, health, read_known(session, row, LATER), LATER)
-    last = found.last[JobKind.REWRITE_DATA_FILES]
-    assert (last.delete_ratio, last.succeeded_at) == (0.02, LATER)
-
-
 @pytest.mark.parametrize("database_kind", ["sqlite"])
 def test_whose_turn_it_is_is_found_in_an_index(database: Database) -> None:
     """PostgreSQL chooses by what the tables have, SQLite by their schema alone."""
@@ -248,18 +154,6 @@ def test_a_job_for_later_waits_and_a_further_request_brings_it_forward(database:
     assert request(database, tables[1], run_at=tomorrow + timedelta(days=1)) == second
     assert job(database, second).available_at == tomorrow
     assert claim(database, worker, tomorrow) is not None
-
-
-def test_the_database_itself_refuses_a_second_running_writer(database: Database) -> None:
-    tables = add_tables(database, ["a", "a"])
-    worker = add_worker(database)
-    for table in tables:
-        request(database, table)
-    assignment = claim(database, worker)
-    assert assignment is not None
-    statement = update(Job).values(status=JobStatus.RUNNING.value)
-    with database.write() as session, pytest.raises(IntegrityError):
-        session.exec(statement)
 
 
 def test_a_dry_run_goes_beside_a_writer_and_a_verification_waits_for_it(database: Database) -> None:
@@ -389,155 +283,6 @@ def test_the_history_says_who_asked_how_far_it_came_and_what_follows(database: D
     ]
 
 
-@pytest.mark.parametrize("database_kind", ["sqlite"])
-@pytest.mark.parametrize(
-    ("kind", "dry_run", "status", "has_indexed", "has_verified"),
-    [
-        (JobKind.INDEX, False, "succeeded", True, False),
-        (JobKind.INDEX, False, "failed", False, False),
-        (JobKind.VERIFY, False, "succeeded", False, True),
-        (JobKind.VERIFY, False, "failed", False, False),
-        (JobKind.CONVERT, True, "succeeded", False, False),
-    ],
-)
-def test_only_a_job_that_is_done_has_indexed_or_verified_what_its_worker_saw(
-    kind: JobKind, dry_run: bool, status: str, has_indexed: bool, has_verified: bool, database: Database
-) -> None:
-    (table,) = add_tables(database, ["a"])
-    job_id = request(database, table, kind, dry_run=dry_run)
-    claim(database, add_worker(database))
-    seen = {"iceberg_snapshot_id": 7, "key_sets": []}
-    pending = {"pending_equality_delete_files": 0, "pending_equality_deletes": 0}
-    finish(database, job_id, 1, status, error=FATAL if status == "failed" else None, health=seen | pending)
-    with database.read() as session:
-        health = session.get_one(TableHealth, table)
-        assert health.report_snapshot_id == 7
-        assert (health.indexed_snapshot_id, health.verified_snapshot_id) == (
-            7 if has_indexed else None,
-            7 if has_verified else None,
-        )
-
-
-@pytest.mark.parametrize("database_kind", ["sqlite"])
-@pytest.mark.parametrize(
-    ("changed", "has_indexed"),
-    [({}, True), ({"covers_head": False}, False), ({"files_total": 3}, False), ({"key_sets": []}, False)],
-)
-def test_a_job_of_any_kind_has_indexed_what_it_leaves_covered(
-    changed: dict[str, Any], has_indexed: bool, database: Database
-) -> None:
-    """What it says is held to what it counts."""
-    (table,) = add_tables(database, ["a"])
-    job_id = request(database, table, JobKind.CONVERT)
-    claim(database, add_worker(database))
-    index: dict[str, Any] = dict.fromkeys(("generation", "entries", "bytes", "sorted_runs"), 1)
-    index |= {"columns": ["id"], "equality_field_ids": [1], "source": "index", "dead_ratio": 0.0}
-    covered = {"files_covered": 2, "files_total": changed.pop("files_total", 2), "coverage": 1.0}
-    health = {
-        "iceberg_snapshot_id": 7,
-        "key_sets": [index | covered],
-        "pending_equality_delete_files": 0,
-        "pending_equality_deletes": 0,
-        "covers_head": True,
-    }
-    finish(database, job_id, 1, "succeeded", health=health | changed)
-    with database.read() as session:
-        found = session.get_one(TableHealth, table)
-        assert (found.indexed_snapshot_id == 7, found.indexed_at is not None) == (has_indexed,) * 2
-
-
-@pytest.mark.parametrize("database_kind", ["sqlite"])
-def test_a_conversion_takes_new_files_along_where_an_index_job_would_come_soon(database: Database) -> None:
-    """The policy's bound for their age is 60 s."""
-    worker = add_worker(database)
-    cases = [(JobKind.CONVERT, 31, True), (JobKind.CONVERT, 20, False), (JobKind.CONVERT, None, False)]
-    cases += [(JobKind.COMPACT, 31, False)]
-    tables = add_tables(database, [f"t{number}" for number in range(len(cases))])
-    for table, (kind, age, takes) in zip(tables, cases, strict=True):
-        request(database, table, kind)
-        with database.write() as session:
-            health = session.get_one(TableHealth, table)
-            health.indexed_at = START - timedelta(seconds=age) if age is not None else None
-            session.add(health)
-        assignment = claim(database, worker)
-        assert assignment is not None
-        assert assignment.index.takes_new_files is takes, (kind, age)
-        finish(database, assignment.job.id, 1, "succeeded")
-
-
-@pytest.mark.parametrize("database_kind", ["sqlite"])
-@pytest.mark.parametrize(
-    ("settings", "indexing", "takes"),
-    [
-        ({}, "succeeded", True),
-        ({}, "failed", False),
-        ({"budget": {"table_seconds_per_day": 5}}, "succeeded", False),
-        ({"schedule": {"windows": [{"start": "10:00", "end": "12:00"}]}}, "succeeded", False),
-    ],
-)
-def test_a_conversion_takes_new_files_along_only_where_an_index_job_would_start_by_itself(
-    database: Database, settings: dict[str, Any], indexing: str, takes: bool
-) -> None:
-    worker, (table,) = add_worker(database), add_tables(database, ["a"])
-    with database.write() as session:
-        create_policy(session, SETTINGS, SYSTEM, PolicyRequest(name="p", settings=settings))
-        attach_policy(session, SYSTEM, AttachmentRequest(level=Level.CATALOG, catalog="local", policy="p"))
-        health = session.get_one(TableHealth, table)
-        health.indexed_at = START
-        session.add(health)
-    job_id = request(database, table, JobKind.INDEX)
-    claim(database, worker)
-    error = FATAL if indexing == "failed" else None
-    finish(database, job_id, 1, indexing, START + timedelta(seconds=5), error)
-    request(database, table, JobKind.CONVERT)  # which is held up by nothing
-    assignment = claim(database, worker, START + timedelta(seconds=90))
-    assert assignment is not None
-    assert assignment.index.takes_new_files is takes
-
-
-@pytest.mark.parametrize("database_kind", ["sqlite"])
-@pytest.mark.parametrize(("indexing", "known"), [(4.0, 5.0), (99.0, 0.0)])
-def test_what_a_conversion_costs_is_told_without_what_it_indexes(
-    database: Database, indexing: float, known: float
-) -> None:
-    worker, (table,) = add_worker(database), add_tables(database, ["a"])
-    job_id = request(database, table, JobKind.CONVERT)
-    claim(database, worker)
-    told = {"lookup": 3.0, "index": indexing, "commit_index": 1.0}
-    stages = [{"name": name, "seconds": seconds} for name, seconds in told.items()]
-    ended_at = START + timedelta(seconds=10)
-    finish(database, job_id, 1, "succeeded", ended_at, result={"commits": 1, "stages": stages})
-    with database.write() as session:
-        row, health = session.get_one(EnrolledTable, table), session.get_one(TableHealth, table)
-        state = table_state(session, row, health, read_known(session, row, ended_at), ended_at)
-        assert state.last[JobKind.CONVERT].seconds == known
-
-
-@pytest.mark.parametrize("database_kind", ["sqlite"])
-def test_a_conversion_takes_no_new_files_along_after_an_attempt_that_may_have_died_of_them(
-    database: Database,
-) -> None:
-    worker = add_worker(database)
-    ends = ["released", "failed", "lost"]
-    for table, status in zip(add_tables(database, ends), ends, strict=True):
-        request(database, table, JobKind.CONVERT)
-        with database.write() as session:
-            health = session.get_one(TableHealth, table)
-            health.indexed_at = START - timedelta(seconds=29)
-            session.add(health)
-        taken = []
-        for attempt, seconds in enumerate((0, 2, 600), 1):
-            assignment = claim(database, worker, START + timedelta(seconds=seconds))
-            assert assignment is not None
-            taken.append(assignment.index.takes_new_files)
-            if status == "lost" and attempt == 2:  # its worker asks for other work
-                continue
-            end = "succeeded" if attempt == 3 else status if attempt == 2 else "released"
-            error = RETRYABLE if end == "failed" else None
-            finish(database, assignment.job.id, attempt, end, START + timedelta(seconds=seconds), error)
-        assert taken == [False, True, status == "released"], status
-
-
 def test_an_error_that_no_retry_helps_fails_the_jobat_once(database: Database) -> None:
     (table,) = add_tables(database, ["a"])
     worker = add_worker(database)
@@ -599,21 +344,6 @@ def test_a_lost_attempt_is_recorded_and_shut_out(database: Database) -> None:
     assert give_up(database, job_id, later) == [job_id]
     assert claim(database, worker, later) is None
     assert claim(database, worker, later + timedelta(seconds=20)) is not None
-
-
-def test_a_heartbeat_wins_over_whoever_saw_the_lease_before_it(database: Database) -> None:
-    (table,) = add_tables(database, ["a"])
-    worker = add_worker(database)
-    job_id = request(database, table)
-    claim(database, worker)
-    with database.read() as session:
-        seen = attempts.leases(session)
-    # The clock stands still: the lease says the same time as before, and yet it was renewed.
-    with database.write() as session:
-        attempts.heartbeat(session, SETTINGS, SYSTEM, job_id, 1, HeartbeatRequest(), START)
-    with database.write() as session:
-        assert not attempts.give_up(session, (job_id, 1), seen[job_id, 1], START + timedelta(seconds=60))
-    assert give_up(database, job_id, START) == [job_id]
 
 
 def test_a_cancelled_running_job_ends_cancelled_whatever_its_worker_does(database: Database) -> None:
@@ -890,44 +620,6 @@ def test_nothing_of_a_paused_table_is_claimed(database: Database, pause: str) ->
     assert claim(database, worker) is None
 
 
-def test_a_database_in_a_file_is_read_while_it_is_written(new_database_url: Callable[[str], str]) -> None:
-    database = Database(new_database_url("sqlite"))
-    with database.write() as session:
-        assert session.connection().scalar(text("PRAGMA journal_mode")) == "wal"
-    database.dispose()
-
-
-def test_racing_workers_never_share_a_job_or_a_table(database: Database) -> None:
-    tables = add_tables(database, ["a", "a", "b", "b", "c"])
-    workers = [add_worker(database) for _ in range(8)]
-    for table in tables:
-        request(database, table)
-        request(database, table, JobKind.INDEX)
-    claimed: list[Assignment] = []
-
-    def work(number: int) -> None:
-        assignment = claim(database, workers[number])
-        if assignment is not None:
-            claimed.append(assignment)
-
-    at_once(8, work)
-    assert len({assignment.job.id for assignment in claimed}) == len(claimed)
-    uuids = [job(database, assignment.job.id).table_uuid for assignment in claimed]
-    assert len(uuids) == len(set(uuids))
-    # Whoever lost a race finds the rest later: every table gets its writer.
-    while (assignment := claim(database, add_worker(database))) is not None:
-        uuids.append(job(database, assignment.job.id).table_uuid)
-    assert sorted(uuids) == ["a", "b", "c"]
-
-
-def test_racing_requests_add_one_job(database: Database) -> None:
-    (table,) = add_tables(database, ["a"])
-    ids: list[str] = []
-    at_once(8, lambda _: ids.append(request(database, table)))
-    assert len(ids) == 8
-    assert len(set(ids)) == 1
-
-
 def test_no_attempt_uses_up_the_row_addresses_of_a_table(database: Database) -> None:
     (table,) = add_tables(database, ["a"])
     worker = add_worker(database)
@@ -973,57 +665,6 @@ def test_a_heartbeat_reserves_row_addresses_or_renews_nothing(database: Database
         assert session.exec(select(AddressCounter.next_address)).one() == 15
 
 
-def test_racing_reservations_never_overlap(database: Database) -> None:
-    (table,) = add_tables(database, ["a"])
-    worker = add_worker(database)
-    job_id = request(database, table)
-    claim(database, worker)
-    bases: list[int] = []
-
-    def work(_: int) -> None:
-        with database.write() as session:
-            granted = attempts.reserve_addresses(session, SYSTEM, job_id, 1, AddressRangeRequest(rows=10))
-        bases.append(granted.base_address)
-
-    at_once(8, work)
-    assert sorted(bases) == list(range(0, 80, 10))
-
-
-@pytest.mark.integration
-@pytest.mark.parametrize("database_kind", ["postgresql"])
-def test_a_claim_passes_by_a_job_that_another_claim_looks_at(database: Database) -> None:
-    """In a file, only one writes at a time."""
-    one, other = add_tables(database, ["a", "b"])
-    first, second = request(database, one, priority=1), request(database, other)
-    worker = add_worker(database)
-    with database.write() as session:
-        queue.lock_job(session, first)
-        with database.write() as meanwhile:
-            meanwhile.execute(text("SET LOCAL lock_timeout = '1ms'"))
-            assignment = claims.claim(meanwhile, SETTINGS, claims.Ask(SYSTEM, worker), START)
-    assert assignment is not None
-    assert assignment.job.id == second
-
-
-@pytest.mark.integration
-@pytest.mark.parametrize("database_kind", ["postgresql"])
-def test_of_catalogs_whose_first_job_others_look_at_the_next_one_comes_in_their_turn(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As when other claims hold all that this one has chosen among."""
-    tables = add_tables(database, ["a", "b"])
-    (other,) = add_tables(database, ["c"], "other")
-    first, second = (request(database, table, priority=1) for table in tables)
-    request(database, other)
-    monkeypatch.setattr(fair_share, "_jobs_in_turn", lambda _: select(Job).where(Job.id == "none"))
-    with database.write() as session:
-        queue.lock_job(session, first)
-        with database.write() as meanwhile:
-            meanwhile.execute(text("SET LOCAL lock_timeout = '1ms'"))
-            (found,) = fair_share.next_jobs(meanwhile, 1, START)
-    assert found.job.id == second
-
-
 @pytest.mark.parametrize(("after", "seconds"), [(0.25, 0.25), (-5, 0)])
 def test_an_attempt_took_no_less_than_nothing_by_a_clock_that_was_set_back(
     database: Database, after: float, seconds: float
@@ -1034,61 +675,3 @@ def test_an_attempt_took_no_less_than_nothing_by_a_clock_that_was_set_back(
     finish(database, job_id, 1, "succeeded", START + timedelta(seconds=after))
     with database.read() as session:
         assert session.get_one(Attempt, (job_id, 1)).seconds == seconds
-
-
-@pytest.mark.integration
-@pytest.mark.parametrize("database_kind", ["postgresql"])
-def test_a_job_that_is_put_off_while_a_claim_chooses_is_not_started(database: Database) -> None:
-    """The claim waits after it has chosen, and before it has locked what it chose."""
-    (table,) = add_tables(database, ["a"])
-    waiting, worker = request(database, table), add_worker(database)
-    with database.write() as session:
-        session.execute(text("ALTER TABLE table_health RENAME TO slow"))
-        slow = "CREATE VIEW table_health AS SELECT slow.* FROM slow, pg_advisory_xact_lock_shared(7)"
-        session.execute(text(slow))
-    with ThreadPoolExecutor(1) as thread, database.write() as holding:
-        holding.execute(text("SELECT pg_advisory_xact_lock(7)"))
-        claimed = thread.submit(claim, database, worker)
-        with database.read() as session:
-            count = text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
-            wait_until(lambda: session.execute(count).scalar_one() or None, "a claim that has chosen")
-        with database.write() as session:
-            session.get_one(Job, waiting).available_at = START + timedelta(days=1)
-        holding.rollback()
-        assert claimed.result() is None
-    assert job(database, waiting).status == JobStatus.QUEUED
-
-
-@pytest.mark.integration
-@pytest.mark.parametrize("database_kind", ["postgresql"])
-def test_whoever_lets_held_jobs_go_waits_for_none_of_them(database: Database) -> None:
-    (table,) = add_tables(database, ["a"])
-    held = request(database, table)
-    with database.write() as session:
-        session.get_one(Job, held).held_because = "its budget is spent"
-    with database.write() as session:
-        queue.lock_job(session, held)
-        with database.write() as meanwhile:
-            meanwhile.execute(text("SET LOCAL lock_timeout = '1ms'"))
-            claims.release_held(meanwhile, table, list(JobKind), START)
-    assert job(database, held).held_because is not None
-    with database.write() as session:
-        claims.release_held(session, table, list(JobKind), START)
-    assert job(database, held).held_because is None
-
-
-@pytest.mark.parametrize("kind", DATABASES)
-def test_a_write_waits_for_another_one_instead_of_failing(
-    kind: str, new_database_url: Callable[[str], str]
-) -> None:
-    database = Database(new_database_url(kind))
-    tables = add_tables(database, [str(number) for number in range(8)])
-
-    def work(number: int) -> None:
-        for each in JobKind:
-            request(database, tables[number], each)
-
-    at_once(8, work)
-    with database.read() as session:
-        assert len(session.exec(select(Job)).all()) == 8 * len(JobKind)
-    database.dispose()
