@@ -330,7 +330,7 @@ def test_files_of_a_job_that_nobody_tries_again_are_removed_by_the_next_one(
     # Whoever removes them may die, too.
     fault = Fault("abandoned-files", "after", "kill")
     fired = cluster.inject(fault)
-    job_id = cluster.submit(subject.table_id, "compact")
+    job_id = cluster.submit(subject.table_id, "convert")
     cluster.wait_until_fired(fired, fault)
     cluster.lose_attempts()
     job = cluster.wait_for_job(job_id)
