@@ -48,6 +48,7 @@ AREAS = (
             "tests/service/test_access.py",
             "tests/service/test_api_keys.py",
             "tests/service/test_oidc.py",
+            "tests/service/test_limits.py",
             "tests/service/test_api.py",
         ),
         30,

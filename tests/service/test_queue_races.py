@@ -17,6 +17,7 @@ from service.records.jobs import Job, JobKind, JobStatus
 from tests.patience import wait_until
 from tests.service.conftest import DATABASES
 from tests.service.queue_calls import (
+    LATER,
     SETTINGS,
     START,
     add_tables,
@@ -54,6 +55,19 @@ def test_a_heartbeat_wins_over_whoever_saw_the_lease_before_it(database: Databas
     with database.write() as session:
         assert not attempts.give_up(session, (job_id, 1), seen[job_id, 1], START + timedelta(seconds=60))
     assert give_up(database, job_id, START) == [job_id]
+
+
+def test_whoever_saw_the_attempt_before_ends_not_the_one_of_now(database: Database) -> None:
+    (table,) = add_tables(database, ["a"])
+    worker = add_worker(database)
+    job_id = request(database, table)
+    claim(database, worker)
+    assert give_up(database, job_id, START) == [job_id]
+    assert claim(database, worker, LATER) is not None
+    with database.write() as session:
+        renewals = attempts.leases(session)[job_id, 2]
+        assert not attempts.give_up(session, (job_id, 1), renewals, LATER)
+    assert give_up(database, job_id, LATER) == [job_id]
 
 
 def test_a_database_in_a_file_is_read_while_it_is_written(new_database_url: Callable[[str], str]) -> None:
