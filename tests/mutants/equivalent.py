@@ -65,6 +65,12 @@ DELETES = (
 )
 LOOKUP = (
     Equivalent(
+        "worker/lookup/index_lookup.py",
+        "return 0",
+        "return 1",
+        "a byte of the many megabytes that may be held",
+    ),
+    Equivalent(
         "worker/lookup/matching.py",
         "combined = hashes if combined is None else (combined ^ (combined >> np.uint64(29))) * _MIX + hashes",
         "combined = hashes if combined is None else (combined ^ (combined >> np.uint64(29))) * _MIX - hashes",

@@ -142,6 +142,8 @@ def test_a_conversion_that_goes_on_at_once_calls_the_service_once(
     table.upsert([{"id": 7, "region": "eu", "value": 1}], key=["id"])
     deletes = {file["file_path"] for file in equality_delete_files(spark, table_name)}
     announced = list[AnnouncedPlan]()
+    jobs.run("convert", takes_new_files=True, dry_run=True)
+    assert jobs.reporter.expected_rows == [], "it indexes nothing"
     with patch.object(jobs.reporter, "announce", announced.append):
         assert jobs.run("convert", takes_new_files=True).health["covers_head"]
     (plan,) = announced
