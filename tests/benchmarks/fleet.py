@@ -207,9 +207,9 @@ def main(
     rows: Annotated[int, typer.Option(help="of the smallest tables")] = 100_000,
     most_rows: Annotated[int, typer.Option(help="of the largest tables")] = 10_000_000,
     workers: Annotated[int, typer.Option(help="each a process")] = 1,
-    slots: Annotated[int, typer.Option(help="jobs that a worker runs at a time")] = 2,
+    slots: Annotated[int, typer.Option(help="jobs that a worker runs at a time")] = 3,
     delay: Annotated[float, typer.Option(help="milliseconds of each request to a store; 0: local disk")] = 0,
-    rate: Annotated[list[float], typer.Option(help="checkpoints a second, growing")] = [1, 2, 4, 8, 12],  # noqa: B006
+    rate: Annotated[list[float], typer.Option(help="checkpoints a second, growing")] = [2, 4, 8, 10, 12],  # noqa: B006
     seconds: Annotated[float, typer.Option(help="for which each rate is written")] = 180,
     report: Annotated[Path | None, typer.Option(help="a Markdown file of its own to write")] = None,
 ) -> None:
@@ -221,13 +221,16 @@ def main(
     for count in tables:
         runs: list[Run] = []
         with running_fleet(count, (rows, most_rows), delay / 1000) as fleet, fleet.working(workers, slots):
+            began = time.monotonic()
             fleet.wait_for_indexes()
+            indexed_seconds = time.monotonic() - began
             for each in rate:
                 runs.append(measure(fleet, each, seconds))
                 print(" | ".join(map(str, runs[-1].row)), flush=True)  # noqa: T201
                 if not runs[-1].is_held:
                     break
-            parts.append(_part(count, runs, fleet.memory))
+            all_rows = sum(table.rows for table in fleet.tables.values())
+            parts.append(_part(count, all_rows, indexed_seconds, runs, fleet.memory))
         written = _TEXT.format(
             machine=machine(None, "pyarrow", "pyiceberg"),
             load=", ".join(f"{average:.1f}" for average in os.getloadavg()),
@@ -243,9 +246,13 @@ def main(
     print(place)  # noqa: T201
 
 
-def _part(tables: int, runs: Sequence[Run], memory: Mapping[str, int]) -> str:
+def _part(
+    tables: int, rows: int, indexed_seconds: float, runs: Sequence[Run], memory: Mapping[str, int]
+) -> str:
     return _PART.format(
         tables=tables,
+        rows=rows,
+        indexed=indexed_seconds,
         held=max((run.rate for run in runs if run.is_held), default=0),
         runs=markdown(
             "checkpoints a second | written | number | lag, median | p99 | grows by | to claim, p95"
@@ -310,18 +317,20 @@ Tables of {rows} rows, few of them large, in {places},
 of format versions 2 and 3, each with its index. A writer commits {written} rows and as many equality
 deletes, whose files were written before, to one after the other, tells the service of each commit, and
 takes its part of the same cores, as the REST catalog does. There are one `icestream serve` on SQLite,
-{workers}, and a policy that converts at the first delete file and indexes as `standard` does. The lag is
-from the commit of a checkpoint to that of its conversion; `to claim` is until a worker had the job that
-converted it, `grows by` what the lag grows by in a second. A rate is held if it was written, the p99 of the
-lag is at most {held:g} s, and the lag grows by at most {growth:g}. CPU and requests to the service are
-those for a checkpoint; `all else` is the writer, catalogs and stores.
+{workers}, and a policy that converts at the first delete file and does all else as `standard`: it
+compacts an index of 16 sorted runs. The lag is from the commit of a checkpoint to that of its conversion;
+`to claim` is until a worker had the job that converted it, `grows by` what the lag grows by in a second.
+A rate is held if it was written, the p99 of the lag is at most {held:g} s, and the lag grows by at most
+{growth:g}. CPU and requests to the service are those for a checkpoint; `all else` is the writer, catalogs
+and stores.
 
 {parts}
 """
 _PART = """\
 ## {tables:,} tables
 
-Highest rate that was held: {held:g} a second.
+All had their first index, of {rows:,} rows together, {indexed:.0f} s after the workers were started. Highest
+rate that was held: {held:g} a second.
 
 {runs}
 

@@ -32,7 +32,7 @@ from tests.slow_store import SlowStore
 from worker.spark.session import create_spark
 
 CHECKPOINT_ROWS = 500
-POLICY = {"convert": {"delete_files": 1}, "compact": {"enabled": False}}
+POLICY = {"convert": {"delete_files": 1}}
 _OPENAPI = Path(__file__).parents[2] / "openapi" / "openapi.json"
 _WRITERS = 4
 """Threads."""

@@ -204,9 +204,11 @@ request. Neighbours share row groups.
 ### Whole jobs
 
 A table of {job_rows:,} rows in 50 data files, whose index lies in the same store, is indexed, and converted
-for 1,000 random keys, three times: first by a worker that has not seen it, and from the second on each data
-file has deletes that are merged. Then its index is compacted and verified. PUT has the parts of uploads and
-copies. Money is list prices of S3 Standard in us-east-1 as of {prices}, for 1,000 such jobs.
+for 1,000 random keys, four times: first with nothing kept of the table, and from the second on each data
+file has deletes that are merged. The last time is the first job in the life of a new process, whose Spark has
+begun. Then an index that was built without merging its sorted runs is compacted, and verified. PUT has the
+parts of uploads and copies. Money is list prices of S3 Standard in us-east-1 as of {prices}, for 1,000 such
+jobs.
 
 {jobs}
 """

@@ -1,6 +1,7 @@
 """Planning of a large table that is made of metadata alone: manifests name files that are not there.
 
-`python -m tests.benchmarks.planning` prints the section of the report, of 100,000 data files.
+`python -m tests.benchmarks.planning` prints the section of the report, of 100,000 data files or as many as
+`--data-files` says.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any, TypeVar
 
 import fastavro
 import pyarrow as pa
+import typer
 from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.manifest import (
     MANIFEST_LIST_FILE_SCHEMAS,
@@ -267,5 +269,10 @@ def section_of(measured: Planning) -> list[str]:
     ]
 
 
+def main(data_files: int = 100_000) -> None:
+    """Print the section of a table of so many, and a tenth as many equality delete files."""
+    print("\n\n".join(section_of(measure_planning(data_files, data_files // 10))))  # noqa: T201
+
+
 if __name__ == "__main__":
-    print("\n\n".join(section_of(measure_planning())))  # noqa: T201
+    typer.run(main)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Literal
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +23,7 @@ from tests.slow_store import Requests, SlowStore
 from worker.attempt import indexes
 from worker.attempt.outcome import Outcome
 from worker.index import footers
+from worker.spark.session import create_spark
 from worker.table import catalogs, manifests
 
 _BUCKET = "lake"
@@ -70,11 +74,9 @@ JOBS_HEADER = (
 class StoreJobs(Jobs):
     """Jobs on a table in a store."""
 
-    def __init__(
-        self, spark: SparkSession, table: TableBuilder, catalog: SqlCatalog, store: SlowStore
-    ) -> None:
-        super().__init__(spark, catalog, table.identifier, Path.cwd())
-        self.index_location = f"s3://{_BUCKET}/index/{table.identifier}"
+    def __init__(self, spark: SparkSession, identifier: str, catalog: SqlCatalog, store: SlowStore) -> None:
+        super().__init__(spark, catalog, identifier, Path.cwd())
+        self.index_location = f"s3://{_BUCKET}/index/{identifier}"
         self.store = store
         self._stages: dict[str, Requests] = {}
         self._stage = "before"
@@ -159,7 +161,8 @@ def measured_jobs(
     wait_seconds: float = 0.02,
     rounds: int = 3,
 ) -> Iterator[Measured]:
-    """Build, conversions (the first by a worker that knows nothing yet), compaction, verification."""
+    """Build; conversions, the first with nothing kept of the table, and the last by a new process; compaction
+    of the sorted runs that a build leaves which may not merge them; verification."""
     random = np.random.default_rng(2)
     with table_in_store(spark, folder, format_version, rows, files) as (table, catalog, quick):
         deleted = random.permutation(rows)
@@ -170,7 +173,7 @@ def measured_jobs(
 
         delete(0)
         slow = replace(quick, wait_seconds=wait_seconds)
-        jobs = StoreJobs(spark, table, catalog, slow)
+        jobs = StoreJobs(spark, table.identifier, catalog, slow)
         with slow.served():
             yield jobs.measured("build", "index")[0]
         for number in range(rounds):
@@ -183,6 +186,23 @@ def measured_jobs(
                 measured, outcome = jobs.measured("convert, cold" if not number else "convert", "convert")
             assert outcome.result["rows_deleted"] == keys
             yield measured
+        delete(rounds)
+        with slow.served(), ProcessPoolExecutor(1, get_context("spawn")) as process:
+            measured, converted = process.submit(_convert_anew, table.identifier, catalog, slow).result()
+        assert converted == keys
+        yield measured
+        with quick.served(), patch("worker.jobs.indexing.choose_merge_of_new", return_value=None):
+            jobs.run("rebuild")
         with slow.served():
             yield jobs.measured("compact", "compact")[0]
             yield jobs.measured("verify", "verify")[0]
+
+
+def _convert_anew(identifier: str, catalog: SqlCatalog, store: SlowStore) -> tuple[Measured, int]:
+    """As the first job of a worker's life, whose Spark has begun; and how many rows it deleted."""
+    spark = create_spark("local[2]", "new")
+    spark.sparkContext.setLogLevel("ERROR")
+    jobs = StoreJobs(spark, identifier, catalog, store)
+    measured, outcome = jobs.measured("convert, new process", "convert", job_id="anew")
+    spark.stop()
+    return measured, int(outcome.result["rows_deleted"])

@@ -30,7 +30,7 @@ def test_a_conversion_reads_each_file_of_metadata_once(
     spark: SparkSession, tmp_path: Path, format_version: Literal[2, 3]
 ) -> None:
     with table_in_store(spark, tmp_path, format_version, 1_000, 4) as (table, catalog, store), store.served():
-        jobs = StoreJobs(spark, table, catalog, store)
+        jobs = StoreJobs(spark, table.identifier, catalog, store)
         table.delete_keys(pa.table({"id": [1]}))
         jobs.measured("build", "index")
         table.delete_keys(pa.table({"id": [2]}))
