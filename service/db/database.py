@@ -247,6 +247,8 @@ class Database:
             raise StartError(problem)
 
     def dispose(self) -> None:
+        """Close all connections; those that threads still hold, or yet ask for, once they give them back."""
+        event.listen(self.engine, "checkin", lambda _connection, record: record.close())
         self.engine.dispose()
 
 

@@ -17,7 +17,7 @@ import pytest
 from sqlalchemy import event, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import TimeoutError as NoConnectionError
-from sqlmodel import select
+from sqlmodel import Session, select
 
 from service.db.database import Database, _AnsweredConnection, _FairPool, _FairSemaphore
 from service.records.api_keys import ApiKey
@@ -301,6 +301,21 @@ def test_a_connection_that_has_just_answered_is_asked_only_if_its_server_has_spo
     monkeypatch.setattr("service.db.database._FRESH_SECONDS", -1)
     process()
     assert len(asked) == 3
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("database_kind", ["postgresql"])
+def test_what_threads_hold_when_the_service_ends_is_closed_once_they_give_it_back(database: Database) -> None:
+    def connected(session: Session) -> Any:
+        return session.connection().connection.driver_connection
+
+    with database.read() as held:
+        connections = [connected(held)]
+        database.dispose()
+        with database.read() as late:
+            connections.append(connected(late))
+    assert connections[0] is not connections[1]
+    assert all(each.closed for each in connections)
 
 
 @pytest.mark.integration
