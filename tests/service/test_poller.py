@@ -221,6 +221,8 @@ def test_a_table_is_read_again_only_when_its_head_or_a_moment_of_its_policy_asks
     service: Running, iceberg: IcebergCatalog, lake: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hours = 0
+    # A quiet table would wait for twelve intervals where it costs a request of its own.
+    monkeypatch.setattr("service.scheduling.poller._PATIENCE_IF_QUIET", 1)
     for module in ("scheduling.poller", "scheduling.looks", "index_health.service"):
         later = f"service.{module}.utc_now"
         monkeypatch.setattr(later, lambda: utc_now() + timedelta(hours=hours))
