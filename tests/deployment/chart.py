@@ -71,14 +71,22 @@ def render(
     return [manifest for manifest in manifests if manifest]
 
 
-def validate(manifest: Manifest, kubernetes: str) -> None:
-    """Raises KubernetesError if one of its fields is unknown, missing or of another type."""
+@cache
+def _schemas() -> Any:
+    """Those of Kubernetes, which would read the definitions of all kinds again for each manifest."""
     # Not at the top: the grammars of addresses that it brings take whoever collects tests seconds.
     import kubernetes_validate
 
+    kubernetes_validate.utils.schema_contents = cache(kubernetes_validate.utils.schema_contents)
+    return kubernetes_validate
+
+
+def validate(manifest: Manifest, kubernetes: str) -> None:
+    """Raises KubernetesError if one of its fields is unknown, missing or of another type."""
+    schemas = _schemas()
     try:
-        kubernetes_validate.validate(manifest, kubernetes, strict=True)
-    except kubernetes_validate.ValidationError as error:
+        schemas.validate(manifest, kubernetes, strict=True)
+    except schemas.ValidationError as error:
         raise KubernetesError(str(error)) from error
 
 
