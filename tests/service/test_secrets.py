@@ -15,7 +15,7 @@ import worker.agent.worker
 from service.records.catalogs import Catalog
 from service.settings import Settings
 from tests.http_server import Answer, Answers, HttpServer, Request, answering, rest_catalog
-from tests.service.conftest import ADMIN_KEY, ON_BOTH, Running, alike_on_both, running
+from tests.service.conftest import ADMIN_KEY, Running, alike_on_both, running
 from tests.service.iceberg_tables import IcebergCatalog
 from tests.service.test_egress import metadata_of
 from worker.contract.control_plane import Assignment, ControlPlane
@@ -245,7 +245,6 @@ def fail_at_work(
     monkeypatch.setenv("CATALOG_SECRET", secret)
 
 
-@ON_BOTH
 def test_no_secret_is_kept_said_or_logged(
     service: Running,
     iceberg: IcebergCatalog,
