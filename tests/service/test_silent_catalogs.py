@@ -142,8 +142,9 @@ def test_catalogs_that_hang_hold_up_no_other(polling: Settings, new_lake: Callab
     ids=["rest", "oauth", "hive", "glue", "sql"],
 )
 def test_no_type_of_catalog_is_waited_for_without_end(
-    kind: CatalogType, properties: dict[str, Any], tmp_path: Path
+    kind: CatalogType, properties: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(clients, "_CONNECT_SECONDS", 2)  # the least that libpq takes
     settings = Settings(data_dir=tmp_path, catalog_timeout_seconds=0.2)
     ended = threading.Event()
     # The kernel accepts for it, and nobody reads.
