@@ -26,7 +26,7 @@ from starlette.types import ASGIApp
 from service.app import create_app, prepare
 from service.auth.access import check_every_route_declares_access
 from service.auth.models import SYSTEM, ApiKeyRequest
-from service.auth.service import create_api_key
+from service.auth.service import create_api_key, ensure_bootstrap_keys
 from service.command.serving import IDLE_SECONDS
 from service.db.database import Database, migrate
 from service.policies.service import ensure_built_in
@@ -57,6 +57,31 @@ def routes_checked_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("service.app.check_every_route_declares_access", check)
+        yield
+
+
+class ServedDatabase(Database):
+    """A copy of a migrated database is not looked through when a service starts with it."""
+
+    def check_start(self) -> None:
+        if self.url not in _migrated:
+            super().check_start()
+
+
+def complete_unless_copied(database: Database, settings: Settings) -> None:
+    """Copies have their policies, and lack the keys alone."""
+    with database.write() as session:
+        if database.url not in _migrated:
+            ensure_built_in(session)
+        ensure_bootstrap_keys(session, settings)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def copies_looked_at_once() -> Iterator[None]:
+    """To look for what is to be done there takes as long as what a test does."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("service.app.Database", ServedDatabase)
+        patch.setattr("service.app._complete", complete_unless_copied)
         yield
 
 
