@@ -20,10 +20,10 @@ _MANUAL = {
     "index": _OFF,
     "convert": _OFF,
     "compact": _OFF,
-    "resources": {"memory_fraction": 0.8},  # by which `FILES` of `FILE_ROWS` are 16 tasks alike
 }
-FILES, FILE_ROWS = 4_992, 10_240
-"""More rows than the driver reads by itself, of files so small that they mostly wait for the store."""
+FILES, FILE_ROWS = 5_460, 10_240
+"""More rows than the driver reads by itself, of files so small that they mostly wait for the store: 14 tasks
+alike."""
 _CATALOG = "sql"
 _PATIENCE_SECONDS = 1800
 
