@@ -266,12 +266,15 @@ def test_a_null_struct_and_a_null_leaf_are_the_same_key_but_not_in_the_java_read
 def test_deletes_by_a_nested_key_count_only_where_the_query_selects_it_in_the_java_reader(
     exactly: Exactness, format_version: int
 ) -> None:
-    """Spark forgets the deletes, the generic reader shows nothing at all."""
+    """Spark forgets the deletes, the generic reader shows nothing at all; beside another leaf of the struct,
+    Spark was seen to do either."""
     table = nested_table(exactly, format_version)
     table.commit(*nested_deletes(table, [{"k": 1, "j": 1}]))
     right = [1, 2, 3]
     assert ids_in_spark(table, "*") == ids_in_spark(table, "id, s.k") == ids_in_java(table, "s") == right
-    assert ids_in_spark(table, "id") == ids_in_spark(table, "id, s.j") == [0, 1, 2, 3]
+    forgotten: list[int] = [0, 1, 2, 3]
+    assert ids_in_spark(table, "id") == forgotten
+    assert ids_in_spark(table, "id, s.j") in (forgotten, [])
     assert ids_in_java(table) == []
     convert(exactly, table, "nested_key")
     for columns in ("*", "id", "id, s.k", "id, s.j"):
