@@ -82,17 +82,13 @@ def record_sample(
         "small_manifests": health.small_manifests,
         **{name: shape.get(name, 0) for name in _OF_SHAPE},
     }
+    # But for what grows by itself.
+    is_same = last is not None and all(getattr(last, name) == sample[name] for name in _COMPARED)
     if last is not None and looked_at is not None:
-        last = _keep_last_look(session, settings, last, looked_at, sample, now)
-    is_recent = last is not None and now - last.at < timedelta(seconds=_SAMPLE_SECONDS)
-    if last is None or not is_recent or not _is_same(last, sample):
+        last = _keep_last_look(session, settings, last, looked_at, now, is_same=is_same)
+    if last is None or not is_same or now - last.at >= timedelta(seconds=_SAMPLE_SECONDS):
         placed = _placed(last, now, health.pending_equality_deletes, sample["lag_seconds"])
         session.connection().execute(_ADD, sample | placed)
-
-
-def _is_same(last: HealthSample, sample: dict[str, Any]) -> bool:
-    """But for what grows by itself."""
-    return all(getattr(last, name) == sample[name] for name in _COMPARED)
 
 
 def unseen_after(settings: Settings) -> timedelta:
@@ -105,8 +101,9 @@ def _keep_last_look(
     settings: Settings,
     last: HealthSample,
     looked_at: datetime,
-    sample: dict[str, Any],
     now: datetime,
+    *,
+    is_same: bool,
 ) -> HealthSample:
     """Append a sample of the last look at a table in which nothing but ages had changed until then; returns
     the last sample.
@@ -119,7 +116,7 @@ def _keep_last_look(
     ages = {name: age for name in _AGES if (age := getattr(last, name))}
     since = max(looked_at - last.at, timedelta())
     is_late = since >= timedelta(seconds=_SAMPLE_SECONDS if ages else _QUIET_SECONDS)
-    if is_unseen or (is_late and not _is_same(last, sample)):
+    if is_unseen or (is_late and not is_same):
         grown = {
             "id": None,
             "at": last.at + since,
