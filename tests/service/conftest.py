@@ -23,7 +23,7 @@ from pydantic import SecretStr
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 from starlette.types import ASGIApp
 
-from service.app import create_app, prepare
+from service.app import _complete, create_app, prepare
 from service.auth.access import check_every_route_declares_access
 from service.auth.models import SYSTEM, ApiKeyRequest
 from service.auth.service import create_api_key, ensure_bootstrap_keys
@@ -70,9 +70,10 @@ class ServedDatabase(Database):
 
 def complete_unless_copied(database: Database, settings: Settings) -> None:
     """Copies have their policies, and lack the keys alone."""
+    if database.url not in _migrated:
+        _complete(database, settings)
+        return
     with database.write() as session:
-        if database.url not in _migrated:
-            ensure_built_in(session)
         ensure_bootstrap_keys(session, settings)
 
 
