@@ -18,6 +18,7 @@ from worker.spark.jvm import java_object, keep_names
 log = logging.getLogger("icestream.worker")
 
 _LOCAL_FILES = Path(__file__).with_name("LocalFiles.java")
+_PROMPT_ANSWERS = Path(__file__).with_name("PromptAnswers.java")
 
 
 class ClusterError(Exception):
@@ -50,6 +51,8 @@ def create_spark(master: str, app_name: str = "icestream", *, structured_logs: b
         ) from error
     keep_names(spark.sparkContext._jvm, "PythonUtils")
     context: Any = spark.sparkContext._jsc
+    gateway: Any = spark.sparkContext._gateway
+    java_object(context, _PROMPT_ANSWERS, "PromptAnswers").begin(gateway.java_gateway_server)
     try:
         java_object(context, _LOCAL_FILES, "LocalFiles").takePlace(context.hadoopConfiguration())
     except Py4JJavaError as error:  # whoever configures other local files has those

@@ -1,6 +1,7 @@
 """The configuration of Spark that a worker builds, on each kind of cluster that the documentation shows."""
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -146,6 +147,18 @@ def test_a_package_is_looked_up_once(spark: SparkSession) -> None:
 
 
 @pytest.mark.integration
+def test_a_long_answer_of_java_waits_for_no_acknowledgement(spark: SparkSession) -> None:
+    gateway: Any = spark.sparkContext._gateway
+
+    def is_prompt() -> bool:
+        connection = gateway.java_gateway_server.getCallbackClient().getPerThreadConnection()
+        return bool(connection.getSocket().getTcpNoDelay())
+
+    with ThreadPoolExecutor(1) as threads:
+        assert is_prompt()
+        assert threads.submit(is_prompt).result()
+
+
 def test_tasks_on_this_machine_begin_in_a_process_that_has_imported_what_they_need(
     spark: SparkSession,
 ) -> None:
