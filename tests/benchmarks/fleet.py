@@ -207,7 +207,7 @@ def main(
     rows: Annotated[int, typer.Option(help="of the smallest tables")] = 100_000,
     most_rows: Annotated[int, typer.Option(help="of the largest tables")] = 10_000_000,
     workers: Annotated[int, typer.Option(help="each a process")] = 1,
-    slots: Annotated[int, typer.Option(help="jobs that a worker runs at a time")] = 3,
+    slots: Annotated[int, typer.Option(help="jobs that a worker runs at a time")] = 4,
     delay: Annotated[float, typer.Option(help="milliseconds of each request to a store; 0: local disk")] = 0,
     rate: Annotated[list[float], typer.Option(help="checkpoints a second, growing")] = [2, 4, 8, 10, 12],  # noqa: B006
     seconds: Annotated[float, typer.Option(help="for which each rate is written")] = 180,
