@@ -49,6 +49,8 @@ _KEPT_BYTES = 1024**2
 PART_BYTES = 8 * 1024**2
 """That one request brings at most, or puts a new object with as a whole."""
 _PARTS_AT_ONCE = 4
+_HELD_TO_WRITE = 1024**2
+"""Bytes of a new object that are handed over together."""
 _REASON_LENGTH = 500
 _CAUSE = r'(?:error|message): ("[^"]*"|\w+(?:\( \w+)?)'
 _STATUS = "Server returned non-2xx status code: "
@@ -282,10 +284,15 @@ class OpenObject(RangeReader):
 
 
 class Upload(io.RawIOBase):
-    """A new object, which is there once it is closed: a small one by one request, a larger one in parts."""
+    """A new object, which is there once it is closed: a small one by one request, a larger one in parts.
+
+    Arrow writes an index in pieces of some hundred bytes, and each that goes to the thread of requests takes
+    longer than to write it: some are held until they are worth that.
+    """
 
     def __init__(self, at: S3Object) -> None:
         self._object, self._size = at, 0
+        self._held = bytearray()
         self._writer = obstore.open_writer_async(
             at.store, at.key, buffer_size=PART_BYTES, max_concurrency=_PARTS_AT_ONCE
         )
@@ -297,19 +304,27 @@ class Upload(io.RawIOBase):
         return self._size
 
     def write(self, content: Any) -> int:
-        try:
-            self._object._asked(_within(self._writer.write, bytes(content)))
-        except BaseException:
-            self.give_up()
-            raise
+        self._held += content
+        if len(self._held) >= _HELD_TO_WRITE:
+            self._hand_over()
         count = len(content)
         self._size += count
         return count
 
     def close(self) -> None:
         if not self.closed:
+            if self._held:
+                self._hand_over()
             super().close()
             self._object._asked(_within(self._writer.close))
+
+    def _hand_over(self) -> None:
+        held, self._held = bytes(self._held), bytearray()
+        try:
+            self._object._asked(_within(self._writer.write, held))
+        except BaseException:
+            self.give_up()
+            raise
 
     def give_up(self) -> None:
         """Nothing will be there."""

@@ -8,6 +8,7 @@ from datetime import timedelta
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Event
+from typing import Any
 from urllib.parse import quote
 
 import obstore
@@ -63,6 +64,23 @@ def test_a_file_is_put_as_a_whole_unless_it_is_large(store: SlowStore, storage: 
     assert (store.folder / "lake" / "vector").read_bytes() == LARGE
     assert store.counted(lambda: streamed(SMALL)).by_kind == {"PUT": 1}
     assert store.counted(lambda: streamed(LARGE)).by_kind["END UPLOAD"] == 1
+
+
+def test_small_pieces_of_a_new_file_wait_for_each_other(
+    store: SlowStore, storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, real = [], objects.S3Object._asked
+
+    def counted(found: objects.S3Object, request: Any) -> Any:
+        asked.append(found)
+        return real(found, request)
+
+    monkeypatch.setattr(objects.S3Object, "_asked", counted)
+    with storage.open_output("s3://lake/pieces") as sink:
+        for _ in range(25_000):
+            sink.write(b"x" * 100)
+    assert len(asked) == 4  # by the MiB, and once to close
+    assert (store.folder / "lake" / "pieces").read_bytes() == b"x" * 2_500_000
 
 
 @pytest.mark.parametrize("content", [SMALL, LARGE], ids=["small", "large"])
