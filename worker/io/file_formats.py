@@ -2,7 +2,7 @@
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,11 +13,14 @@ from pyarrow import orc
 
 from worker.io.decimals import check_decimals
 from worker.io.parquet_footers import parse_footer, read_tail
-from worker.io.parquet_pages import batch_of
+from worker.io.parquet_pages import batch_of, leaves_of
+from worker.io.row_groups import Fetched, chunk_range
 from worker.io.storage import Storage
 from worker.process.memory import holding
 
 BATCH_ROWS = 262_144
+AHEAD_BYTES = 16 * 1024**2
+"""Of column chunks that a store is asked for at once."""
 _COPIES = 3  # of what is in a batch: its columns, the keys that are made of them, and what compares these
 
 # From the top-level column down to a leaf outside lists and maps.
@@ -58,9 +61,11 @@ def check_size(source: pa.NativeFile, size_bytes: int) -> None:
 class _ParquetColumns(ColumnFile):
     def __init__(self, source: pa.NativeFile) -> None:
         self._source = source
+        self._fetched = None if isinstance(source, pa.MemoryMappedFile) else Fetched(source)
+        read = source if self._fetched is None else pa.PythonFile(self._fetched, mode="r")
         # Parquet-java gives every page a checksum, Arrow none unless asked.
         metadata = parse_footer(*read_tail(source))
-        self._file = pq.ParquetFile(source, metadata=metadata, page_checksum_verification=True)
+        self._file = pq.ParquetFile(read, metadata=metadata, page_checksum_verification=True)
         self.schema = self._file.schema_arrow
         self.rows = self._file.metadata.num_rows
 
@@ -69,7 +74,44 @@ class _ParquetColumns(ColumnFile):
         groups = range(self._file.num_row_groups)
         batch = batch_of(self._source, self._file.metadata, groups, columns, BATCH_ROWS)
         with holding(_COPIES * batch.size_bytes):
-            yield from self._file.iter_batches(batch.rows, columns=columns, use_threads=False)
+            for asked in self._asked_at_once(columns):
+                yield from self._file.iter_batches(batch.rows, asked, columns, use_threads=False)
+
+    def _asked_at_once(self, columns: Sequence[str]) -> Iterator[list[int]]:
+        """All row groups in order, as many at a time as a store is asked for at once while they are read:
+        Arrow asks for a column chunk once it has read the one before."""
+        metadata, fetched = self._file.metadata, self._fetched
+        if fetched is None:
+            yield list(range(metadata.num_row_groups))
+            return
+        leaves = leaves_of(metadata, columns)
+        groups: list[int] = []
+        chunks: list[tuple[int, int]] = []
+        for group in range(metadata.num_row_groups):
+            of_group = [chunk_range(metadata.row_group(group).column(leaf)) for leaf in leaves]
+            if groups and _bytes_of(chunks) + _bytes_of(of_group) > AHEAD_BYTES:
+                yield from _at_hand(fetched, groups, chunks)
+                groups, chunks = [], []
+            groups.append(group)
+            chunks += of_group
+        yield from _at_hand(fetched, groups, chunks)
+
+
+def _at_hand(fetched: Fetched, groups: list[int], chunks: Sequence[tuple[int, int]]) -> Iterator[list[int]]:
+    """The row groups, whose column chunks are at hand meanwhile, but for those of a large one: it would take
+    as much memory again."""
+    size = _bytes_of(chunks)
+    if size > AHEAD_BYTES:
+        yield groups
+        return
+    with holding(size):
+        fetched.fetch(sorted(chunks))
+        yield groups
+        fetched.forget()
+
+
+def _bytes_of(ranges: Iterable[tuple[int, int]]) -> int:
+    return sum(end - start for start, end in ranges)
 
 
 class _OrcColumns(ColumnFile):

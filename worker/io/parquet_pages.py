@@ -59,9 +59,7 @@ def batch_of(
 
     Raises pa.ArrowException or ValueError when the file is damaged, and OSError.
     """
-    paths = [metadata.schema.column(leaf).path for leaf in range(metadata.num_columns)]
-    below = tuple(f"{column}." for column in columns)
-    leaves = [leaf for leaf, path in enumerate(paths) if f"{path}.".startswith(below)]
+    leaves = leaves_of(metadata, columns)
     most_bytes, has_deltas = 0.0, False
     for group in groups:
         of_group = metadata.row_group(group)
@@ -74,6 +72,13 @@ def batch_of(
             has_deltas |= "DELTA_BYTE_ARRAY" in chunk.encodings
         most_bytes = max(most_bytes, row_bytes)
     return Batch.of(most_bytes, min(rows, metadata.num_rows), has_deltas=has_deltas)
+
+
+def leaves_of(metadata: pq.FileMetaData, columns: Sequence[str]) -> list[int]:
+    """The numbers of all leaves that lie in columns. These are dotted, as for `batch_of`."""
+    paths = [metadata.schema.column(leaf).path for leaf in range(metadata.num_columns)]
+    below = tuple(f"{column}." for column in columns)
+    return [leaf for leaf, path in enumerate(paths) if f"{path}.".startswith(below)]
 
 
 def _value_bytes(

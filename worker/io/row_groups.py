@@ -32,7 +32,7 @@ class RowGroups:
 
     def __init__(self, source: pa.NativeFile, metadata: pq.FileMetaData) -> None:
         self._metadata = metadata
-        self._remote = None if isinstance(source, pa.MemoryMappedFile) else _Fetched(source)
+        self._remote = None if isinstance(source, pa.MemoryMappedFile) else Fetched(source)
         self._source = source if self._remote is None else pa.PythonFile(self._remote, mode="r")
 
     @property
@@ -91,14 +91,16 @@ def _column_chunks(
     """(start, end) of each, in bytes, ascending."""
     all_names = metadata.schema.names
     columns = [all_names.index(name) for name in names]
-    ranges = []
-    for group in map(metadata.row_group, row_groups):
-        for chunk in map(group.column, columns):
-            start = chunk.data_page_offset
-            if chunk.has_dictionary_page:
-                start = min(start, chunk.dictionary_page_offset)
-            ranges.append((start, start + chunk.total_compressed_size))
-    return sorted(ranges)
+    groups = map(metadata.row_group, row_groups)
+    return sorted(chunk_range(chunk) for group in groups for chunk in map(group.column, columns))
+
+
+def chunk_range(chunk: pq.ColumnChunkMetaData) -> tuple[int, int]:
+    """(start, end) of its pages, in bytes."""
+    start: int = chunk.data_page_offset
+    if chunk.has_dictionary_page:
+        start = min(start, chunk.dictionary_page_offset)
+    return start, start + chunk.total_compressed_size
 
 
 def read_ranges(source: pa.NativeFile, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
@@ -156,8 +158,8 @@ def _merged(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     return [(run[0][0], max(end for _, end in run)) for run in runs]
 
 
-class _Fetched(RangeReader):
-    """A file of which some ranges were asked for at once, and the rest is read when it is needed."""
+class Fetched(RangeReader):
+    """A file of a store: some ranges were asked for at once, and the rest is read when it is needed."""
 
     def __init__(self, source: pa.NativeFile) -> None:
         super().__init__(source.size())
@@ -175,6 +177,10 @@ class _Fetched(RangeReader):
             parts = list(_requested(self._source, missing))
         self._parts |= zip(missing, parts, strict=True)
         self._starts = sorted(self._parts)
+
+    def forget(self) -> None:
+        """What was asked for at once: all of it was read."""
+        self._parts, self._starts = {}, []
 
     def _held(self, start: int, end: int) -> pa.Buffer | None:
         place = bisect_right(self._starts, (start, self._size + 1)) - 1

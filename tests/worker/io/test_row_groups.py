@@ -15,6 +15,7 @@ from worker.index.dictionary import PARTITION_ID
 from worker.index.footers import footers
 from worker.index.key_set_index import ROW_ADDRESS, decode
 from worker.index.run_files import RunFile, write_run
+from worker.io.file_formats import FORMATS
 from worker.io.row_groups import REQUESTS, RowGroups
 from worker.io.storage import Storage
 from worker.keys.key_set import NULL_MASK
@@ -81,6 +82,37 @@ def test_what_a_request_brought_along_is_not_asked_for_again(
     assert row_groups.read([1, 3], ["name"]).num_rows == 2 * ROWS // GROUPS
     assert remote.asked == [asked]
     assert ids.equals(pq.ParquetFile(path).read_row_groups(range(5), columns=["id"]))
+
+
+def columns_of(remote: Remote, at_once: int, name: str) -> pa.Table:
+    """What is read of a data file, whose column chunks come once so many requests wait."""
+    file = FORMATS["parquet"](remote)
+    remote.asked.clear()
+    remote._barrier = threading.Barrier(at_once)
+    return pa.Table.from_batches(file.batches([(name,)]))
+
+
+def test_column_chunks_of_a_data_file_are_asked_for_at_once(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.io.row_groups.GAP_BYTES", 0)
+    remote = Remote(path.read_bytes(), 1)
+    ids = columns_of(remote, REQUESTS, "id")
+    assert ids.equals(pq.read_table(path, columns=["id"]))
+    assert len(remote.asked) == GROUPS
+
+
+@pytest.mark.parametrize(("most", "requests"), [(1024**2, 7), (50 * 1024, GROUPS)])
+def test_so_many_bytes_of_a_data_file_are_asked_for_at_once(
+    path: Path, monkeypatch: pytest.MonkeyPatch, most: int, requests: int
+) -> None:
+    monkeypatch.setattr("worker.io.file_formats.AHEAD_BYTES", most)
+    remote = Remote(path.read_bytes(), 1)
+    words = columns_of(remote, 1, "word")  # of 100 KB in each row group
+    assert words.equals(pq.read_table(path, columns=["word"]))
+    assert len(remote.asked) == requests
+    # With what lies between them.
+    assert max(size for _, size in remote.asked) <= max(1.1 * most, 110 * 1024)
 
 
 def test_arrow_opens_a_file_once_whatever_is_read_of_it(path: Path) -> None:
