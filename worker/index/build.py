@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import islice
+from math import ceil
 
 import numpy as np
 import pyarrow as pa
@@ -130,22 +131,28 @@ def build_tasks(
 ) -> list[BuildTask]:
     """Groups files, partition by partition, into tasks of similar size: by rows, and small ones by number.
 
-    storage, table_location: of the index's entries. memory_fraction: of what a task usually holds.
+    As many as run at a time, or a multiple of that, so that all end together. storage, table_location: of the
+    index's entries. memory_fraction: of what a task usually holds.
     """
     run_rows, run_bytes = int(RUN_ROWS * memory_fraction), int(RUN_BYTES * memory_fraction)
-    total = sum(indexed.file.record_count for indexed in files)
-    target = min(run_rows, max(MIN_TASK_ROWS, -(-total // max(1, parallelism))))
-    most_files = max(MIN_TASK_FILES, -(-len(files) // max(1, parallelism)))
+    total, at_once = sum(indexed.file.record_count for indexed in files), max(1, parallelism)
+    rounds = max(1, ceil(total / (at_once * run_rows)))
+    target = min(run_rows, max(MIN_TASK_ROWS, total / (at_once * rounds)))
+    most_files = max(MIN_TASK_FILES, ceil(len(files) / at_once))
     tasks: list[BuildTask] = []
     group: list[IndexedFile] = []
-    rows = 0
+    rows = done = 0
     # Files of one partition stay together, so that a run spans few partitions.
     for indexed in sorted(files, key=lambda f: (f.partition_id, f.base_address)):
-        if group and (rows + indexed.file.record_count > target or len(group) >= most_files):
+        count = indexed.file.record_count
+        ends_at = target * (round(done / target) + 1)  # in all, or else what is left over is a task more
+        is_full = done + rows + count / 2 > ends_at or rows + count > run_rows
+        if group and (is_full or len(group) >= most_files):
             tasks.append(BuildTask(reader, storage, table_location, tuple(group), run_rows, run_bytes))
+            done += rows
             group, rows = [], 0
         group.append(indexed)
-        rows += indexed.file.record_count
+        rows += count
     if group:
         tasks.append(BuildTask(reader, storage, table_location, tuple(group), run_rows, run_bytes))
     return tasks
