@@ -16,6 +16,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -24,12 +25,13 @@ import pyarrow as pa
 
 from worker.index.build import RUN_BYTES, RUN_ROWS
 from worker.index.dictionary import FileDictionary, IndexedFile, owners
-from worker.index.footers import Footer, footer
+from worker.index.footers import Footer, footer, footers
 from worker.index.key_set_index import ROW_ADDRESS, KeySetIndex, entries_schema
 from worker.index.run_files import TOP_LEVEL, RunFile, RunWriter, runs_of
 from worker.io.row_groups import RowGroups
 from worker.io.sorting import Int64Array, sort_rows
 from worker.io.storage import Storage
+from worker.process.slots import Threads
 from worker.table.files import DataFiles
 
 # How long what compaction replaced stays for those who still read it: longer than any lookup takes.
@@ -39,6 +41,7 @@ TASK_BYTES = RUN_BYTES  # the same bound for wide keys
 FILE_ROWS = 4 * TASK_ROWS  # of a run of several files: about 60 MB for an int64 key
 FILE_BYTES = 8 * TASK_BYTES
 
+RUNS_AT_ONCE = 16  # that a task reads from a store
 RUNS_KEPT = 8  # runs that a compaction leaves at most; a policy starts one at twice as many
 DEAD_RATIO = 0.3  # from which on everything is rewritten
 
@@ -153,13 +156,17 @@ class CompactionTask:
         rows, size = int(TASK_ROWS * self.memory_fraction), int(TASK_BYTES * self.memory_fraction)
         cuts = _cuts(self.files, self.storage, self.schema, rows, size)
         within = [c for c in cuts if (low is None or c > low) and (high is None or c < high)]
-        for bounds in pairwise([low, *within, high]):
-            parts = [self._read(file, KeyRange(*bounds), live) for file in self.files]
-            writer.write(sort_rows(pa.concat_tables(parts)))
+        is_local = self.storage.is_local(self.table_location)
+        # Of a store, each run is waited for.
+        with Threads(1 if is_local else RUNS_AT_ONCE, "runs") as threads:
+            for bounds in pairwise([low, *within, high]):
+                read = partial(self._read, key_range=KeyRange(*bounds), live=live)
+                parts = map(read, self.files) if is_local else threads.map(read, self.files)
+                writer.write(sort_rows(pa.concat_tables(parts)))
         return writer.close()
 
     def _read(self, file: RunFile, key_range: KeyRange, live: LiveRowAddresses) -> pa.Table:
-        known = _footer(self.storage, file, self.schema)
+        known = footer(self.storage, file, _key_types(self.schema))
         groups = _row_groups_inside(known, key_range)
         with self.storage.open_input(file.location, file.size_bytes) as source:
             entries = RowGroups(source, known.metadata).read(groups, self.schema.names)
@@ -231,8 +238,7 @@ def _cuts(
 ) -> list[Prefix]:
     """Where row groups begin, with about so many rows and decoded bytes between two cuts; ascending."""
     starts: list[tuple[Prefix, float]] = []
-    for file in files:
-        known = _footer(storage, file, schema)
+    for known in footers(storage, files, _key_types(schema)):
         filled = known.filled(rows_at_most, bytes_at_most)
         starts += [(known.ranges.prefixes(i)[0], share) for i, share in enumerate(filled.tolist())]
     return cuts_between(starts)
@@ -253,9 +259,9 @@ def cuts_between(starts: Iterable[tuple[Prefix, float]]) -> list[Prefix]:
     return cuts
 
 
-def _footer(storage: Storage, file: RunFile, schema: pa.Schema) -> Footer:
-    """With bounds of the address too: entries of one key are told apart by it."""
-    return footer(storage, file, tuple(field.type for field in schema)[2:])
+def _key_types(schema: pa.Schema) -> tuple[pa.DataType, ...]:
+    """Of footers with bounds of the address too: entries of one key are told apart by it."""
+    return tuple(field.type for field in schema)[2:]
 
 
 def _row_groups_inside(known: Footer, key_range: KeyRange) -> list[int]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from itertools import count, pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyiceberg.types import StringType
 
+from tests.patience import PATIENCE_SECONDS
+from tests.slow_store import SlowStore
 from worker.index import compaction
 from worker.index.build import RUN_ROWS
 from worker.index.compaction import (
@@ -196,6 +200,26 @@ def test_long_keys_with_long_prefixes_are_merged_in_parts(
     kept = pq.read_table(merged.location, columns=rows.schema.names)
     assert kept.equals(rows.slice(0, 90_000).combine_chunks())
     assert (merged.min_key, merged.max_key, merged.rows) == (run.min_key, _key(kept, -1), 90_000)
+
+
+def test_runs_in_a_store_are_read_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    all_of_them, real = threading.Barrier(3), CompactionTask._read
+
+    def read(task: CompactionTask, file: RunFile, *how: Any, **named: Any) -> pa.Table:
+        all_of_them.wait(PATIENCE_SECONDS)
+        return real(task, file, *how, **named)
+
+    (tmp_path / "lake").mkdir()
+    with SlowStore(tmp_path, 0).served() as store:
+        storage, place = Storage(store.properties), "s3://lake/index"
+        rows = [entries_of([f"{i:03d}-{run}" for i in range(100)]) for run in range(3)]
+        names = rows[0].schema.names
+        runs = tuple(run for one in rows for run in write_run(storage, place, one, primary_key=names))
+        monkeypatch.setattr(CompactionTask, "_read", read)
+        task = CompactionTask(storage, place, rows[0].schema, runs, KeyRange(None, None), 0)
+        (merged,) = task.run(LiveRowAddresses(np.array([0]), np.array([100])))
+    kept = pq.read_table(tmp_path / merged.location.removeprefix("s3://"), columns=names)
+    assert kept.equals(sort_rows(pa.concat_tables(rows)).combine_chunks())
 
 
 def _key(rows: pa.Table, row: int) -> tuple[object, ...]:
