@@ -304,30 +304,39 @@ class Upload(io.RawIOBase):
         return self._size
 
     def write(self, content: Any) -> int:
-        self._held += content
-        if len(self._held) >= _HELD_TO_WRITE:
-            self._hand_over()
+        if self.closed:
+            raise ValueError("nothing is written to what was closed or given up")
         count = len(content)
+        if not self._held and count >= _HELD_TO_WRITE:
+            self._hand_over(bytes(content))
+        else:
+            self._held += content
+            if len(self._held) >= _HELD_TO_WRITE:
+                self._hand_over(self._taken())
         self._size += count
         return count
 
     def close(self) -> None:
         if not self.closed:
             if self._held:
-                self._hand_over()
+                self._hand_over(self._taken())
             super().close()
             self._object._asked(_within(self._writer.close))
 
-    def _hand_over(self) -> None:
+    def _taken(self) -> bytes:
         held, self._held = bytes(self._held), bytearray()
+        return held
+
+    def _hand_over(self, content: bytes) -> None:
         try:
-            self._object._asked(_within(self._writer.write, held))
+            self._object._asked(_within(self._writer.write, content))
         except BaseException:
             self.give_up()
             raise
 
     def give_up(self) -> None:
         """Nothing will be there."""
+        self._held.clear()
         super().close()
 
     def __del__(self) -> None:

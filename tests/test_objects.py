@@ -83,6 +83,22 @@ def test_small_pieces_of_a_new_file_wait_for_each_other(
     assert (store.folder / "lake" / "pieces").read_bytes() == b"x" * 2_500_000
 
 
+def test_what_a_store_refuses_at_the_end_is_told_and_is_not_there(
+    store: SlowStore, storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: objects.S3Object, request: Any) -> Any:
+        request.close()
+        raise PermissionError("not yours")
+
+    sink = storage.open_output("s3://lake/refused")
+    sink.write(SMALL)
+    monkeypatch.setattr(objects.S3Object, "_asked", refuse)
+    with pytest.raises(PermissionError, match="not yours"):
+        sink.close()
+    sink.close()
+    assert not (store.folder / "lake" / "refused").exists()
+
+
 @pytest.mark.parametrize("content", [SMALL, LARGE], ids=["small", "large"])
 def test_what_nobody_has_closed_is_not_there(content: bytes, store: SlowStore, storage: Storage) -> None:
     def write() -> None:

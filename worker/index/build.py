@@ -131,8 +131,8 @@ def build_tasks(
 ) -> list[BuildTask]:
     """Groups files, partition by partition, into tasks of similar size: by rows, and small ones by number.
 
-    As many as run at a time, or a multiple of that, so that all end together. storage, table_location: of the
-    index's entries. memory_fraction: of what a task usually holds.
+    About as many as run at a time, or a multiple of that, so that all end together. storage, table_location:
+    of the index's entries. memory_fraction: of what a task usually holds.
     """
     run_rows, run_bytes = int(RUN_ROWS * memory_fraction), int(RUN_BYTES * memory_fraction)
     total, at_once = sum(indexed.file.record_count for indexed in files), max(1, parallelism)

@@ -1,9 +1,13 @@
 """Columns of Parquet, ORC and Avro files as Arrow batches, found by field id."""
 
+from __future__ import annotations
+
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise, starmap
 from typing import Any
 
 import fastavro
@@ -14,13 +18,13 @@ from pyarrow import orc
 from worker.io.decimals import check_decimals
 from worker.io.parquet_footers import parse_footer, read_tail
 from worker.io.parquet_pages import batch_of, leaves_of
-from worker.io.row_groups import Fetched, chunk_range
+from worker.io.row_groups import GAP_BYTES, Fetched, chunk_range
 from worker.io.storage import Storage
 from worker.process.memory import holding
 
 BATCH_ROWS = 262_144
 AHEAD_BYTES = 16 * 1024**2
-"""Of column chunks that a store is asked for at once."""
+"""Of column chunks, and what lies between them, that a store is asked for at once."""
 _COPIES = 3  # of what is in a batch: its columns, the keys that are made of them, and what compares these
 
 # From the top-level column down to a leaf outside lists and maps.
@@ -73,45 +77,66 @@ class _ParquetColumns(ColumnFile):
         columns = [".".join(path) for path in paths]
         groups = range(self._file.num_row_groups)
         batch = batch_of(self._source, self._file.metadata, groups, columns, BATCH_ROWS)
-        with holding(_COPIES * batch.size_bytes):
-            for asked in self._asked_at_once(columns):
-                yield from self._file.iter_batches(batch.rows, asked, columns, use_threads=False)
+        lots = self._lots(leaves_of(self._file.metadata, columns))
+        ahead = max((lot.held_bytes for lot in lots), default=0)
+        with holding(_COPIES * batch.size_bytes + ahead):
+            for lot in lots:
+                if self._fetched is not None and lot.chunks:
+                    self._fetched.fetch(sorted(lot.chunks))
+                yield from self._file.iter_batches(batch.rows, lot.groups, columns, use_threads=False)
+                if self._fetched is not None:
+                    self._fetched.forget()
 
-    def _asked_at_once(self, columns: Sequence[str]) -> Iterator[list[int]]:
-        """All row groups in order, as many at a time as a store is asked for at once while they are read:
-        Arrow asks for a column chunk once it has read the one before."""
-        metadata, fetched = self._file.metadata, self._fetched
-        if fetched is None:
-            yield list(range(metadata.num_row_groups))
-            return
-        leaves = leaves_of(metadata, columns)
-        groups: list[int] = []
-        chunks: list[tuple[int, int]] = []
-        for group in range(metadata.num_row_groups):
-            of_group = [chunk_range(metadata.row_group(group).column(leaf)) for leaf in leaves]
-            if groups and _bytes_of(chunks) + _bytes_of(of_group) > AHEAD_BYTES:
-                yield from _at_hand(fetched, groups, chunks)
-                groups, chunks = [], []
-            groups.append(group)
-            chunks += of_group
-        yield from _at_hand(fetched, groups, chunks)
+    def _lots(self, leaves: Sequence[int]) -> list[_Lot]:
+        """All row groups in order: Arrow asks a store for a column chunk once it has read the one before.
+
+        Of a large row group, or one whose column chunks can't lie where its footer has them, nothing is asked
+        for ahead: it would take as much memory again, or Arrow tells what is wrong.
+        """
+        metadata = self._file.metadata
+        groups = range(metadata.num_row_groups)
+        if self._fetched is None:
+            return [_Lot(list(groups))]
+        end_of_file = self._source.size()
+        lots: list[_Lot] = []
+        for group in groups:
+            chunks = sorted(chunk_range(metadata.row_group(group).column(leaf)) for leaf in leaves)
+            held = _held_bytes(chunks)
+            if held > AHEAD_BYTES or not all(0 <= start <= end <= end_of_file for start, end in chunks):
+                chunks, held = [], 0
+            if lots and lots[-1].chunks and chunks:
+                together = lots[-1].held_bytes + held + _held_between(lots[-1].chunks[-1], chunks[0])
+                if together <= AHEAD_BYTES:
+                    lots[-1].take(group, chunks, together)
+                    continue
+            lots.append(_Lot([group], chunks, held))
+        return lots
 
 
-def _at_hand(fetched: Fetched, groups: list[int], chunks: Sequence[tuple[int, int]]) -> Iterator[list[int]]:
-    """The row groups, whose column chunks are at hand meanwhile, but for those of a large one: it would take
-    as much memory again."""
-    size = _bytes_of(chunks)
-    if size > AHEAD_BYTES:
-        yield groups
-        return
-    with holding(size):
-        fetched.fetch(sorted(chunks))
-        yield groups
-        fetched.forget()
+def _held_bytes(chunks: Sequence[tuple[int, int]]) -> int:
+    """That column chunks take, (start, end) of each, with what lies between them and is read along."""
+    return sum(end - start for start, end in chunks) + sum(starmap(_held_between, pairwise(chunks)))
 
 
-def _bytes_of(ranges: Iterable[tuple[int, int]]) -> int:
-    return sum(end - start for start, end in ranges)
+def _held_between(before: tuple[int, int], after: tuple[int, int]) -> int:
+    return min(abs(after[0] - before[1]), GAP_BYTES)
+
+
+@dataclass
+class _Lot:
+    """Row groups, and their column chunks, (start, end) in bytes, that a store is asked for at once.
+
+    held_bytes: that these take, with what lies between them.
+    """
+
+    groups: list[int]
+    chunks: list[tuple[int, int]] = field(default_factory=list)
+    held_bytes: int = 0
+
+    def take(self, group: int, chunks: Sequence[tuple[int, int]], held_bytes: int) -> None:
+        self.groups.append(group)
+        self.chunks += chunks
+        self.held_bytes = held_bytes
 
 
 class _OrcColumns(ColumnFile):

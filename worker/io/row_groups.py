@@ -96,10 +96,10 @@ def _column_chunks(
 
 
 def chunk_range(chunk: pq.ColumnChunkMetaData) -> tuple[int, int]:
-    """(start, end) of its pages, in bytes."""
+    """(start, end) of its pages, in bytes, as Arrow reads them: not all writers say where a dictionary is."""
     start: int = chunk.data_page_offset
-    if chunk.has_dictionary_page:
-        start = min(start, chunk.dictionary_page_offset)
+    if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < start:
+        start = chunk.dictionary_page_offset
     return start, start + chunk.total_compressed_size
 
 

@@ -12,12 +12,16 @@ import py4j.Py4JServerConnection;
  * metadata of a table with ten snapshots, would wait until Python's system says that it has the first part: 40 ms.
  */
 public class PromptAnswers extends DefaultGatewayServerListener {
-    /** On the connections of the calling thread and of those that are to come, each of which makes its own. */
+    /** On the connections of the calling thread and of those that are to come, each of which makes its own: by default,
+     * threads of PySpark share none. */
     public void begin(GatewayServer server) {
         server.addListener(this);
         Py4JPythonClient client = server.getCallbackClient();
         if (client instanceof Py4JPythonClientPerThread) {
-            connectionStarted(((Py4JPythonClientPerThread) client).getPerThreadConnection());
+            Py4JServerConnection own = ((Py4JPythonClientPerThread) client).getPerThreadConnection();
+            if (own != null) {
+                connectionStarted(own);
+            }
         }
     }
 

@@ -52,7 +52,10 @@ def create_spark(master: str, app_name: str = "icestream", *, structured_logs: b
     keep_names(spark.sparkContext._jvm, "PythonUtils")
     context: Any = spark.sparkContext._jsc
     gateway: Any = spark.sparkContext._gateway
-    java_object(context, _PROMPT_ANSWERS, "PromptAnswers").begin(gateway.java_gateway_server)
+    try:
+        java_object(context, _PROMPT_ANSWERS, "PromptAnswers").begin(gateway.java_gateway_server)
+    except Py4JJavaError as error:  # another py4j may have no such listener
+        log.info("Long answers of Java take 40 ms more: %s", java_cause(error))
     try:
         java_object(context, _LOCAL_FILES, "LocalFiles").takePlace(context.hadoopConfiguration())
     except Py4JJavaError as error:  # whoever configures other local files has those

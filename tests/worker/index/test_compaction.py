@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
@@ -218,6 +219,12 @@ def test_runs_in_a_store_are_read_side_by_side(tmp_path: Path, monkeypatch: pyte
         monkeypatch.setattr(CompactionTask, "_read", read)
         task = CompactionTask(storage, place, rows[0].schema, runs, KeyRange(None, None), 0)
         (merged,) = task.run(LiveRowAddresses(np.array([0]), np.array([100])))
+        present = set((tmp_path / "lake").rglob("*.parquet"))
+        lost = replace(task, files=(*runs, replace(runs[0], location=f"{place}/lost")))
+        monkeypatch.setattr(CompactionTask, "_read", real)
+        with pytest.raises(FileNotFoundError, match="lost"):
+            lost.run(LiveRowAddresses(np.array([0]), np.array([100])))
+        assert set((tmp_path / "lake").rglob("*.parquet")) == present
     kept = pq.read_table(tmp_path / merged.location.removeprefix("s3://"), columns=names)
     assert kept.equals(sort_rows(pa.concat_tables(rows)).combine_chunks())
 

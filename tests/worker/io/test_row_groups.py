@@ -2,7 +2,9 @@
 
 import threading
 from collections.abc import Iterator
+from itertools import cycle
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -102,17 +104,44 @@ def test_column_chunks_of_a_data_file_are_asked_for_at_once(
     assert len(remote.asked) == GROUPS
 
 
-@pytest.mark.parametrize(("most", "requests"), [(1024**2, 7), (50 * 1024, GROUPS)])
+# Ids take 8 KB in each row group and words 100 KB, which lie between ids and are read along.
+@pytest.mark.parametrize(
+    ("name", "most", "requests"), [("word", 1024**2, 8), ("word", 50 * 1024, GROUPS), ("id", 1024**2, 7)]
+)
 def test_so_many_bytes_of_a_data_file_are_asked_for_at_once(
-    path: Path, monkeypatch: pytest.MonkeyPatch, most: int, requests: int
+    path: Path, monkeypatch: pytest.MonkeyPatch, name: str, most: int, requests: int
 ) -> None:
     monkeypatch.setattr("worker.io.file_formats.AHEAD_BYTES", most)
     remote = Remote(path.read_bytes(), 1)
-    words = columns_of(remote, 1, "word")  # of 100 KB in each row group
-    assert words.equals(pq.read_table(path, columns=["word"]))
+    assert columns_of(remote, 1, name).equals(pq.read_table(path, columns=[name]))
     assert len(remote.asked) == requests
-    # With what lies between them.
-    assert max(size for _, size in remote.asked) <= max(1.1 * most, 110 * 1024)
+    assert max(size for _, size in remote.asked) <= max(most, 110 * 1024)
+
+
+def test_what_was_asked_for_ahead_is_kept_until_it_is_read(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.io.file_formats.AHEAD_BYTES", 1024**2)
+    remote = Remote(path.read_bytes(), 1)
+    file: Any = FORMATS["parquet"](remote)
+    batches = file.batches([("id",), ("name",)])
+    first = next(batches)
+    asked = len(remote.asked)
+    rows = [first, *batches]
+    assert len(remote.asked) > asked
+    assert pa.Table.from_batches(rows).equals(pq.read_table(path, columns=["id", "name"]))
+    assert not file._fetched._parts
+
+
+@pytest.mark.parametrize("impossible", [[(-5, 100)], [(0, 10 * 1024**3), (10 * 1024**3, 0)]])
+def test_nothing_is_asked_for_by_a_footer_that_can_not_be_right(
+    path: Path, monkeypatch: pytest.MonkeyPatch, impossible: list[tuple[int, int]]
+) -> None:
+    chunks = cycle(impossible)
+    monkeypatch.setattr("worker.io.file_formats.chunk_range", lambda _: next(chunks))
+    remote = Remote(path.read_bytes(), 1)
+    assert columns_of(remote, 1, "id").equals(pq.read_table(path, columns=["id"]))
+    assert all(0 <= start <= start + size <= remote.size() for start, size in remote.asked)
 
 
 def test_arrow_opens_a_file_once_whatever_is_read_of_it(path: Path) -> None:

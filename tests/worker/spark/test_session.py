@@ -159,6 +159,7 @@ def test_a_long_answer_of_java_waits_for_no_acknowledgement(spark: SparkSession)
         assert threads.submit(is_prompt).result()
 
 
+@pytest.mark.integration
 def test_tasks_on_this_machine_begin_in_a_process_that_has_imported_what_they_need(
     spark: SparkSession,
 ) -> None:
