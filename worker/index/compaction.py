@@ -16,8 +16,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from itertools import pairwise
+from itertools import pairwise, repeat
 from typing import Any
 
 import numpy as np
@@ -160,8 +159,8 @@ class CompactionTask:
         # Of a store, each run is waited for.
         with Threads(1 if is_local else RUNS_AT_ONCE, "runs") as threads:
             for bounds in pairwise([low, *within, high]):
-                read = partial(self._read, key_range=KeyRange(*bounds), live=live)
-                parts = map(read, self.files) if is_local else threads.map(read, self.files)
+                each = map if is_local else threads.map
+                parts = each(self._read, self.files, repeat(KeyRange(*bounds)), repeat(live))
                 writer.write(sort_rows(pa.concat_tables(parts)))
         return writer.close()
 
