@@ -22,8 +22,8 @@ _MANUAL = {
     "compact": _OFF,
 }
 FILES, FILE_ROWS = 5_460, 10_240
-"""More rows than the driver reads by itself, of files so small that they mostly wait for the store: 14 tasks
-alike."""
+"""More rows than the driver reads by itself, of files so small that they mostly wait for the store, in
+tasks alike."""
 _CATALOG = "sql"
 _PATIENCE_SECONDS = 1800
 

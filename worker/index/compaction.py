@@ -155,11 +155,10 @@ class CompactionTask:
         rows, size = int(TASK_ROWS * self.memory_fraction), int(TASK_BYTES * self.memory_fraction)
         cuts = _cuts(self.files, self.storage, self.schema, rows, size)
         within = [c for c in cuts if (low is None or c > low) and (high is None or c < high)]
-        is_local = self.storage.is_local(self.table_location)
-        # Of a store, each run is waited for.
-        with Threads(1 if is_local else RUNS_AT_ONCE, "runs") as threads:
+        # In threads of its own: a read may wait for those of `side_by_side`.
+        with Threads(RUNS_AT_ONCE, "runs") as threads:
+            each = map if self.storage.is_local(self.table_location) else threads.map
             for bounds in pairwise([low, *within, high]):
-                each = map if is_local else threads.map
                 parts = each(self._read, self.files, repeat(KeyRange(*bounds)), repeat(live))
                 writer.write(sort_rows(pa.concat_tables(parts)))
         return writer.close()

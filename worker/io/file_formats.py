@@ -18,7 +18,7 @@ from pyarrow import orc
 from worker.io.decimals import check_decimals
 from worker.io.parquet_footers import parse_footer, read_tail
 from worker.io.parquet_pages import batch_of, leaves_of
-from worker.io.row_groups import GAP_BYTES, Fetched, chunk_range
+from worker.io.row_groups import GAP_BYTES, as_fetched, chunk_range
 from worker.io.storage import Storage
 from worker.process.memory import holding
 
@@ -65,8 +65,7 @@ def check_size(source: pa.NativeFile, size_bytes: int) -> None:
 class _ParquetColumns(ColumnFile):
     def __init__(self, source: pa.NativeFile) -> None:
         self._source = source
-        self._fetched = None if isinstance(source, pa.MemoryMappedFile) else Fetched(source)
-        read = source if self._fetched is None else pa.PythonFile(self._fetched, mode="r")
+        self._fetched, read = as_fetched(source)
         # Parquet-java gives every page a checksum, Arrow none unless asked.
         metadata = parse_footer(*read_tail(source))
         self._file = pq.ParquetFile(read, metadata=metadata, page_checksum_verification=True)
@@ -75,9 +74,9 @@ class _ParquetColumns(ColumnFile):
 
     def batches(self, paths: Sequence[Path]) -> Iterator[pa.RecordBatch]:
         columns = [".".join(path) for path in paths]
-        groups = range(self._file.num_row_groups)
-        batch = batch_of(self._source, self._file.metadata, groups, columns, BATCH_ROWS)
-        lots = self._lots(leaves_of(self._file.metadata, columns))
+        groups, leaves = range(self._file.num_row_groups), leaves_of(self._file.metadata, columns)
+        batch = batch_of(self._source, self._file.metadata, groups, leaves, BATCH_ROWS)
+        lots = self._lots(leaves)
         ahead = max((lot.held_bytes for lot in lots), default=0)
         with holding(_COPIES * batch.size_bytes + ahead):
             for lot in lots:

@@ -53,13 +53,12 @@ class Batch:
 
 
 def batch_of(
-    source: pa.NativeFile, metadata: pq.FileMetaData, groups: Iterable[int], columns: Sequence[str], rows: int
+    source: pa.NativeFile, metadata: pq.FileMetaData, groups: Iterable[int], leaves: Sequence[int], rows: int
 ) -> Batch:
-    """How many rows are decoded at a time. columns: dotted, of leaves or of what leaves are in.
+    """How many rows are decoded at a time. leaves: as of `leaves_of`.
 
     Raises pa.ArrowException or ValueError when the file is damaged, and OSError.
     """
-    leaves = leaves_of(metadata, columns)
     most_bytes, has_deltas = 0.0, False
     for group in groups:
         of_group = metadata.row_group(group)
@@ -75,7 +74,7 @@ def batch_of(
 
 
 def leaves_of(metadata: pq.FileMetaData, columns: Sequence[str]) -> list[int]:
-    """The numbers of all leaves that lie in columns. These are dotted, as for `batch_of`."""
+    """The numbers of leaves. columns: dotted, of leaves or of what leaves are in."""
     paths = [metadata.schema.column(leaf).path for leaf in range(metadata.num_columns)]
     below = tuple(f"{column}." for column in columns)
     return [leaf for leaf, path in enumerate(paths) if f"{path}.".startswith(below)]

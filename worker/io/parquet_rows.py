@@ -29,6 +29,7 @@ from worker.io.parquet_pages import (
     Batch,
     batch_of,
     file_of_pages,
+    leaves_of,
     page_bytes,
 )
 from worker.io.row_groups import side_by_side
@@ -191,7 +192,8 @@ def _rows_of_group(
     if others := [name for name in names if name not in columns]:
         file = pq.ParquetFile(source, metadata=footer.metadata, page_checksum_verification=True)
         for name in others:
-            batch = batch_of(source, footer.metadata, [group], [name], _BATCH_ROWS)
+            leaves = leaves_of(footer.metadata, [name])
+            batch = batch_of(source, footer.metadata, [group], leaves, _BATCH_ROWS)
             read = file.iter_batches(batch.rows, row_groups=[group], columns=[name], use_threads=False)
             kind = footer.schema.field(name).type
             with holding(batch.size_bytes):

@@ -32,8 +32,7 @@ class RowGroups:
 
     def __init__(self, source: pa.NativeFile, metadata: pq.FileMetaData) -> None:
         self._metadata = metadata
-        self._remote = None if isinstance(source, pa.MemoryMappedFile) else Fetched(source)
-        self._source = source if self._remote is None else pa.PythonFile(self._remote, mode="r")
+        self._remote, self._source = as_fetched(source)
 
     @property
     def are_remote(self) -> bool:
@@ -196,3 +195,11 @@ class Fetched(RangeReader):
         start, end = self.advance(size)
         held = self._held(start, end)
         return self._source.read_at(end - start, start) if held is None else held
+
+
+def as_fetched(source: pa.NativeFile) -> tuple[Fetched | None, pa.NativeFile]:
+    """Of a store: what ranges are asked for by, and a file of Arrow that has them. A local one as it is."""
+    if isinstance(source, pa.MemoryMappedFile):
+        return None, source
+    fetched = Fetched(source)
+    return fetched, pa.PythonFile(fetched, mode="r")
